@@ -22,11 +22,11 @@ use tallyd_redis::ranks::{Placed, Ranking};
 
 pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
-/// Maximum number of periods of one board that a list reads from MySQL.
+/// A list reads at most this number of periods of each board from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// The number of periods before the current period that are checked. If MySQL has no row for such a period, Redis is
-/// searched for it.
+/// A list checks this number of periods before the current one. If MySQL has no row for a period, the list looks for
+/// the period in Redis.
 const UNARCHIVED_LOOKED: usize = 20;
 
 /// A board cannot be shown.
@@ -43,7 +43,7 @@ pub(crate) enum NotShown {
     /// The text is not a period.
     #[error(transparent)]
     Period(#[from] PeriodError),
-    /// The board has periods of several lengths, and the request names none.
+    /// The board has periods of several lengths, and the request does not say which period to show.
     #[error(
         "{name} has periods of several lengths ({periods}): name a period, for example 2026-11-21, 2026-W47, 2026-11 \
          or total"
@@ -154,8 +154,8 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// Returns the first `count` places of a board in `period`, by default in its current period. `period` is required
-    /// if the board is configured with several period lengths.
+    /// Returns the first `count` places of a board in `period`. Without `period` it returns the places in the current
+    /// period. `period` is required if the board is configured with several period lengths.
     pub(crate) async fn top(
         &self,
         name: &str,

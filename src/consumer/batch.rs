@@ -116,7 +116,7 @@ impl Event {
         }
     }
 
-    /// Whether the event is a count or a set that is older than the ledger's `floor`.
+    /// Whether the event is a count or a set, and is older than `floor` (the time of the ledger's oldest entries).
     pub(super) fn is_before(&self, floor: Micros) -> bool {
         !matches!(self, Self::Like(_)) && self.at() < floor
     }
@@ -143,13 +143,13 @@ pub(super) struct Batch {
     pub events: Vec<Received>,
     /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// Maps each run's number to the highest fence of this run.
+    /// The highest fence that each job run has sent, by the number of the run.
     pub fences: BTreeMap<u64, u64>,
     pub messages: usize,
     pub bytes: usize,
     /// The traces of the first messages that have a trace.
     pub traceparents: Vec<String>,
-    /// Readings of this machine's clock during decoding.
+    /// The readings of this machine's clock that were taken while the messages were decoded.
     pub clock: Clock,
 }
 
@@ -167,7 +167,7 @@ impl Batch {
         }
     }
 
-    /// Stores a fence that follows the batch's events.
+    /// Stores a fence (the marker of a job in the queue) that arrived after the batch's events.
     pub(super) fn take_fence(&mut self, fence: u64) {
         let highest = self.fences.entry(run_of(fence)).or_default();
         *highest = fence.max(*highest);
@@ -179,7 +179,7 @@ impl Batch {
     }
 
     /// Keeps the first part of the batch and returns the second. The second part gets the fences, because they follow
-    /// all events. Both parts are smaller if the batch [can be split](Self::can_split).
+    /// all events. If the batch [can be split](Self::can_split), both parts are smaller than the batch.
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
         // One part gets the events and the other part the dead letters. A batch that has only events or only dead
@@ -200,8 +200,8 @@ impl Batch {
     }
 }
 
-/// Reads from the header `x-delivery-count` of quorum queues how often the message was returned to the broker. The
-/// header is ignored on a first delivery, because the publisher can have set it.
+/// Returns how often the message was returned to the broker, from the header `x-delivery-count` of quorum queues. On a
+/// first delivery the header is ignored, because only the publisher can have set it.
 fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
     let headers = properties.headers().as_ref().filter(|_| redelivered);
     match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {

@@ -1,7 +1,7 @@
 //! Writes batches to MySQL, each in one transaction, and retries until it succeeds.
 //!
-//! A transaction can run many times, because it is idempotent. After an error it is retried, or its batch is written in
-//! parts. The caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
+//! A transaction can run many times, because it is idempotent. After an error, the writer retries the transaction or
+//! writes its batch in parts. The caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,8 @@ use tallyd_mysql::{Store, StoreError};
 /// A batch is split after this number of errors, if a smaller transaction can avoid such an error.
 const TOO_MUCH_MAX: u32 = 2;
 
-/// A batch that takes longer is logged. Most batches take a few milliseconds, the largest about a second.
+/// A batch is logged if its write takes longer than this. Most batches take a few milliseconds, the largest about a
+/// second.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// The writer of one partition, for one session with the broker.
@@ -67,8 +68,8 @@ pub(super) struct Written {
 /// The batch must be returned to the broker.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// Another daemon took over the partition, the clocks differ, or MySQL failed for too long: until the session
-    /// ended, or for longer than `database_away_max`.
+    /// Another daemon took over the partition, the clocks differ, or MySQL failed for longer than `database_away_max`
+    /// or until the session ended.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The session ended before the broker had accepted the dead letters over the quota.
@@ -182,7 +183,8 @@ impl BatchWriter {
         Ok(written)
     }
 
-    /// Logs a slow batch, at most once every ten seconds. The logged traces lead to the senders of the batch's events.
+    /// Logs a slow batch, at most once every ten seconds. The log line contains traces, with which an operator finds
+    /// the senders of the batch's events.
     fn note_slow(&mut self, took: Duration, events: usize, traceparents: &str) {
         let Some(batches) = self.slow.note(1, Instant::now()) else { return };
         let (partition, name, seconds) = (self.partition, &self.name, took.as_secs_f32());
@@ -213,7 +215,8 @@ impl BatchWriter {
             let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
             let committed = self.transaction.run(&mut tx, batch).await?;
             fault::point("consumer:before-commit");
-            // A failed COMMIT has an unknown outcome. The whole batch runs again and finds the rows that it wrote.
+            // A failed COMMIT has an unknown outcome, so the whole batch is written again. If the COMMIT succeeded, the
+            // second try finds the rows of the first.
             tx.commit().await.map_err(StoreError::sql("commit a batch"))?;
             fault::point("consumer:after-commit");
             Ok(committed)

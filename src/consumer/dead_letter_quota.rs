@@ -1,6 +1,6 @@
 //! Enforces the dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need no
-//! coordination. A letter over the quota goes to the queue of returned messages if a later replay of its event could
-//! succeed. Otherwise it is only counted.
+//! coordination. If a later replay of an event could succeed, its dead letter over the quota goes to the queue of
+//! returned messages. Any other dead letter over the quota is only counted.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -119,7 +119,7 @@ impl DeadLetterQuota {
         }
     }
 
-    /// Publishes letters, and removes those that the broker confirmed from `left`.
+    /// Publishes letters, and removes each letter from `left` when the broker has confirmed it.
     async fn publish(&mut self, left: &mut VecDeque<&DeadLetter>) -> Result<()> {
         let publisher = match self.publisher.take() {
             Some(publisher) => publisher,

@@ -1,4 +1,5 @@
-//! Decodes a message into events. The message is tallyd's own JSON, or the map of its queue describes its format.
+//! Decodes a message into events. The message is in tallyd's own JSON format, or in the format that the `[[map]]` block
+//! of its queue describes.
 
 use std::ops::Range;
 
@@ -7,8 +8,8 @@ use tallyd_core::event::{self, Message, Refusal, Terms};
 use tallyd_core::mapping;
 use tallyd_core::model::Micros;
 
-/// Decodes a body. `is_direct` means that the message was published directly to the queue. API servers can only publish
-/// to exchanges, so they cannot forge a fence.
+/// Decodes a body. `is_direct` means that the message was published directly to the queue. Only such a message can be a
+/// fence, and API servers can only publish to exchanges. So API servers cannot forge a fence.
 pub(super) fn decode(
     body: &[u8],
     is_direct: bool,

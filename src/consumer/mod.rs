@@ -1,29 +1,31 @@
 //! Writes events to rows: one task per partition, each with its own connection to the broker.
 //!
-//! `session` receives, `batch` collects, `batch_writer` writes one `transaction`, and `session` acknowledges. The loop
-//! in this file reconnects forever. A lost connection, a closed channel, a cancelled consumer, an ended stream, a stale
-//! acknowledgement and a timeout are all handled in the same way. The broker redelivers messages that were not
-//! acknowledged. If an event is written already, its redelivery changes nothing (invariant 2).
+//! `session` receives messages, `batch` collects them, `batch_writer` writes each batch in one `transaction`, and
+//! `session` acknowledges the messages. The loop in this file reconnects forever. A lost connection, a closed channel,
+//! a cancelled consumer, an ended stream, a stale acknowledgement and a timeout are all handled in the same way. The
+//! broker redelivers messages that were not acknowledged. If an event is written already, its redelivery changes
+//! nothing (invariant 2).
 //!
-//! The races, and what decides them:
+//! Possible races, each with its outcome:
 //!
 //! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker redelivers. No redelivered
 //!   event is newer than its row, so nothing is written, and the batch is acknowledged.
 //! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer. Daemon 2 takes over
-//!   the partition (epoch + 1). C: daemon 1 resumes and writes. The transaction of daemon 1 locks the partition's row
-//!   first, finds a newer epoch and writes nothing. The session of daemon 1 ends.
+//!   the partition and increments its epoch. C: daemon 1 resumes and writes. The transaction of daemon 1 locks the
+//!   partition's row first, finds a newer epoch and writes nothing. The session of daemon 1 ends.
 //! * A and B: two writers write the same row. The second writer waits for the first writer's lock, and its statement
-//!   then reads the state that the first writer wrote. If old states are read first, both writers can try to insert a
-//!   row that neither of them found. Then the second insert violates the primary key. The whole second transaction runs
+//!   then reads the state that the first writer wrote. If the writers read old states first, both can find no row and
+//!   try to insert it. The second insert then violates the primary key. The second writer runs its whole transaction
 //!   again and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
-//!   messages and activates the next consumer. So a fence never overtakes an event that a daemon holds. A queue that is
-//!   empty and has no consumer has no messages in flight.
-//! * A: daemon 1 is the first to read an operator's pause. B: the broker makes daemon 2 the active consumer. Within a
-//!   second daemon 2 reads the pause, too. Each daemon ends its session in the same way as at the stop, so no event is
-//!   lost or applied twice, and their order stays the same.
-//! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
+//!   messages and activates the next consumer. So a job's fence message never overtakes an event that a daemon has
+//!   received. A queue that is empty and has no consumer has no messages in flight.
+//! * A: daemon 1 is the first daemon to read that an operator has paused the consumers. B: the broker makes daemon 2
+//!   the active consumer. Within a second daemon 2 reads the pause, too. Each daemon ends its session in the same way
+//!   as at the stop, so no event is lost or applied twice, and the events keep their order.
+//! * A: a like. B: an unlike of the same user, which is delivered before the like (after a redelivery or a changed
+//!   route). The event with the newer `at` wins.
 //! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event
 //!   that arrives later wins (see "order" in `tallyd_core::mapping`).
 //!
@@ -69,7 +71,7 @@ use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
 
-/// The messages in flight have at most as many bytes as this number of full batches.
+/// The maximum size of all messages in flight, in full batches.
 const PREFETCH_BATCHES: usize = 4;
 
 /// If one of these tasks is paused, no partition is consumed.
@@ -89,7 +91,8 @@ pub struct Partition {
     pub store: Store,
     /// The name of this daemon: its host and process.
     pub owner: String,
-    /// A reload changes metric rules and limits. Other settings keep their values from the daemon's start.
+    /// A reload of the configuration changes metric rules and limits. Other settings keep their values from the
+    /// daemon's start.
     pub live: ConfigHandle,
     pub(crate) control: Control,
     /// Wakes the outbox after a commit with additions to Redis. This sender is dropped when the partition's task ends.
@@ -110,7 +113,7 @@ enum SessionEnd {
     /// The next session must use a smaller prefetch. The open batch has not been sent to MySQL yet.
     #[error("a message was redelivered {0} times")]
     Redelivered(i64),
-    /// Messages are larger than the prefetch assumed: the inbox has this many bytes.
+    /// Messages are larger than expected when the prefetch was chosen. The value is the size of the inbox in bytes.
     #[error("the received messages exceed the memory limit: they have {0} bytes")]
     LargeMessages(usize),
     #[error("the broker cancelled the consumer")]
@@ -124,7 +127,7 @@ enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// Nothing failed: the delivered messages can still be written.
+    /// Whether the session ended without a failure. Then the delivered messages can still be written.
     pub(crate) fn is_orderly(&self) -> bool {
         matches!(self, Self::Stopped | Self::Paused | Self::OtherPrefetch)
     }
@@ -153,7 +156,7 @@ struct Learned {
 }
 
 impl Learned {
-    /// Returns how many messages can be in flight. Together they have at most as many bytes as [`PREFETCH_BATCHES`]
+    /// Returns how many messages can be in flight. Together these messages are at most as large as [`PREFETCH_BATCHES`]
     /// full batches.
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
@@ -200,8 +203,8 @@ impl Partition {
             let is_paused = self.control.paused(PAUSED_BY).is_some();
             vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
             vitals.oldest(None);
-            // The database is checked first. Without this check a session would receive messages that it must return
-            // while MySQL is down.
+            // The database is checked first. If MySQL is down, a session without this check would receive messages and
+            // have to return them.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
                 continue;
@@ -259,7 +262,7 @@ impl Partition {
         Ok(())
     }
 
-    /// Whether the faster way of writing rows is exact on this server.
+    /// Whether the faster way of writing rows gives exact results on this MySQL server.
     async fn upserts_in_order(&self) -> Result<bool> {
         let mut rivals = Rivals::default();
         let exact = loop {
@@ -345,7 +348,7 @@ impl Partition {
             // If another daemon has added partitions since the count was read, this daemon can have restored a binding
             // that the other daemon removed. So the count is read again.
             let noted = self.store.noted_partitions().await?;
-            // A smaller count comes from a server that lags.
+            // A smaller count is no reason to repeat this: it comes from a MySQL server that lags.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {
                 return Ok(());
             }

@@ -19,8 +19,7 @@ use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 
-/// If a transaction finds an event that was applied before, this is the number of next transactions that ask the
-/// ledger.
+/// After a transaction finds an event that was applied before, this number of later transactions ask the ledger.
 const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
@@ -103,12 +102,12 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. The ledger is asked after a
-/// failed transaction. After the ledger is found to contain an event, it is also asked for some time, because more such
-/// events can follow.
+/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. It is asked after a failed
+/// transaction. If the ledger then contains one of the events, later transactions also ask it for some time, because
+/// more such events can follow.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// The number of next transactions that ask the ledger.
+    /// The number of later transactions that must still ask the ledger.
     asks_ledger: u32,
 }
 
@@ -189,8 +188,9 @@ async fn apply_settable(
     Ok((resolved, differences))
 }
 
-/// The event capture: logs the events of targets that a reconcile watches. From this log the reconcile computes their
-/// counters at any instant. Caches the last watch and its counters.
+/// The event capture: logs the events of targets that a reconcile watches. From this log the reconcile computes the
+/// values of these targets' counters at any instant. This type caches the last watch (a reconcile's request to log
+/// events) and the counters of that watch.
 pub(super) struct EventCapture {
     /// The metric of likes.
     like: Metric,
@@ -222,8 +222,8 @@ impl EventCapture {
         self.of_likes().is_some()
     }
 
-    /// Logs each like event of a watched target with the row's former state. This includes events that have no effect,
-    /// because of coalescing or a newer row.
+    /// Logs each like event of a watched target with the row's former state. This includes events without an effect: a
+    /// newer event in the batch replaced them, or the row was newer.
     pub(super) async fn log_likes(
         &self,
         tx: &mut MySqlConnection,

@@ -42,7 +42,7 @@ pub(super) struct Committed {
     pub rows: usize,
     /// Whether rows were added to the outbox.
     pub outboxed: bool,
-    /// The number of dead letters that are kept: the first ones of the batch.
+    /// The number of dead letters that the transaction kept. These are the first dead letters of the batch.
     pub letters: usize,
 }
 
@@ -151,7 +151,7 @@ impl Ownership {
     async fn lock(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
         let mut row = partitions::lock_owner(tx, self.partition).await?;
         if row.is_none() && self.epoch.is_none() {
-            // A row that does not exist cannot be locked: two daemons would take the same epoch.
+            // A row that does not exist cannot be locked, so two daemons could take the same epoch.
             partitions::make_owner(tx, self.partition).await?;
             row = partitions::lock_owner(tx, self.partition).await?;
         }
@@ -193,9 +193,9 @@ impl Ownership {
 }
 
 /// Records hints for the next `changed` reconcile. The reconcile lists targets by the time of their newest event.
-/// Without a hint the reconcile would not list a target whose events are applied late. Examples are a replayed dead
-/// letter, and an event that an API server held back. An earlier reconcile can have removed the effect of these events
-/// from Redis.
+/// Without a hint the reconcile would not list a target whose events are applied late. Such events are, for example,
+/// replayed dead letters and events that an API server sent late. An earlier reconcile can have removed the effect of
+/// these events from Redis.
 struct DriftHints {
     overlap: Derived<Duration>,
 }
@@ -214,8 +214,9 @@ impl DriftHints {
         if late(differences, now.before(looks_back), by_api).is_empty() {
             return Ok(());
         }
-        // In a backlog, ordinary events are also that old. Such an event needs a hint only if a run has begun after the
-        // event. Otherwise the next run lists its target, because a run lists everything since the last run began.
+        // In a backlog, ordinary events are also older than `looks_back`. An event needs a hint only if a run has begun
+        // after it. Otherwise the next run lists the event's target, because each run lists all targets that changed
+        // since the previous run began.
         let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();

@@ -1,4 +1,5 @@
-//! Applies operators' pauses to a run: a paused run does not begin, and a running one stops at its next page.
+//! Applies operators' pauses to a run: if a job is paused, a new run does not begin, and a run in progress stops at its
+//! next page.
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

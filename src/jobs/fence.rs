@@ -2,14 +2,15 @@
 //!
 //! A fence is a message sent directly to each partition's queue. The consumer writes the fence's number to MySQL, in
 //! the same transaction as the last events before the fence. A partition with no consumer and an empty queue needs no
-//! fence. It has nothing in flight, because a daemon's messages return to the queue when the daemon stops consuming.
+//! fence. It has no messages in flight, because the broker requeues a daemon's unacknowledged messages when the daemon
+//! stops consuming.
 //!
 //! While partitions are added, some daemons are configured with fewer partitions than other daemons. A daemon that is
-//! configured with too few partitions sends no fences. Its fences would miss the events in the other partitions'
+//! configured with too few partitions sends no fences, because they would miss the events in the other partitions'
 //! queues.
 //!
-//! Several jobs send fences. Each job has its own numbers. Otherwise a job that reads another job's higher number would
-//! conclude that a later run has overtaken it.
+//! Several jobs send fences. Each job numbers its own fences. Otherwise a job could read the higher number of another
+//! job, and conclude that a later run of its own has overtaken it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -79,8 +80,8 @@ impl Fences<'_> {
     /// [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if a server fails.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
-        // A new count of partitions is recorded before the new queues are bound. So an event that was accepted before
-        // now is in one of these queues, or this check finds the new count and fails.
+        // A daemon records a new count of partitions before it binds the new queues. So every event that was accepted
+        // before now is in one of these queues, or this check finds the new count and fails.
         let partitions = knows_all(self.store, self.broker).await?;
         let _shown = ShownWait(self.job);
         let mut sent = BTreeSet::new();
@@ -126,13 +127,14 @@ impl Fences<'_> {
     }
 
     /// Sends the fence to one partition's queue if needed, and returns its progress there. `noted` is the newest fence
-    /// that the partition committed. Also returns whether the fence was sent, now or before.
+    /// that the partition committed. Also returns whether the fence has been sent, by this call or an earlier one.
     async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
         if sent && noted == number {
             return Ok((FenceState::Passed, sent));
         }
         if noted > number {
-            // Only a later run's fence has a higher number. This number hides whether this fence has passed.
+            // Only a later run's fence has a higher number. MySQL keeps only the highest number, so it does not show
+            // whether this run's fence has passed.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
         let Depth { messages, consumers } = self.publisher.depth(queue).await?;

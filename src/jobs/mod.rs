@@ -56,7 +56,7 @@ pub type Cron = for<'a> fn(&'a Config, &str) -> &'a str;
 pub type Run = for<'a> fn(Work<'a>) -> BoxFuture<'a, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
-    /// Makes a mode that only its schedule makes due. Its rank is 0.
+    /// Makes a mode that becomes due only by its schedule. Its rank is 0.
     fn new(job: JobName, mode: &str, cron: Cron, run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
         Self { job, mode: mode.to_owned(), cron, request, first_run, rank: 0, run }
@@ -67,7 +67,7 @@ impl JobSpec {
     }
 }
 
-/// When a mode is due if it never ran.
+/// When a mode that never ran becomes due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
@@ -112,7 +112,7 @@ pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     assert_eq!(source.matches("fault::point(\"").count(), points.len());
 }
 
-/// A request for a run of one mode. A detector makes the request, and the job's loop takes it.
+/// A request for a run of one mode. A detector makes the request, and the job's loop then starts the run.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     requested: Arc<AtomicBool>,
@@ -148,7 +148,7 @@ impl Request {
 /// restores it.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The run cannot be done now, and the data is not the cause. The same call can succeed later.
+    /// The run cannot be done now, for a reason other than the data. The same call can succeed later.
     #[error("{0}")]
     NotNow(String),
     /// An operator has paused the job, or a task that the job needs.
@@ -161,8 +161,8 @@ pub enum JobError {
     /// The run would repair more than the safety limit allows.
     #[error(transparent)]
     LimitExceeded(LimitExceeded),
-    /// More partitions are in use than the configuration says: a read after a fence can miss events of the other
-    /// partitions.
+    /// More partitions are in use than the configuration says. So a run's fence does not pass through all partitions,
+    /// and a read after the fence can miss events.
     #[error(
         "[amqp] partitions is {known}, but {noted} partitions are in use, because {raised_by} raised the number. Set it to \
          {noted} here, too, and restart. To lower it, follow docs/operations/partitions.md"

@@ -1,8 +1,8 @@
 //! One session with the broker: it receives, writes and acknowledges messages until it ends ([`SessionEnd`]).
 //!
-//! While one batch is in its transaction the next one fills, so there are at most two open batches. The broker holds
-//! back messages beyond the prefetch. A batch closes when it is full, or at the stop. A batch also closes when the
-//! writer is free and `linger_ms` has passed since the batch's first message.
+//! While the writer writes one batch, the session fills the next one, so there are at most two batches. The broker
+//! holds back messages beyond the prefetch. A batch closes when it is full, or at the stop. A batch also closes when
+//! the writer is free and `linger_ms` has passed since the batch's first message.
 
 mod writing;
 
@@ -39,11 +39,11 @@ use tallyd_rabbitmq::Link;
 /// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
-/// Messages gather for this time before the loop takes them in. Otherwise the runtime's thread would sleep and wake up
-/// for every few messages. This would cost more than all other work on the messages.
+/// The loop lets messages gather for this time before it takes them in. Without this wait, the runtime's thread would
+/// wake up for every few messages. These wake-ups would cost more than all other work on the messages.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// At this interval an idle loop wakes up to show that it is alive.
+/// An idle loop wakes up at this interval to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
 /// A session that has lasted for this time is considered to work, even if no messages arrived.
@@ -137,7 +137,7 @@ struct Session<'a> {
     terms: Derived<Terms>,
     prefetch: u16,
     deliveries: lapin::Consumer,
-    /// Whether the queue was deleted. No more messages arrive then.
+    /// Whether the queue was deleted. From a deleted queue no more messages arrive.
     is_cancelled: bool,
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
@@ -259,7 +259,8 @@ impl Session<'_> {
                 break;
             };
             self.inbox.push(delivery.context("receive")?);
-            // Messages are much larger than the prefetch assumed. The session ends before they fill the memory.
+            // Messages are much larger than expected when the prefetch was chosen. The session ends before they fill
+            // the memory.
             if self.is_overfull() {
                 self.learned.sizes.learn(self.inbox.sizes());
                 return Err(SessionEnd::LargeMessages(self.inbox.bytes));

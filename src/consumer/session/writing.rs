@@ -68,8 +68,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Writes all delivered messages, because the broker counts how often each message is returned. Acknowledges them
-    /// together at the end, because the broker sends more messages after each acknowledgement.
+    /// Writes all delivered messages instead of returning them, because the broker counts how often each message is
+    /// returned. Acknowledges them together at the end, because the broker sends more messages after each
+    /// acknowledgement.
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
         let mut last = None;
         loop {
@@ -105,15 +106,16 @@ impl Session<'_> {
         }
     }
 
-    /// Closes the channel. In one step the broker then requeues the unacknowledged messages and activates the next
-    /// consumer. So no fence overtakes an event that this session holds. If this consumer were only cancelled, it would
-    /// keep its messages while the next consumer is active. Also waits until the running transaction commits or fails.
-    /// Returns the writer if no transaction was running.
+    /// Closes the channel. The broker then requeues the unacknowledged messages and activates the next consumer in one
+    /// step. So no fence message overtakes an event that this session has received. If this consumer were only
+    /// cancelled, it would keep its messages while the next consumer is active. Also waits until the running
+    /// transaction commits or fails. Returns the writer if no transaction was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();
         fault::point("consumer:ending");
-        // The broker has requeued these messages. Messages still in flight are dropped below: they are requeued, too.
+        // The broker requeues the messages of the inbox and of the open batch. It also requeues the messages that are
+        // still in flight, which are dropped below.
         (self.inbox, self.open) = (Inbox::default(), Open::default());
         let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
         let mut closed = pin!(self.partition.heartbeat.during(self.link.call("close the channel", closed)));

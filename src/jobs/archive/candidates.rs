@@ -14,8 +14,8 @@ use tallyd_redis::boards::BoardKeys;
 
 #[derive(Default)]
 pub(super) struct Candidates {
-    /// Maps each board to its periods, newest first. A board without periods is included, because it must be claimed
-    /// before its first period is frozen.
+    /// Maps each board to its periods, newest first. A board without periods is included, because the run must claim a
+    /// board before it freezes the board's first period.
     pub boards: BTreeMap<String, Vec<Candidate>>,
     pub open: Vec<PeriodReport>,
 }

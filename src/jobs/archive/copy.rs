@@ -64,7 +64,8 @@ impl<'a> Copier<'a> {
         if let Some(last) = verifying {
             tally.add(joined(last).await?);
         }
-        // Redis keeps no empty zsets, so Redis has lost this zset or a part of it. The rows must not be trimmed then.
+        // Redis keeps no empty zsets, so Redis has lost this zset or a part of it. In this case the rows must not be
+        // trimmed.
         if copied == 0 || copied < wanted {
             return Err(Halt::Kept(Reason::FrozenGone));
         }
@@ -98,7 +99,7 @@ impl<'a> Copier<'a> {
     }
 
     pub(super) async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
-        // If nothing was left out, this also checks that no rows follow.
+        // If all members were archived, this also checks that no rows follow.
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
         self.run.show(at, "verified", row.tally.members);
         let tally = tokio::select! {

@@ -16,8 +16,8 @@
 //!
 //! A run depends only on the current state in Redis and MySQL: it checks every closed period and does the missing
 //! steps. So if a run crashes at any step, the next run continues its work. Two rules always hold. A zset leaves Redis
-//! only after its rows are committed and were read back equal, place by place. At most 15,000 members are in memory,
-//! however large the board is.
+//! only after its rows are committed, and were read back and found equal to the zset place by place. At most 15,000
+//! members are in memory, however large the board is.
 //!
 //! # The races
 //!
@@ -29,38 +29,39 @@
 //!   the frozen zset page by page. One script adds and removes each member, so each member is added once, even if a
 //!   script runs twice or after its timeout.
 //! * A writes during the merge: the member is moved in this merge or in the next run.
-//! * A writes after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and copies beside
-//!   the archive. Readers get the old copy until the new copy is verified.
+//! * A writes after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and writes a new
+//!   copy beside the archive. Readers get the old copy until the new copy is verified.
 //! * A writes just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it exists.
 //! * A writes after the frozen zset is removed: the live key has only late writes, not the board. A live key is frozen
 //!   only in two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise the
-//!   live key stays, and every report names it with the reason.
+//!   live key stays, and every report contains the key and the reason.
 //! * A subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to zero, so
 //!   the archive keeps the higher score. This error is accepted, because it is only possible after `archive_grace`.
 //! * B crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
-//!   board. The copy begins again and writes the same places. Each run sets the EXPIRE of a zset that is done.
+//!   board. The next run begins the copy again and writes the same places. Each run repeats EXPIRE for a zset whose
+//!   archive is done.
 //! * B and C want to run concurrently: the job's lock lets only one of them run. If B's lease expires while its process
 //!   is paused, C takes over, and B resumes later. MySQL refuses each of B's writes, because each write locks the row
-//!   of the job's lock and finds C's number in this row. Redis cannot check that lock. So a run claims a board before
-//!   it reads the board's progress. Every script that changes a closed period does nothing if another run has the
-//!   claim. The claim contains a random number, because MySQL can assign C's number twice after a failover. If B claims
-//!   after C, C's scripts are refused and C's run fails. At B's next read from MySQL, B detects that C has overtaken B.
-//!   The run after that does all remaining work.
-//! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. A board that is lost before it was
-//!   verified is reported, never "done", and nothing is frozen in its place. After "done" nothing is lost, and the
-//!   period is recorded as ended. During a second copy (of late writes) the first archive is complete, and the late
-//!   writes are reported as lost.
+//!   of the job's lock and finds C's number in this row. Redis cannot check that lock. So a run writes its claim of a
+//!   board to Redis before it reads the board's progress. Every script that changes a closed period does nothing if
+//!   another run has claimed the board. The claim contains a random number, because MySQL can assign C's number twice
+//!   after a failover. If B claims the board after C, C's scripts are refused and C's run fails. At its next read from
+//!   MySQL, B detects that C has taken over, and stops. The next run does all remaining work.
+//! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. If a board was not verified before it
+//!   was lost, the run reports the loss and never records "done" for it. Nothing is frozen in its place. If the period
+//!   was "done" before the flush, nothing is lost, and the period is recorded as ended. If a second copy (with late
+//!   writes) was in progress, the first archive is complete, and the late writes are reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
-//!   again. Such a Redis can have a live zset of a period that is frozen in MySQL, but not in Redis' older records.
-//!   This zset is the board in its former state, and not a zset of late writes. If this zset were added to its archive,
-//!   the scores would count twice. So its scores are raised to the archive's scores instead (`rollback_recovery`). If
-//!   Redis lost a mark in this way, the board looks lost and is reported.
+//!   again. Such a Redis server can have a live zset of a period that is frozen according to MySQL, but not according
+//!   to this server. This zset is the board in its former state, and not a zset of late writes. If this zset were added
+//!   to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
+//!   (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
 //!   the state "done" can be older than the archive of the late writes. Redis stores how many members were moved into a
-//!   frozen zset. If this count is higher than MySQL's, the board is archived again. If a zset was removed from Redis
-//!   since the backup, this zset and its late writes are lost.
-//! * A clock is wrong: MySQL's clock decides when a period is over. If the host's or Redis' clock differs from it by
-//!   minutes, the run does nothing.
+//!   frozen zset. If this count is higher than the count in MySQL, the board is archived again. If a zset was removed
+//!   from Redis since the backup, this zset and its late writes are lost.
+//! * A clock is wrong: MySQL's clock decides when a period is over. If the clock of the host or of Redis differs from
+//!   MySQL's clock by minutes, the run does nothing.
 //! * Something else changes the frozen zset or the rows after the copy: the run then finds that a page of the zset
 //!   differs from its rows. The zset is kept without an expiry, and the report names the first place that differs. The
 //!   run continues with the other boards.
@@ -188,7 +189,7 @@ impl Archiver {
     }
 }
 
-/// Deletes archives and snapshots whose time is over. A dry run only reports the archives.
+/// Deletes the archives and snapshots that have been kept long enough. A dry run only reports the archives.
 async fn prune(
     run: &BoardRun<'_>,
     copier: &Copier<'_>,
@@ -220,8 +221,8 @@ async fn prune(
     Ok(())
 }
 
-/// Deletes one archive. The period's row is changed first, so that a partly deleted archive is not treated as an
-/// archive.
+/// Deletes one archive. The period's row is changed first, so that readers do not treat a partly deleted archive as a
+/// complete one.
 async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.note_pruned(run.number, at, run.now).await?;
     fault::point("archive:pruning");

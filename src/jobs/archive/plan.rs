@@ -1,4 +1,4 @@
-//! Decides what to do with a closed period. It is a pure function, so that all cases are in one place.
+//! Decides what to do with a closed period. All cases are in pure functions in this file.
 
 use std::time::Duration;
 
@@ -21,11 +21,12 @@ pub(super) struct Facts {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// There is no such board, or everything is done.
+    /// The board does not exist, or all steps for its period are done.
     Nothing,
     /// Freeze, merge, copy and verify, or continue with these steps.
     Archive { expire_after: Duration },
-    /// Redis has the board in its state before the freeze: raise it to the archive, and archive it again.
+    /// Redis went back to the board's state before the freeze. Raise the scores to the archive's scores, and archive
+    /// the board again.
     Raise { row: PeriodRow, expire_after: Duration },
     /// The period is archived, and stays in Redis for the time `left`.
     Wait { left: Duration },
@@ -60,8 +61,8 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
-        // The live zset does not consist of late writes. Its server took over or was started with a state that is older
-        // than the freeze.
+        // The live zset is the board before its freeze, and not only late writes. The Redis server took over or was
+        // started with an older state.
         (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(expire_after))
             if live && went_back(keys, row) =>
         {
@@ -69,15 +70,15 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
         }
         // The copied rows are verified, so if the zset is lost, only late writes are lost.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
-        // A live zset without a frozen zset has only late writes and never the board, so it is not frozen a second
+        // The frozen zset is lost. A live zset has only late writes and never the board, so it is not frozen a second
         // time.
         (PeriodState::Frozen | PeriodState::Done, false, _) => {
             Plan::Keep(if backup == Backup::None { Reason::Lost } else { Reason::LostWithBackup })
         }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(Reason::Unknown),
         (PeriodState::Frozen, true, Some(expire_after)) => Plan::Archive { expire_after },
-        // The second case of the condition: MySQL went back to an older state, in which the late writes are not
-        // archived.
+        // More `late_members` than in the row means that MySQL went back to an older state, in which the late writes
+        // are not archived.
         (PeriodState::Done, true, Some(expire_after)) if live || late_members > row.late_members => {
             Plan::Archive { expire_after }
         }
@@ -123,7 +124,7 @@ mod tests {
 
     const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
 
-    /// The row of a first archive. In the state "done" and later states its copy is verified.
+    /// The row of a period that was archived once. In the state "done" and in later states, the row's copy is verified.
     fn row(state: PeriodState) -> PeriodRow {
         let copy = (state != PeriodState::Frozen).then_some(0);
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!(plan(STAY, at(60)), end);
         assert_eq!(plan(STAY, at(600)), end);
         assert_eq!(plan(Duration::ZERO, DONE_AT), end);
-        // If the clock was set back, the period waits longer, never shorter.
+        // If the clock was set back, the period stays in Redis longer, never shorter.
         assert_eq!(plan(STAY, at(-10)), Plan::Wait { left: Duration::from_secs(70) });
     }
 }

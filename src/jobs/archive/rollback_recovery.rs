@@ -3,14 +3,16 @@
 //!
 //! The script that freezes a zset also records the freeze in Redis. Redis also stores the number of the run that first
 //! claimed the board. This number is the generation of the data. When the rows are verified, MySQL stores the number of
-//! the freeze and the generation. If the freeze in Redis is older than the freeze in MySQL, Redis has gone back in
-//! time. Its live zset is then the former board plus later additions, and the two cannot be distinguished. So each
-//! member gets the highest of its scores in Redis, the archive and the snapshot, and nothing counts twice. Writes that
-//! Redis itself has lost stay lost. If the period was archived with late writes, the changes since Redis went back are
-//! lost, too. Then the period is archived as if for the first time. Redis counts the pages that were raised. If another
-//! server takes over before the freeze, its count of raised pages differs, and the zset is not frozen.
+//! the freeze and the generation. If the freeze that Redis records is older than the freeze that MySQL records, Redis
+//! has gone back in time. The live zset then contains the former scores plus later additions, and the two cannot be
+//! separated. So each member gets the highest of its scores in Redis, the archive and the snapshot, and no score is
+//! added twice. Writes that Redis lost when it went back stay lost. If the period was archived with late writes, the
+//! changes since Redis went back are lost, too. Then the period is archived as if for the first time. Redis counts the
+//! pages that were raised. If another Redis server takes over before the freeze, this server has a different count, and
+//! its zset is not frozen.
 //!
-//! After a flush the generation is newer, and a live zset of a period that is frozen in MySQL holds only late writes.
+//! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
+//! holds only late writes.
 
 use tracing::warn;
 
@@ -20,8 +22,8 @@ use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::boards::PeriodRow;
 
-/// Raises the live zset to MySQL's scores, and records that the archive must be made again. Then the zset can be
-/// frozen. Returns the count of pages that were raised.
+/// Raises the scores in the live zset to MySQL's scores, and records that the period must be archived again. After
+/// that, the zset can be frozen. Returns the count of pages that were raised.
 pub(super) async fn raise_to_archive(
     run: &BoardRun<'_>,
     at: &BoardPeriod,
@@ -54,7 +56,7 @@ pub(super) async fn raise_to_archive(
         raised,
         "{board} {period}: Redis went back to a state before the archive: {raised} members were raised to the scores in MySQL, and the board is archived again"
     );
-    // This is recorded before the freeze. Otherwise the frozen zset could be treated as already archived.
+    // MySQL records this before the freeze. Otherwise the next run could treat the frozen zset as already archived.
     run.store.note_frozen(run.number, at, generation, run.now).await?;
     fault::point("archive:noted-again");
     Ok(pages)
@@ -63,7 +65,7 @@ pub(super) async fn raise_to_archive(
 #[derive(Default)]
 struct Raised {
     pages: u64,
-    /// The count of members whose score was lower in Redis.
+    /// The count of members that had a lower score in Redis than in MySQL.
     members: u64,
 }
 

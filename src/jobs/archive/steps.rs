@@ -19,7 +19,7 @@ use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
 
-/// If no run has removed a zset, the zset expires this time after `expire_after`.
+/// A zset that no run has removed expires at this time after the end of `expire_after`.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Steps<'a> {
@@ -39,7 +39,7 @@ impl<'a> Steps<'a> {
         Self { run, copier: Copier::new(run, page_members), page_members }
     }
 
-    /// This step must run before the board is read. Then a run that was overtaken cannot change the board afterwards.
+    /// A run must claim the board before it reads the board. From then on, no earlier run can change the board.
     pub(super) async fn claim(&self, board: &str) -> anyhow::Result<()> {
         self.run.claim(board).await?;
         fault::point("archive:claimed");
@@ -53,7 +53,7 @@ impl<'a> Steps<'a> {
         let seconds = started.elapsed().as_secs_f32();
         match &taken {
             Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => {
-                let said = format!("{members} members archived in {seconds:.1} s, {late_members} of them late");
+                let said = format!("{members} members archived in {seconds:.1} s, including {late_members} late ones");
                 info!(
                     event = "board-archived",
                     board, period, members, late_members, seconds, "{board} {period}: {said}"
@@ -130,7 +130,7 @@ impl<'a> Steps<'a> {
         Ok(Facts { keys, row, backup, expire_after: candidate.expire_after, now: self.run.now })
     }
 
-    /// Freezes the live zset. If it was raised, `pages` is the count of raised pages.
+    /// Freezes the live zset. If the zset was raised to MySQL's scores, `pages` is the count of raised pages.
     async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Frozen> {
         let note = freeze.note.unwrap_or(0);
         let frozen = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
@@ -166,7 +166,8 @@ impl<'a> Steps<'a> {
         fault::point("archive:trimmed");
         self.copier.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        // A zset that was restored from the rows lacks the members that were left out of the rows.
+        // If the zset was restored from the rows, it also lacks the members that the first archive left out of the
+        // rows.
         let restored = row.filter(|row| row.restored_at.is_some());
         let left_out = restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out));
         let tally = copied.tally;
@@ -183,7 +184,8 @@ impl<'a> Steps<'a> {
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
     }
 
-    /// Moves late writes into the frozen zset, until a page is not full. The next run moves writes that arrive later.
+    /// Moves late writes into the frozen zset page by page, and stops after a page that is not full. The next run moves
+    /// the writes that arrive later.
     async fn merge_late(&self, at: &BoardPeriod, rule: Rule) -> Step<u64> {
         let BoardRun { cache, number, .. } = *self.run;
         let mut merged = 0;

@@ -20,7 +20,7 @@ const TOLD_BY: u64 = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
     None,
-    /// MySQL has a snapshot, and Redis has lost nothing since the snapshot.
+    /// MySQL has a snapshot, and Redis has lost no part of the board since then.
     Intact,
     /// MySQL has a snapshot. Since the snapshot Redis has lost the board or a part of the board.
     Lost,
@@ -36,27 +36,27 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
     Ok(if is_intact { Backup::Intact } else { Backup::Lost })
 }
 
-/// Whether the live zset is still the saved board. The mark alone does not show this, because Redis can evict only the
-/// zset. If the zset has grown again since then, it is a different board. In such a zset the best saved members
-/// together have less than half of their saved scores.
+/// Whether the live zset is still the board of the snapshot. The snapshot's mark in Redis does not prove this, because
+/// Redis can evict the zset and keep the mark. Writers then begin a new zset. If the best members of the snapshot
+/// together have less than half of their saved scores, the zset is such a new one.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;
-    // The part of the score that decides between equal members is left out. If that part is a time, it decreases with
-    // every change.
+    // Only the primary part of each score is compared. The other part, which decides between equal members, can be a
+    // time that decreases with every change.
     let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
     let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
     Ok(live * 2.0 >= saved)
 }
 
-/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. Returns false after a loss of all
-/// data, because Redis' generation is then newer.
+/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. Returns false if Redis lost all its
+/// data, because Redis then has a newer generation than MySQL.
 pub(in crate::jobs) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
     keys.freeze < row.frozen
 }
 
-/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that a partly deleted snapshot is not
-/// treated as a snapshot.
+/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that a partly deleted snapshot is never
+/// restored.
 pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.void_snapshot(run.number, at).await?;
     let mark = run.mark(at).await?;

@@ -19,8 +19,8 @@ const APART_MAX: Duration = Duration::from_secs(120);
 
 pub(in crate::jobs) struct Reading {
     pub now: Micros,
-    /// The error text if the clocks differ. The text blames no clock, because tallyd cannot decide which clock is
-    /// right.
+    /// The error text if the clocks differ. The text does not say which clock is wrong, because tallyd cannot know
+    /// that.
     pub problem: Option<String>,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct BoardRun<'a> {
     pub store: &'a Store,
     pub cache: &'a Cache,
     pub stop: &'a CancellationToken,
-    /// The run's number. It is the fencing token in MySQL and in the claims of boards.
+    /// The run's number. MySQL and the claims of boards use this number as the fencing token.
     pub number: u64,
     pub now: Micros,
     progress: watch::Sender<Progress>,
@@ -79,7 +79,7 @@ pub(super) enum Reason {
     )]
     Late,
     #[error(
-        "a client wrote to the period after its archive was pruned: only the live zset has these writes, and you can unlink it"
+        "a client wrote to the period after its archive was deleted: these writes are only in the live zset, which you can unlink"
     )]
     LatePruned,
     #[error(
@@ -100,7 +100,7 @@ pub(super) enum Reason {
     Unknown,
 
     // Found while a run works on the period.
-    #[error("its zset disappeared from Redis after the run had found it")]
+    #[error("its zset disappeared from Redis during the run")]
     ZsetGone,
     #[error("its frozen zset disappeared while it was read: Redis lost it")]
     FrozenGone,
@@ -110,9 +110,9 @@ pub(super) enum Reason {
     Differs(u64),
     #[error("Redis and leaderboard_archive are equal, but both differ from the verified copy")]
     NotAsVerified,
-    #[error("{0}; the period was archived before: to archive it again, delete its row of leaderboard_period")]
+    #[error("{0}. The period already has an archive: to archive it again, delete its row of leaderboard_period")]
     ArchivedBefore(Box<Self>),
-    #[error("a client has just written to it: the next run merges that write")]
+    #[error("a client has just written to the period: the next run merges that write")]
     WrittenJustNow,
     #[error("the score at place {0} is infinite, which MySQL cannot store")]
     InfiniteAt(u64),
@@ -123,9 +123,9 @@ pub(super) enum Reason {
     Server(String),
 
     // Why no snapshot is taken.
-    #[error("it is frozen or archived, and tallyd takes no snapshot of such a period")]
+    #[error("the period is frozen or archived, and tallyd takes no snapshot of such a period")]
     NotOpen,
-    #[error("an interrupted restore holds the later additions: run `tallyd board restore` to finish it")]
+    #[error("an interrupted restore holds the later additions: run `tallyd board restore` to finish the restore")]
     RestoreInterrupted,
 
     // Why nothing is restored.
@@ -133,15 +133,15 @@ pub(super) enum Reason {
     Pruned,
     #[error("its frozen zset is in Redis, and its archive is complete")]
     Archived,
-    #[error("it is frozen, and not archived yet: run `tallyd archive` to continue")]
+    #[error("the period is frozen, and not archived yet: run `tallyd archive` to continue")]
     Frozen,
-    #[error("MySQL has neither a complete snapshot nor an archive of it")]
+    #[error("MySQL has neither a complete snapshot nor an archive of the period")]
     NothingSaved,
-    #[error("Redis has not lost it since its last snapshot: Redis has {live} members, and the snapshot has {saved}")]
+    #[error("Redis has not lost the board since the last snapshot: Redis has {live} members, and the snapshot has {saved}")]
     NotLost { live: u64, saved: u64 },
-    #[error("{filled} members were added, but Redis has {members}: try again")]
+    #[error("tallyd added {filled} members to Redis, but Redis has {members}: try again")]
     NotFilled { filled: u64, members: u64 },
-    #[error("MySQL has {filled} members of it, but should have {total}")]
+    #[error("MySQL has {filled} members of the period, but should have {total}")]
     Incomplete { filled: u64, total: u64 },
 }
 

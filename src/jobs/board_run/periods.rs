@@ -61,7 +61,7 @@ pub(in crate::jobs) struct Open {
 }
 
 impl Scope {
-    /// Returns the mode of the run. Only a run in [`MODE`] counts as the scheduled run.
+    /// Returns the mode of the run. Only a run in [`MODE`] replaces the next scheduled run.
     pub fn mode(&self) -> &'static str {
         match (self.dry_run, &self.board, &self.period) {
             (true, ..) => "dry-run",

@@ -24,13 +24,13 @@ pub struct PeriodReport {
     pub period: String,
     pub outcome: Outcome,
     pub members: u64,
-    /// The count of members that are not archived, because of `archive_top`.
+    /// The count of members that were not archived, because their places are below `archive_top`.
     pub left_out: u64,
     /// The count of members that this run merged: late members, or members added since a loss.
     pub late_members: u64,
     /// The duration of the work on the period, in milliseconds. Zero if nothing was done.
     pub took_ms: u64,
-    /// The reason of the outcome, or the time until which the period waits.
+    /// The reason for the outcome, or the time until which the period stays in Redis.
     pub reason: Option<String>,
 }
 
@@ -44,7 +44,7 @@ pub enum Outcome {
     Waiting,
     Saved,
     Restored,
-    /// The period is over and Redis no longer has the board, as expected. So the snapshot is deleted.
+    /// The period is over and, as expected, Redis no longer has the board. So the run deleted the snapshot.
     Forgotten,
     Pruned,
     Kept,
@@ -89,7 +89,7 @@ impl PeriodReport {
         Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
     }
 
-    /// Sets the time that the work took, if something was done.
+    /// Sets the duration of the work, if the run did something for the period.
     pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,
@@ -124,7 +124,7 @@ impl runner::Report for Report {
     }
 }
 
-/// Writes one line for a log. With `{:#}` it writes a line for each period, for a person.
+/// Writes one line for the log. With `{:#}` it writes one line for each period, for an operator's terminal.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let separator = if f.alternate() { "\n" } else { "; " };
@@ -174,7 +174,7 @@ impl fmt::Display for PeriodReport {
 #[derive(Clone, Debug, Default)]
 pub(in crate::jobs) struct Progress {
     now: Option<(BoardPeriod, Instant)>,
-    /// The current action on the period's members, for example copied or verified.
+    /// The word for the current work on the period's members, for example "copied" or "verified".
     verb: &'static str,
     pub done: u64,
     total: u64,

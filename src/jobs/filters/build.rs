@@ -13,8 +13,8 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
-/// Maximum bytes of a bit string in memory. A larger filter is built part by part, and its likers are read once per
-/// part. One part has room for 2.8 million likers. The largest possible filter has 32 parts.
+/// Maximum bytes of a bit string in memory. A larger filter is built part by part, and the run reads all users who like
+/// the target again for each part. One part has room for 2.8 million users. The largest possible filter has 32 parts.
 const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;
@@ -116,7 +116,8 @@ impl Run<'_> {
     /// of remembered clicks, or `None` if the run is stopped.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
-        // Remembered clicks are read first: if Redis forgets a click after that, its like is already in MySQL.
+        // The clicks that Redis remembers are read first. If Redis forgets a click during the reads, its like is
+        // already in MySQL.
         let mut others = 0;
         let remembered = |user| {
             others += 1;

@@ -19,28 +19,28 @@
 //!
 //! # Why nothing is lost
 //!
-//! A script counts a like (lua/like.lua), and scripts also begin a build and swap in the new filter. So each like
-//! happens either completely before or completely after a "begin". The same applies to a swap. All keys of a target are
-//! in one slot.
+//! One script counts a like (lua/like.lua), another begins a build, and another swaps in the new filter. So each like
+//! happens either completely before or completely after the begin of a build. The same is true for a swap. All keys of
+//! a target are in one slot of a Redis Cluster.
 //!
-//! * *A like before "begin"* is in MySQL when the likers are read, because the fence follows the like's event. If the
-//!   event was published after the fence, Redis remembers the click for `[client] recent_keep`. The clicks are read
-//!   before the likers, and the newer hash is read before the older hash. Clicks move from the newer to the older hash,
-//!   so a click that moves between the two reads is read once or twice. If Redis forgets a click during the reads, the
-//!   click is old, and its like is already in MySQL. For a filter of several parts, clicks and likers are read for each
-//!   part.
+//! * *A like before "begin"* is in MySQL when the users who like the target are read from MySQL, because the fence
+//!   follows the like's event. If the event was published after the fence, Redis remembers the click for `[client]
+//!   recent_keep`. The clicks are read before the users, and the newer hash of clicks before the older hash. Clicks
+//!   move from the newer to the older hash, so a click that moves between the two reads is read once or twice. If Redis
+//!   forgets a click during the reads, the click is old, and its like is already in MySQL. For a filter of several
+//!   parts, the clicks and the users are read again for each part.
 //! * *A like after "begin" and before the swap* is noted beside the filter (`added`). The like's bits are also set in
 //!   the former filter, if the bits were computed for that filter's shape. The like stays noted until its bits are in
-//!   the new filter, because fold refuses while a build is running.
+//!   the new filter, because the script for the fold refuses to run during a build.
 //! * *A like after the swap* is in the new filter's bits, or noted. If a client computed the bits for another shape, or
 //!   cannot compute bits, the user is noted instead.
-//! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its
-//!   commit. If the like is committed before the likers are read, the build reads its user with the other likers. If
+//! * *A like that the daemon counts* (`writer = "daemon"`) is noted after its commit, when its outbox row is added to
+//!   Redis. If the like is committed before the build reads the users from MySQL, the build reads this user, too. If
 //!   the like is committed later, it is noted after "begin". Until the outbox row is added, a reader can get a wrong
 //!   "no".
-//! * A reader checks the remembered clicks, then the noted users, then the bits; lua/filter_has.lua and lua/like.lua do
-//!   that within one script. An unlike leaves the user's bits set. The bits also stay set if a counted like is
-//!   reverted. This can only cause a wrong "perhaps".
+//! * A reader checks the remembered clicks, then the noted users, then the bits. lua/filter_has.lua and lua/like.lua
+//!   each do all three checks in one script. An unlike leaves the user's bits set. The bits also stay set if a counted
+//!   like is reverted. This can only cause a wrong "perhaps".
 //!
 //! # The races
 //!
@@ -48,32 +48,35 @@
 //!
 //! * A crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and new likers are still noted, because
 //!   the config still has `building`. B finds `building` and builds the filter. B's begin discards the pieces that A
-//!   has written. After the swap any later run folds the noted users.
-//! * A freezes and resumes after B began. The config has B's number, and it is higher than A's number. So A's begin,
-//!   pieces and swap do nothing. After B's swap the config has no number. A's pieces and swap still do nothing. If A
-//!   begins then, users are noted unnecessarily until the next run. A's fold names the shape that its bits were
-//!   computed for, and sets only bits of users who like the target.
-//! * A call runs twice, or late after a timeout: a piece names its position, and is refused at any other position. A
-//!   repeated begin discards the written pieces, so the next piece is refused. A repeated swap finds nothing in `next`.
-//! * A click changes nothing (result 0). The click's event is still published, because it is possible that no earlier
-//!   event of this like reached MySQL. So like.lua notes the user of every like, even if the click does not count.
+//!   has written. After the swap, the next run adds the noted users to the filter's bits (fold).
+//! * A freezes and resumes after B began. The filter's config has B's number, which is higher than A's number. So A's
+//!   scripts for begin, pieces and swap do nothing. After B's swap the config has no number, and A's pieces and swap
+//!   still do nothing. If A begins a build after B's swap, users are noted unnecessarily until the next run. A's fold
+//!   is applied only to a filter of the shape that the bits were computed for, and sets only bits of users who like the
+//!   target.
+//! * A call of A runs twice, or late after a timeout: each piece contains its position, and the script refuses the
+//!   piece at any other position. A repeated begin discards the written pieces, so the next piece is refused. A
+//!   repeated swap finds nothing in `next`.
+//! * A click changes no counter (result 0). The click's event is still published, because it is possible that no
+//!   earlier event of this like reached MySQL. So like.lua notes the user of every like, even if the click changes no
+//!   counter.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
 //!   again. The fence of that run follows every event that was published before the flush.
 //! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If the
 //!   noted users are lost, their count is lower than the config says. Without the config, there is no filter. A filter
 //!   that lacks a part never answers "no", and the next run drops and rebuilds it.
 //! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter can lack likes
-//!   whose events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new
-//!   epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of
-//!   another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour, because it is
-//!   unknown what API servers did in this hour. Two gaps remain: the time from a failover until the next run, and the
-//!   second for which a reader caches the epoch. In these gaps a "no" is only as reliable as all other data in Redis.
+//!   whose events are in MySQL. In this case Redis has another data set than before, and a run in progress ends. The
+//!   next run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts,
+//!   and a filter of another epoch gives no answer until it is rebuilt. The key expires if no run was active for an
+//!   hour, because it is unknown whether API servers noted all likes in this hour. In two periods a filter can still
+//!   give a wrong "no": between a failover and the next run, and in the second for which a reader caches the epoch.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
 //!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
 //!   the next run continues its work.
-//! * Rows reach MySQL without lua/like.lua, or long after it (an import, a dead letter that is published manually):
-//!   their likes are in no filter until the filter is rebuilt with `tallyd filters rebuild`. A run notices this if more
-//!   users like a target than were ever put into its filter.
+//! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
+//!   These likes are in no filter until you rebuild the filter with `tallyd filters rebuild`. A run notices this if
+//!   more users like a target than were ever put into its filter.
 
 mod build;
 pub(crate) mod plan;
@@ -123,10 +126,10 @@ const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
 
-/// After this time without a run no filter is trusted, because it is unknown what API servers did in this time.
+/// If no run was active for this time, no filter is trusted, because it is unknown whether API servers noted all likes.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// After this time without a completed run no filter is trusted, because noted users are kept only for a week.
+/// If no run was completed for this time, no filter is trusted, because noted users are kept only for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
 /// The interval between checks of all targets, including targets that did not change.
@@ -150,8 +153,8 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
-    /// The targets whose filters are built after the next fence, each with the count of users that its filter is built
-    /// for.
+    /// The targets for which filters are built after the next fence. Each target has the count of users that its filter
+    /// is built for.
     builds: Vec<(Target, u64)>,
     data_set: String,
     report: Report,
@@ -177,7 +180,8 @@ impl Filters {
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
         let LastMarks { newest, newest_age, done, done_age } =
             self.store.last_marks(JobName::Filters.name(), MODE, number).await?;
-        // A mark of an older version can have another format. In that case all targets are checked.
+        // A mark (the state that a run stores) of an older version can have another format. In that case the run checks
+        // all targets.
         let read = |mark: Option<String>| serde_json::from_str::<Mark>(&mark?).ok();
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
@@ -212,12 +216,12 @@ impl Filters {
         Ok(run.report)
     }
 
-    /// Returns the state that this run continues from. The newest run decides which filters are trusted. The last
-    /// completed run decides which targets need no check.
+    /// Returns the state that this run continues from. The mark of the newest run tells which filters are trusted. The
+    /// mark of the last completed run tells which targets need no check.
     fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
         let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
-        // A time in the future is invalid: Redis' clock was ahead then.
+        // A mark with a time in the future is invalid, because Redis' clock was ahead when the mark was written.
         let same = done.filter(|done| {
             done.epoch == epoch
                 && done.until.max(done.full) <= now.0
@@ -235,8 +239,8 @@ impl Filters {
     }
 }
 
-/// Invalidates all filters while filters are switched off, because likers are not noted then. So the remaining filters
-/// are not trusted when filters are switched on again, even after a short time.
+/// Invalidates all filters when filters are switched off, because from then on likes are not noted. So if filters are
+/// switched on again, even after a short time, the remaining filters are not trusted.
 pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("invalidating filters");
     while !stop.is_cancelled() {
@@ -283,8 +287,8 @@ impl Run<'_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have fewer likes. If such a target once had more likes and a filter, an
-                // earlier run checked it while its likes decreased.
+                // Nearly all targets of a site have too few likes for a filter. If such a target once had enough likes
+                // and a filter, an earlier run checked it while its likes decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
                 self.keep(page).await?;
                 after = range.until;
@@ -339,7 +343,7 @@ impl Run<'_> {
     }
 
     /// Fails if Redis' data set changed during the run. In this case Redis can lack counted likes, and this run's mark
-    /// is no longer valid. Otherwise the filters in Redis are trusted for another hour.
+    /// is no longer valid. If the data set is the same, the filters in Redis are trusted for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,

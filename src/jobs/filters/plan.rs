@@ -17,7 +17,8 @@ pub(crate) enum Plan {
     Nothing,
     /// Users are noted beside the filter, and their bits must be set.
     Fold(Shape),
-    /// Build a filter. If `drops_former` is set, the former filter can lack some users, and is dropped immediately.
+    /// Build a filter. `drops_former` is set if the former filter can lack some users. In this case the former filter
+    /// is dropped immediately.
     Build {
         /// The count of users that the filter is built for.
         expected: u64,
@@ -39,7 +40,7 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     let drops_former = state.is_lost || state.shape.is_some() && (state.epoch != wish.epoch || lacks(likes, state));
     let is_of_the_wish = state.false_positive == bloom::java_double(wish.false_positive);
     let outgrown = state.inserted > state.expected && state.expected < Shape::capacity_max(wish.false_positive);
-    // The bits of users who unliked the target stay set, so the filter answers "no" less often.
+    // The bits of users who unliked the target stay set, so the filter answers "no" less often than a new filter.
     let stale = state.inserted >= likes.saturating_mul(2);
     match state.shape {
         Some(shape) if !drops_former && state.building.is_none() && is_of_the_wish && !outgrown && !stale => {
@@ -52,8 +53,8 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     }
 }
 
-/// Whether more users like the target than were ever put into its filter. Then something counts likes without updating
-/// the filter. A small difference is accepted, because the counter can be slightly wrong.
+/// Whether more users like the target than were ever put into its filter. If so, likes were counted without an update
+/// of the filter. A small difference is accepted, because the counter can be slightly wrong.
 fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
@@ -65,7 +66,7 @@ fn fresh(wish: &Wish, likes: u64) -> u64 {
 }
 
 /// Whether a filter for `expected` users is neither too small nor far too large. If so, the new filter gets the same
-/// shape. Then the shape that API servers have cached stays valid.
+/// shape, so that the shape that API servers have cached stays valid.
 fn fits(likes: u64, expected: u64) -> bool {
     likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
 }

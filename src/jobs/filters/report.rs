@@ -35,7 +35,7 @@ pub struct Mark {
     pub false_positive: String,
     /// When the run began, by Redis' clock in microseconds since 1970.
     pub until: i64,
-    /// When the last run began that checked all targets.
+    /// When the last run that checked all targets began.
     pub full: i64,
 }
 
@@ -46,7 +46,7 @@ impl runner::Report for Report {
         } else if self.left_because.is_some() {
             Outcome::Failed
         } else {
-            // A filter that could not be built is retried when its target changes, and once a day.
+            // If a filter could not be built, a run tries again when the filter's target changes, and once a day.
             Outcome::Done
         }
     }

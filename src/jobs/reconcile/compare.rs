@@ -1,11 +1,11 @@
-//! Compares counters, one page at a time. It measures a page, measures the page's suspects again, and repairs confirmed
-//! drift.
+//! Compares counters, one page at a time. It measures a page, measures the suspect counters of the page again, and
+//! repairs each confirmed drift (the difference between Redis and MySQL).
 //!
-//! The first measurement is cheap, because its fence is sent immediately. It shows that nearly every counter is right.
-//! The other counters are *suspects*. The suspects of many pages are measured again together. A suspect that is still
-//! busy is watched. If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. One
-//! rule decides. A drift that is found is stored with the suspect. After the next measurement that can judge the
-//! suspect, the run repairs the part of the drift that both measurements agree on.
+//! The first measurement is cheap, because its fence is sent immediately. Nearly all counters are right at this
+//! measurement. The other counters are *suspects*. The suspects of many pages are measured again together. A suspect
+//! that is still busy is watched. If API servers count one of the suspects, the second measurement waits a whole
+//! `publish_grace`. The run stores a drift that it finds with the suspect. After the next measurement that gives a
+//! result for the suspect, the run repairs the part of the drift that both measurements agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
 
-/// When this number of suspects is reached, they are rechecked before the next page. One recheck also takes at most
+/// If there are this number of suspects, the run rechecks them before the next page. One recheck also handles at most
 /// this number of suspects.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
@@ -47,8 +47,8 @@ pub(super) struct Comparer<'a> {
     published: Vec<u64>,
 }
 
-/// For each bucket of one kind, the number of MySQL's counters that are not zero in Redis, modulo 2^16. Empty if not
-/// needed.
+/// For each bucket of one kind: how many of MySQL's counters are not zero in Redis, modulo 2^16. The list is empty if
+/// it is not needed.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
@@ -93,8 +93,8 @@ impl<'a> Comparer<'a> {
 
     /// Measures one page of counters when the servers have capacity.
     pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
-        // If an operator named the targets, the operator waits for the answer. So the run does not wait for the
-        // servers.
+        // If an operator named the targets, the run does not wait for capacity, because the operator waits for the
+        // result.
         if !self.report.lists_all {
             self.wait().await?;
         }
@@ -123,8 +123,8 @@ impl<'a> Comparer<'a> {
         let SampledRange { range, samples, applied } = sampled;
         let truths = truths_of(servers, range.kind, &recount);
         let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
-        // A counter that is not in the list was new or had no row of `counter`. It becomes a suspect, and the recheck
-        // decides.
+        // A counter that is not in the list was new or had no row of `counter`. It becomes a suspect, and is measured
+        // again in the recheck.
         let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
@@ -134,7 +134,7 @@ impl<'a> Comparer<'a> {
             if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.run.options.gives_way() {
                 self.run
                     .early_end
-                    .make_way("Redis lost counters: another run loads them first, and then this one resumes");
+                    .make_way("Redis lost counters: another run loads the counters first, and then this run resumes");
             }
             let Some(sample) = sample.filter(|sample| self.measure.is_known(sample)) else {
                 self.note_unknown(*key);
@@ -191,8 +191,8 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Records how far the run has come, unless suspects are left. A dry run records nothing, because it repairs no
-    /// drifts. A run whose repairs are held back records nothing for the same reason.
+    /// Records how far the run has come, unless suspects are left. A dry run repairs no drifts, so it records nothing.
+    /// For the same reason a run records nothing while its repairs are held back.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -239,12 +239,13 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // API servers count a like first and publish it later. When the second measurement begins, the likes that were
-        // counted before the first measurement have arrived.
+        // API servers count a like first and publish it later. So the second measurement waits until the likes that
+        // were counted before the first measurement have arrived.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.early_end.pause(grace).await;
         }
-        // For a target that the operator named, all shown values are from one measurement.
+        // For a target that an operator named, the like records are counted now, so that the report shows values of one
+        // measurement.
         let recounted = self.run.recounted().filter(|_| self.report.lists_all);
         let measurements = self.measured(&keys, grace, recounted).await?;
         let busy: Vec<CounterKey> = with_busy(&measurements).collect();
@@ -254,13 +255,13 @@ impl<'a> Comparer<'a> {
             let before = self.suspects.len();
             self.note_undecided(&measurements).await?;
             self.decide(&suspects, &measurements).await?;
-            // Counters that are still suspect are added to the report when they are decided.
+            // Counters that are still suspects are added to the report after a later measurement.
             self.report.busy += (measurements.len() + before - self.suspects.len()) as u64;
         }
         Ok(())
     }
 
-    /// Measures counters, reports those whose value is unknown, and corrects rows of `counter`.
+    /// Measures counters, reports the counters whose value in Redis is unknown, and corrects rows of `counter`.
     async fn measured(
         &mut self,
         keys: &[CounterKey],
@@ -275,8 +276,8 @@ impl<'a> Comparer<'a> {
         Ok(measurements)
     }
 
-    /// Repairs counters for which a measurement agrees with an earlier one. A drift that is found for the first time
-    /// stays suspect.
+    /// Repairs the counters for which a measurement confirms an earlier measurement. A counter whose drift is found for
+    /// the first time stays a suspect.
     async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut first = BTreeMap::new();
         for (key, measurement) in measurements {
@@ -303,9 +304,9 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Records undecided counters. For such a counter, an event's time by the producer's clock was so close to each cut
-    /// (the instant of a sample) that their order is unknown. The next run measures these counters first, so this run
-    /// can report that everything was compared.
+    /// Records undecided counters. At each sample of such a counter, the producer's time of an event was so close to
+    /// the sample that their order is unknown. The next run measures these counters first, so this run can report that
+    /// everything was compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
         for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {

@@ -24,8 +24,8 @@ use tallyd_redis::keys::KindNames;
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();
 
-/// Maximum time that a scheduled run waits for the servers. The wait is limited, because a run that loads lost buckets
-/// can be waiting for the end of this run.
+/// Maximum time that a scheduled run waits for the servers. The wait is limited, because another run that must load
+/// lost buckets can be waiting for the end of this run.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// The targets that a run compares.
@@ -39,8 +39,8 @@ pub enum Mode {
     /// The next slice of a full run's targets. In the next slice of its buckets, Redis is searched for counters that
     /// MySQL does not have.
     Scrub,
-    /// Targets that changed since the last run. Every run first loads lost buckets. This run was started because Redis
-    /// lost some buckets.
+    /// Targets that changed since the last run. A run in this mode is started because Redis lost buckets, which every
+    /// run loads first.
     Rebuild,
     /// All targets of a second layout. The layout was loaded before this run. The run does not change the recorded cut
     /// (the time up to which Redis was compared), because this cut belongs to the layout that the daemon compares.
@@ -67,17 +67,17 @@ impl Mode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     pub mode: Mode,
-    /// Compare, and change nothing.
+    /// The run only compares, and changes nothing.
     pub dry_run: bool,
-    /// Repair without a safety limit.
+    /// The run repairs without a safety limit.
     pub force: bool,
-    /// Resume the last full run that did not finish.
+    /// The run resumes the last full run that did not finish.
     pub resume: bool,
-    /// Load all counters again.
+    /// The run loads all counters again.
     pub reload: bool,
-    /// The run ends after this time, between two pages.
+    /// The run ends at the first page boundary after this time.
     pub run_time_max: Option<Duration>,
-    /// The run ends if the servers had no capacity for a page for this time.
+    /// The run ends after it has waited this long for the servers to have capacity for a page.
     pub wait_max: Option<Duration>,
 }
 
@@ -95,8 +95,8 @@ impl RunOptions {
         }
     }
 
-    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs do, because
-    /// the next run of the same mode resumes where this run ends.
+    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs end early,
+    /// because the next run of the same mode resumes where this run ends.
     pub(super) fn gives_way(&self) -> bool {
         self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }
@@ -107,7 +107,7 @@ impl RunOptions {
 pub(super) struct Servers {
     pub store: Store,
     pub cache: Cache,
-    /// The second layout that API servers count in.
+    /// The cache in the second layout, in which API servers also count.
     pub also: Option<Cache>,
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
@@ -159,8 +159,8 @@ impl Servers {
         self.cache.now().await.context("read Redis' clock")
     }
 
-    /// Ends all watches of the run. If this fails, the run does not fail: the next run ends the watches, and watches
-    /// also expire.
+    /// Ends all watches of the run. If this fails, the run does not fail, because the next run ends the watches, and
+    /// watches also expire.
     pub(super) async fn unwatch(&self, run: u64) {
         if let Err(error) = self.store.unwatch(run).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -168,7 +168,7 @@ impl Servers {
         }
     }
 
-    /// Deletes old records of repairs. If this fails, the run does not fail: the next run deletes them.
+    /// Deletes old records of repairs. If this fails, the run does not fail, because the next run deletes the records.
     pub(super) async fn forget_old_repairs(&self) {
         if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -216,8 +216,8 @@ impl<'a> RunContext<'a> {
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, it can
-    /// lack the measured drift.
+    /// Fails if Redis' data set has changed since the run began. A replica that was promoted after a measurement can
+    /// have other values, without the measured drift.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());
@@ -228,20 +228,20 @@ impl<'a> RunContext<'a> {
     /// Records in Redis the time up to which Redis has been compared.
     pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
-        self.servers.cache.note_compared(cut).await.context("write the cut to Redis")
+        self.servers.cache.note_compared(cut).await.context("write to Redis the time up to which Redis was compared")
     }
 }
 
-/// Why a run ends before everything is compared.
+/// Why a run ends before it has compared all its targets.
 pub(super) struct EarlyEnd<'a> {
     pub stop: &'a CancellationToken,
     began: Instant,
     run_time_max: Option<Duration>,
-    /// Whether the servers had no capacity for too long.
+    /// Whether the run waited too long for the servers to have capacity.
     gave_up: AtomicBool,
     /// Set if the run ends so that another run can load lost buckets. The text is the reason.
     makes_way: OnceLock<&'static str>,
-    /// Whether something was not compared, because the run had to end.
+    /// Whether the run had to end and left some targets uncompared.
     cut_short: AtomicBool,
 }
 
@@ -310,7 +310,7 @@ impl<'a> EarlyEnd<'a> {
             report.end(End::TimeOver, format!("it had waited for the servers for {} s: {reason}", WAIT_MAX.as_secs()));
         } else if self.was_due() {
             let goes_on = match mode {
-                Mode::Full => "`tallyd reconcile --resume` continues it",
+                Mode::Full => "run `tallyd reconcile --resume` to continue",
                 Mode::Layout => "run the same command again to continue",
                 Mode::Scrub => "the next scrub continues",
                 _ => "the next run of this mode compares the remaining targets",

@@ -1,4 +1,4 @@
-//! Archives of only the best places, and expired archives.
+//! An archive can be limited to the best places, and it can expire.
 
 use tallyd::jobs::archive::{Outcome, Scope};
 use tallyd::jobs::runner::Report as _;
@@ -17,7 +17,7 @@ async fn only_the_best_places_are_archived_where_that_is_set() {
     assert!(said.starts_with("likes 2026-W46: archived, 10 members, 23 left out, in "), "{said}");
     assert_eq!(stage.archived(&at).await, best);
 
-    // A late write changes which members are among the best ten.
+    // After this late write, other members are among the best ten.
     stage.write(&at, &[(b"member-32".to_vec(), 500.0)].into()).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Archived)]);
     let frozen = stage.frozen(&at);
@@ -73,7 +73,7 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     // The pruned week must not be archived again or restored.
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
-    assert!(reason(&report, "2026-W45").contains("after its archive was pruned"), "{report:#}");
+    assert!(reason(&report, "2026-W45").contains("after its archive was deleted"), "{report:#}");
     assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("its archive was deleted"));
     stage.close().await;
 }
@@ -98,7 +98,7 @@ async fn one_archive_is_read_and_deleted_by_its_key_alone() {
         let (key, extra): (String, Option<String>) = (sqlx::Row::get(&plan, "key"), sqlx::Row::get(&plan, "Extra"));
         assert_eq!(key, "PRIMARY", "{sql}");
         assert!(!extra.unwrap_or_default().contains("filesort"), "{sql}");
-        // MariaDB returns the count as text, MySQL returns an integer.
+        // MariaDB returns the number of rows as text, and MySQL returns it as an integer.
         let number = || sqlx::Row::try_get_unchecked::<u64, _>(&plan, "rows");
         let rows = sqlx::Row::try_get::<String, _>(&plan, "rows").map(|rows| rows.parse().unwrap());
         let rows: u64 = rows.or_else(|_| number()).unwrap();

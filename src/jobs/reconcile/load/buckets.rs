@@ -22,8 +22,8 @@ use tallyd_redis::load::Lost;
 /// Number of rows that are read and added together. Each of 8,192 buckets gets about 12 of these rows.
 const PAGE_ROWS: usize = 100_000;
 
-/// Number of counters that are measured together. They are measured if a page does not show the values that their
-/// buckets held.
+/// Number of counters that are measured together. A counter is measured if a page does not show the value that the
+/// counter's bucket must have.
 const PAGE_MEASURED: usize = 20_000;
 
 /// Maximum number of busy counters in memory.
@@ -44,7 +44,7 @@ struct Page {
     since: Since,
 }
 
-/// The amounts that are missing in the buckets being loaded, as far as a page of rows shows these amounts.
+/// The amounts that are missing in the buckets being loaded, computed from a page of rows.
 #[derive(Default)]
 struct Lacking {
     /// The additions that the buckets lack.
@@ -61,8 +61,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     /// Loads as many buckets as memory allows, starting with bucket `from`. Returns the bucket that follows them.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // The last outbox rows are read first. The load includes all outbox rows up to these rows. The outbox never
-        // adds them to these buckets, even if it sends them late.
+        // The last outbox rows are read first. The load includes all outbox rows up to these. The buckets' offsets
+        // prevent that the outbox adds these rows again, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.number;
@@ -75,7 +75,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         let mut loading = Loading::new(lost, number);
         let touched = if has_untouched(servers, kind) { Touched::none_after(kind, outbox) } else { Touched::Any };
         if servers.has_counts_by_api(kind) {
-            // Until the events in flight are in MySQL, it is unknown what was lost. Until then, readers query MySQL.
+            // The lost amounts are known once the events in flight are in MySQL. Until the load ends, readers query
+            // MySQL.
             self.measure.fence_patiently().await?;
         }
         if !self.load_pages(kind, &mut loading, touched).await? {
@@ -119,7 +120,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         }
     }
 
-    /// Marks buckets as loaded, except those with busy counters.
+    /// Marks buckets as loaded, except the buckets that have busy counters.
     async fn end_loads(&mut self, name: &str, loading: &mut Loading) -> Result<()> {
         let cache = &self.run.servers.cache;
         let busy: HashSet<u32> = loading.busy.iter().map(|(target, _)| cache.keys.bucket(*target)).collect();
@@ -135,10 +136,10 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 
     /// Computes the amounts that the buckets lacked at their cuts (the instants at which their content was read). Some
-    /// counters must be measured. These are counters that the daemon has added to since the cut, and all counters of
+    /// counters must be measured instead: counters to which the daemon has added since the cut, and all counters of
     /// layouts that are not packed. Counters that the cut does not show (retired metrics, and fields that are not
-    /// numbers) must be measured, too. Counters that only Redis has belong to likes in flight, or are orphans. The load
-    /// adds nothing for them, because the comparison handles them.
+    /// numbers) must also be measured. The load adds nothing for counters that only Redis has. These are orphans or
+    /// belong to likes in flight, and the comparison handles them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
@@ -171,8 +172,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         self.add(loading, &self.missing(&measurements)).await
     }
 
-    /// Measures busy counters again. In a long load, the writes to nearly all busy counters have ended before the new
-    /// cut.
+    /// Measures busy counters again. If the load takes long, the writes to nearly all busy counters have ended before
+    /// this second measurement.
     async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
         let mut busy = std::mem::take(&mut loading.busy);
         busy.sort_unstable();
@@ -182,8 +183,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // The remaining counters are written all the time. They are watched now, so that the memory can be used for
-        // other busy counters.
+        // The counters that are still busy are written all the time. They are watched now, so that their memory is free
+        // for other busy counters.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
@@ -198,8 +199,8 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // The skew is zero: if an order is unclear, the producer's clock decides, and a later comparison repairs a
-            // mistake.
+            // The accepted skew is zero: if the order of an event and the cut is unclear, the event's time by the
+            // producer's clock is used. A later comparison repairs a wrong result.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;
@@ -207,7 +208,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Returns the additions that counters lack, for all counters that the measurements could judge.
+    /// Returns the amounts that counters lack, for all counters with a known drift.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
         let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
             Judgement::Drift(drift) if drift != 0 => {
@@ -224,8 +225,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();
         while !left.is_empty() {
-            // Each call takes a limited count of repairs per bucket. The other repairs follow with the bucket's next
-            // state.
+            // One call accepts a limited count of repairs per bucket. The other repairs are sent in the next calls,
+            // with the bucket's new state.
             let mut calls: HashMap<u32, usize> = HashMap::new();
             let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
                 let of_bucket = calls.entry(keys.bucket(repair.number.0)).or_default();
@@ -260,7 +261,7 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 }
 
-/// Whether a page can show the amounts that buckets lack, for counters that the daemon adds to Redis.
+/// Whether the amounts that buckets lack can be computed from a page, for counters that the daemon adds to Redis.
 fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     let targets = Target { kind, id: TargetId(0) };
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))
