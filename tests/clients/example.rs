@@ -1,6 +1,6 @@
 //! The two example clients as commands.
 
-#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(dead_code, reason = "every test file uses only a part of this module")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub enum Example {
 impl Example {
     pub const ALL: [Self; 2] = [Self::Python, Self::Node];
 
-    /// This part of a world's name stands for the client.
+    /// The part of a test world's name that identifies the client.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "py",
@@ -111,7 +111,8 @@ impl Example {
             }
             Self::Node => {
                 let mut command = Command::new("node");
-                // Node's programs are links in the folder of their libraries.
+                // dev/test links the example's files into the folder that contains the libraries, so Node must not
+                // follow the links.
                 command.args(["--preserve-symlinks", "--preserve-symlinks-main"]);
                 command
             }

@@ -175,7 +175,7 @@ async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Dae
     daemon
 }
 
-/// Runs a command with these accounts, and returns its output. Repeats it while the daemon runs the same job.
+/// Runs a command with these accounts, and returns its output. Repeats the command while the daemon runs the same job.
 fn succeeded(world: &World, rights: &[(&str, &str)], arguments: &[&str]) -> String {
     let began = Instant::now();
     loop {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 pub struct Stall {
     /// The proxy stops answering after the caller has sent this text.
     pub after: &'static str,
-    /// This many callers, counted from the first one, get no answer. All other callers get answers.
+    /// The number of callers that get no answer. These are the first callers, and all later callers get answers.
     pub callers: usize,
 }
 

@@ -2,7 +2,7 @@
 //! dependencies, and the banned crates. Only `cargo deny` itself can check security advisories. `.ci/run` runs it on
 //! machines that have it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Completions as the shells read them, and manual pages as groff reads them.
+//! Checks the completions with real shells, and the manual pages with groff.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{stderr, stdout};
 
-/// Runs the program where there is no configuration.
+/// Runs the program without a configuration file.
 fn tallyd(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
     command.args(arguments).args(["--config", "/nowhere/config.toml"]).output().unwrap()

@@ -29,7 +29,7 @@ exec cat
 
 pub struct Machine {
     holder: Child,
-    /// The process that holds the namespace. With sudo this process is not the child itself.
+    /// The process that holds the namespace. With sudo, the child of the test is sudo, not this process.
     pid: String,
     root: String,
 }

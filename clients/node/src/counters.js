@@ -1,6 +1,6 @@
 // Counters in Redis: the layout `packed` of docs/scripts.md.
 
-// Computes the CRC-32 of zlib. Node has it as zlib.crc32 in 20.15, and from 22.2 on.
+// Computes the CRC-32 of zlib. Node has its own zlib.crc32 in 20.15, and from 22.2 on.
 function crc32(text) {
   let crc = ~0;
   for (const byte of Buffer.from(text)) {
@@ -18,8 +18,8 @@ export function bucketOf({ bucketBits }, kind, targetId) {
 
 export const keyOf = ({ keyPrefix }, bucket) => `${keyPrefix}c:{${bucket}}`;
 
-// Returns the number in a bucket's answer to HMGET of `_` and the id. `null` means that the number is unknown, not
-// zero.
+// Returns the number from Redis' answer to HMGET of a bucket's fields `_` and the id. `null` means that the number is
+// unknown, not zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];

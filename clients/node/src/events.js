@@ -72,7 +72,7 @@ export function checked(event, kinds, metrics) {
   return result;
 }
 
-// Returns the name of the number that the event changes, as daemons announce it, for instance video:like.
+// Returns the name of the number that the event changes, for instance video:like. Daemons announce this name.
 export const numberOf = ({ kind, metric = 'like' }) => `${kind}:${metric}`;
 
 export function routingKeyOf(event, partitionBy) {

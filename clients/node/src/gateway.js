@@ -4,7 +4,7 @@ import http from 'node:http';
 import https from 'node:https';
 import { GatewayError, ReadError } from './errors.js';
 
-// The most targets in a request, and the most events in a request.
+// The largest number of targets or of events in a request.
 const IDS_MAX = 500;
 export const EVENTS_MAX = 1_000;
 
@@ -59,7 +59,8 @@ export class Gateway {
     throw errorOf(status, answer);
   }
 
-  // Publishes events, and resolves with the verdict on each. Throws NoAnswer, or GatewayError if the request is wrong.
+  // Publishes events, and resolves with the gateway's decision on each event. Throws NoAnswer, or GatewayError if the
+  // request is wrong.
   async publish(events, timeoutMs, traceparent) {
     const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs, traceparent).catch((error) => {
       throw new NoAnswer(`no answer (${error.message})`, { cause: error });

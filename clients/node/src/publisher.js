@@ -1,8 +1,9 @@
 // Publishes over one long-lived connection.
 //
-// An outer loop keeps a session. When the session ends, the loop connects again. A session is one connection with one
-// channel in confirm mode. Publishing waits for a session, sends the message and waits for its confirm. If the session
-// ends before the confirm, the same body is sent in the next session. The publisher repeats this until the deadline.
+// An outer loop keeps a session open. When the session ends, the loop connects again. A session is one connection with
+// one channel in confirm mode. Publishing waits for a session, sends the message and waits for its confirm. If the
+// session ends before the confirm, the same body is sent in the next session. The publisher repeats this until the
+// deadline.
 
 import amqp from 'amqplib';
 import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
@@ -16,7 +17,7 @@ const CLOSE_MS = 1_000;
 
 class Nack extends Error {}
 class Return extends Error {}
-// The broker refused user and password.
+// The broker refused the user or the password.
 class LoginRefused extends Error {}
 // The session ended before the confirm. The message may have arrived.
 class Lost extends Error {}
@@ -83,7 +84,7 @@ class Session {
   #confirmed(entry, messageId, error) {
     this.#heard();
     this.#pending.delete(entry);
-    // If the broker returns a message, the return arrives before the confirm.
+    // If the broker returns a message, the returned message arrives before the confirm.
     const returned = this.#returned.get(messageId);
     this.#returned.delete(messageId);
     if (returned !== undefined) entry.reject(new Return(returned));

@@ -24,7 +24,7 @@ export class Reader {
       const asked = targetIds.map((id) => redis.hmGet(keyOf(this.#layout, bucketOf(this.#layout, kind, id)), ['_', id]));
       const answers = await this.#within(Promise.all(asked));
       const { numbers, missing } = numbersIn(this.#layout, kind, metric, targetIds, answers);
-      // The daemon then loads the noted buckets. Reading must not fail if the note fails, for instance on a replica.
+      // The daemon then loads the noted buckets. Reading must not fail if this write fails, for instance on a replica.
       if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}c:missing`, missing)).catch(() => {});
       return new Map(targetIds.map((id, place) => [id, numbers[place]]));
     } catch (error) {
@@ -36,8 +36,7 @@ export class Reader {
     }
   }
 
-  // Reads the daemons' text that says which numbers API servers count. Returns `null` if no daemon has written this
-  // text.
+  // Reads the daemons' announcement of the numbers that API servers count. Returns `null` if there is no announcement.
   async writers() {
     try {
       const redis = await this.#connected();

@@ -2,7 +2,7 @@
 
 export class Late extends Error {}
 
-// Waits for the promise at most `timeoutMs`. If the promise is then still pending, fails with `Late`.
+// Waits for the promise, but at most for `timeoutMs`. After this time, fails with `Late`.
 export function within(promise, timeoutMs, message) {
   let timer;
   const late = new Promise((_, reject) => {
@@ -11,8 +11,8 @@ export function within(promise, timeoutMs, message) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-// A call with a deadline. The call waits for one entry at a time. When the deadline is over, the call removes its
-// entry from the set. Otherwise the set would grow during a long outage.
+// A call with a deadline. While the call waits, it has one entry in a set of waiting calls. When the deadline has
+// passed, the call removes its entry. Otherwise the set would grow during a long outage.
 export class Call {
   isLate = false;
   #cancel = null;
@@ -25,7 +25,7 @@ export class Call {
     }, timeoutMs);
   }
 
-  // Adds an entry to the set, and waits until the entry is resolved. `begin` gets the entry.
+  // Adds an entry to the set, passes the entry to `begin`, and waits until the entry is resolved.
   wait(waiting, begin = () => {}) {
     return new Promise((resolve, reject) => {
       const entry = { resolve, reject };
@@ -57,7 +57,7 @@ export function taken(waiting) {
   return entries;
 }
 
-// Limits the number of callers. Further callers wait.
+// Limits the number of callers that run at the same time. Further callers wait.
 export class Limit {
   #free;
   #waiting = new Set();

@@ -1,5 +1,5 @@
-// Reads which numbers API servers count. Daemons announce these numbers in Redis. Clients follow the announcement, so
-// a site can change which side counts.
+// Reads which numbers API servers count. Daemons announce these numbers in Redis. Clients follow the announcement, so a
+// site can change whether the daemon or API servers count.
 
 import { within } from './waiting.js';
 

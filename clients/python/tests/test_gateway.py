@@ -36,7 +36,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        # Without "Connection: close", like a server that has waited long enough.
+        # Don't announce the end with "Connection: close", like a server that closes an idle
+        # connection.
         self.close_connection = self.close_connection or self.ends
 
 

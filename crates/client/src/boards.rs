@@ -1,4 +1,4 @@
-//! Adds to members of boards in all current periods, and reads boards.
+//! Adds to the scores of boards' members in all current periods, and reads boards.
 //!
 //! This machine's clock decides which period is the current one. A [`Ranking`] decides the places of members with equal
 //! scores.
@@ -33,7 +33,7 @@ pub struct Entry {
 /// A part of a board.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// How many members the whole board has.
+    /// The number of members on the whole board.
     pub members: u64,
     /// The requested members, the best place first.
     pub entries: Vec<Entry>,

@@ -74,7 +74,7 @@ type Step<'a> = (&'a str, i64, Option<Micros>);
 /// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// The change counts, and its event is published.
+    /// The change was counted, and its event is published.
     Counted(Changed),
     /// The number would have gone below zero, and its rule does not say `below_zero`. Nothing was changed or published.
     BelowZero {
@@ -100,7 +100,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`CountError`] says whether the change counted.
+    /// [`CountError`] says whether the change was counted.
     pub async fn add(
         &self,
         target: Target,
@@ -117,7 +117,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`CountError`] says whether the change counted.
+    /// [`CountError`] says whether the change was counted.
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Set(value), None).await
     }
@@ -126,17 +126,18 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`CountError`] says whether the change counted.
+    /// [`CountError`] says whether the change was counted.
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Reset, None).await
     }
 
     /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies the event
-    /// once, even if the first event arrived, too. If the change was taken back, it counts in Redis again.
+    /// once, even if the first event arrived, too. If the client had taken the change back in Redis, this call counts
+    /// the change again.
     ///
     /// # Errors
     ///
-    /// [`CountError`] says whether the change counted. The caller can call it again.
+    /// [`CountError`] says whether the change was counted. The caller can call `republish` again.
     pub async fn republish(&self, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
         if taken_back == TakenBack::Yes {
             return self.change(changed.target, changed.metric, changed.change.clone(), Some(changed.at)).await;
@@ -158,9 +159,10 @@ impl Client {
             Change::Set(value) => encode_set(target.id, names, *value, *at),
             Change::Reset => encode_reset(target.id, names, *at),
         };
-        // The routing key is the target's id. So all changes of one number go through one partition in order, and are
-        // in one slot of `counter`. For likes it is the user's id, because this spreads the likes of a popular target.
-        // Counts need no spreading, because a batch adds up all changes of a target.
+        // The routing key is the target's id. So all changes of one number go through one partition in order, and
+        // change one row of `counter`. The routing key of a like is the user's id, because this spreads the likes of a
+        // popular target over all partitions. Counts need no spreading, because a batch adds up all changes of a
+        // target.
         self.publish_body(&target.id.to_string(), &body).await
     }
 
@@ -183,7 +185,8 @@ impl Client {
                 below => return Ok(below),
             },
         };
-        // Publish again after a failure: perhaps only a connection had broken, and a repeated event changes nothing.
+        // Publish once more after a failure, because perhaps only the connection had broken. A repeated event changes
+        // nothing.
         let Err(source) = self.twice(|| self.publish_change(&changed)).await else {
             return Ok(Counting::Counted(changed));
         };
@@ -191,7 +194,7 @@ impl Client {
         Err(CountError::NotPublished { changed: Box::new(changed), taken_back, source })
     }
 
-    /// Fails if the daemon would reject the change, because such a change must not count.
+    /// Fails if the daemon would reject the change, because Redis must not count such a change.
     fn check(&self, target: Target, metric: Metric, change: &Change) -> Result<()> {
         let Target { kind, id } = target;
         require((1..=ID_MAX).contains(&id.0), || format!("the target's id is {id}, allowed are 1 to {ID_MAX}"))?;
@@ -237,8 +240,8 @@ impl Client {
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        // Redis stores only the time of the last set in a whole bucket. A number that can't be set must ignore sets of
-        // other numbers in the bucket.
+        // For each bucket, Redis stores only the time of the last set. If a number can't be set, its changes must
+        // ignore the sets of other numbers in the bucket.
         let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
@@ -266,8 +269,8 @@ impl Client {
         if !matches!(changed.change, Change::Add { .. }) {
             return Ok(TakenBack::Unknown);
         }
-        // Take the change back even if other changes followed. Each of the other changes is either published, or takes
-        // back its own amount.
+        // Take the change back even if other changes followed it. Each call publishes its own change or takes its own
+        // amount back.
         let back = ("add", -changed.added, None);
         let call = self.count_call(&self.cache, of, back, true)?;
         self.cache.eval("take back a count", &[call]).await?;

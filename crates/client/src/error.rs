@@ -52,15 +52,14 @@ pub enum ClientError {
     NotAdded {
         /// The board's name.
         board: String,
-        /// The reason why Redis did not add, or failed to answer.
+        /// The reason why Redis refused the addition or failed to answer.
         #[source]
         source: CacheError,
     },
     /// Redis refused the call, or failed to answer. If Redis failed to answer, the call may have run.
     #[error(transparent)]
     Redis(#[from] CacheError),
-    /// A script returned an answer that it never gives. The server has another script under this script's name, or is
-    /// not Redis.
+    /// A script returned an unexpected answer. The server has another script under this script's name, or is not Redis.
     #[error("{0}")]
     Answer(&'static str),
     /// MySQL refused the query, timed out, or is unreachable.

@@ -36,9 +36,9 @@ pub(super) struct Followed {
 /// When to ask Redis next, and whether the last try failed.
 #[derive(Default)]
 struct Asked {
-    /// The time of the next question. `None` before the first question.
+    /// The time of the next request to Redis. `None` before the first request.
     due: Option<Instant>,
-    /// Whether the last question failed.
+    /// Whether the last request failed.
     has_failed: bool,
 }
 

@@ -52,7 +52,7 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        // If the broker did not answer, don't publish again, because a second answer would be too late.
+        // If the broker did not answer, don't publish again, because the second answer would come too late.
         let is_broken = |result: &Result<(), BrokerError>| match result {
             Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
             Err(error) => error.fate() != Fate::Item,
@@ -85,8 +85,8 @@ impl Client {
         Ok(results)
     }
 
-    /// Counts one click of each of `users`, and returns how long each user must wait. The wait is `None` if the click
-    /// is allowed.
+    /// Counts one click for each user in `users`, and returns how long each user must wait. The wait is `None` if the
+    /// click is allowed.
     ///
     /// # Errors
     /// [`ClientError::Redis`].
@@ -142,7 +142,7 @@ impl Client {
         Ok(targets.iter().enumerate().map(liked).collect())
     }
 
-    /// Asks Redis, and then MySQL for the likes that Redis doesn't know.
+    /// Asks Redis first, and then asks MySQL for the likes that Redis doesn't know.
     pub(crate) async fn known_likes(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
         let known = self.known_to_redis(user, targets).await?;
         let unknown = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
@@ -159,7 +159,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Broker`]: the server is unreachable, or fails to answer.
+    /// [`ClientError::Broker`]: the broker is unreachable, or fails to answer.
     pub async fn broker_answers(&self) -> Result<()> {
         let publisher = self.publisher().await?;
         let answered = publisher.answers().await;
@@ -173,13 +173,13 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Redis`]: the server is unreachable, or fails to answer.
+    /// [`ClientError::Redis`]: Redis is unreachable, or fails to answer.
     pub async fn redis_answers(&self) -> Result<()> {
         Ok(self.cache.now().await.map(drop)?)
     }
 }
 
-/// The timeout of optional questions to Redis.
+/// The timeout of optional requests to Redis.
 pub const HINT_MAX: Duration = Duration::from_millis(500);
 
 fn wait(answer: &Value) -> Result<Option<Duration>> {

@@ -56,10 +56,11 @@ pub use traced::traced;
 /// The result of a call.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// The most connections to MySQL.
+/// The largest number of connections to MySQL.
 const CONNECTIONS: u32 = 16;
 
-/// The most calls that read numbers from MySQL at the same time, because Redis doesn't know them.
+/// The largest number of calls that read numbers from MySQL at the same time. Such a call reads numbers that Redis has
+/// lost.
 const READS: usize = 4;
 
 /// Counts and publishes likes and other numbers. Share one client between all requests of a process, in an [`Arc`]. The
@@ -80,12 +81,12 @@ pub struct Client {
     boards: Vec<Board>,
     rules: Rules,
     followed: Followed,
-    /// MySQL, for questions that Redis can't answer.
+    /// MySQL, which the client asks if Redis can't answer.
     store: Store,
-    /// The instant until which MySQL is not asked for the likes of users, after a failure.
+    /// After a failure of MySQL, the client does not ask MySQL for the likes of users until this instant.
     clicks_unasked: Unasked,
-    /// The instant until which MySQL is not asked for numbers, after a failure. This instant is separate from the one
-    /// for likes, so a loss of numbers in Redis does not stop the questions about likes.
+    /// After a failure of MySQL, the client does not ask MySQL for numbers until this instant. The instant is separate
+    /// from `clicks_unasked`, so a loss of numbers in Redis does not stop the reads of likes.
     reads_unasked: Unasked,
     /// Limits the calls that read numbers from MySQL at the same time.
     reads: Semaphore,
@@ -96,7 +97,7 @@ pub struct Client {
     shapes: Option<filtered::Shapes>,
 }
 
-/// A member of a board that a like also adds to.
+/// A member of a board. A like also adds to this member's score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnBoard<'a> {
     /// The name of a `[[board]]`. The like is added in the current periods of all boards with that name.
@@ -105,7 +106,7 @@ pub struct OnBoard<'a> {
     pub member: &'a [u8],
 }
 
-/// A like that counts in Redis.
+/// A like that was counted in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// The event, with the `at` that Redis gave it.
@@ -113,7 +114,7 @@ pub struct Counted {
     /// The target's count of likes after the click. `None` if Redis has lost the number. Also `None` after
     /// [`Client::count`] in some layouts.
     pub count: Option<i64>,
-    /// How many of the requested boards failed. The log has the reasons (`board-failed`).
+    /// The number of requested boards to which the like could not be added. The log has the reasons (`board-failed`).
     pub boards_failed: usize,
 }
 
@@ -124,8 +125,8 @@ pub enum Clicked {
     Published(LikeEvent),
     /// The click changed what the user likes. It counts, and its event is published.
     Counted(Counted),
-    /// The click changed nothing, because the user already liked the target, or already did not. Nothing was counted.
-    /// The user's last event was published again, because the first request may have failed to publish it.
+    /// The click changed nothing, because the user already liked the target, or already did not like it. Nothing was
+    /// counted. The user's last event was published again, because the first request may have failed to publish it.
     Same {
         /// The target's count of likes. `None` if Redis has lost the number.
         count: Option<i64>,
@@ -164,7 +165,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// An address or `counter_key` is invalid. The call asks no server.
+    /// An address or `counter_key` is invalid. The call does not connect to a server.
     pub fn new(settings: &Settings) -> Result<Self> {
         let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
         let cache = Cache::new(redis, metrics)?;
@@ -207,8 +208,8 @@ impl Client {
     }
 
     /// Publishes the event of a like, and waits until the broker has it on disk. Call it only after [`Client::count`],
-    /// because [`Client::like`] and [`Client::unlike`] publish their events. The caller can call it again: a repeated
-    /// event changes nothing.
+    /// because [`Client::like`] and [`Client::unlike`] publish their events. The caller can call `publish` again,
+    /// because a repeated event changes nothing.
     ///
     /// # Errors
     /// [`ClientError::Broker`]: the broker is unreachable, refused the event, or did not confirm it in time.

@@ -20,14 +20,14 @@ use tallyd_redis::keys::Place;
 use tallyd_redis::recent::shape;
 use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, TAKE_BACK, text};
 
-/// Replaces the missing row of a user who never clicked.
+/// The value that replaces the missing row of a user who never clicked.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
 /// The error for an answer that like.lua never returns.
 const OTHER: ClientError = ClientError::Answer("like.lua returned an unexpected answer");
 
-/// The most targets that one [`Client::liked`] takes: the pipeline has two commands for each target, or three if there
-/// are filters.
+/// The largest number of targets of one call of [`Client::liked`]. The pipeline has two commands for each target, or
+/// three if there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// The answer of like.lua.
@@ -40,8 +40,8 @@ enum Answer {
         at: Micros,
         count: Option<i64>,
     },
-    /// Redis does not know whether the user likes the target. Contains the shape of the target's filter if the client
-    /// should ask again with bits of that shape.
+    /// Redis does not know whether the user likes the target. If the client should ask again and send the user's bits
+    /// for the target's filter, this contains the filter's shape.
     Unknown(Option<Shape>),
 }
 
@@ -102,7 +102,7 @@ impl Client {
         })
         .and_then(|()| self.check_kind(event.target.kind))
         .map_err(LikeError::NotCounted)?;
-        // While Redis is unreachable, users have no limit.
+        // While Redis is unreachable, the number of a user's clicks is not limited.
         let limited = timeout(HINT_MAX, self.limits_of(&[event.user])).await.ok().and_then(Result::ok);
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
             return Ok(Clicked::Limited { wait });
@@ -148,9 +148,9 @@ impl Client {
         }
     }
 
-    /// Counts a like (`liked`) or an unlike without checking whether it changes what the user likes, in one round trip
-    /// with the boards. The call is for callers that know that the click changes something. Call [`Client::publish`]
-    /// next. In the layouts `entity` and `string` it returns no number.
+    /// Counts a like (`liked`) or an unlike without checking whether it changes what the user likes. The call also adds
+    /// to the boards, in the same round trip. The call is for callers that know that the click changes something. Call
+    /// [`Client::publish`] next. In the layouts `entity` and `string` it returns no number.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Client {
         let by_api = self.writer(target.kind, self.metric).await == Writes::Api;
         require(by_api, || "the daemon counts these likes: call like or unlike instead".to_owned())?;
         if self.shapes.is_some() && liked {
-            // Note the user even if the like changes nothing: an unneeded note costs at most a query.
+            // Note the user even if the like may change nothing. An unneeded note costs at most one query.
             self.cache.note_beside_filter(&self.kinds.name(target.kind), target, user).await?;
         }
         let mut calls = vec![self.like_call(&self.cache, target, liked)?];
@@ -246,8 +246,8 @@ impl Client {
         read_answer(&answer).ok_or(OTHER)
     }
 
-    /// Counts a click while the slot of a Cluster is moving. The keys are on two nodes, so a script can use only one
-    /// key.
+    /// Counts a click while a Cluster moves the keys' hash slot to another node. The keys are then on two nodes, so a
+    /// script can use only one key.
     async fn count_while_moving(&self, wish: LikeEvent) -> Result<Value> {
         let kind = self.kinds.name(wish.target.kind);
         if self.shapes.is_some() && wish.liked {

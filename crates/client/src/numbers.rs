@@ -16,13 +16,13 @@ use tallyd_redis::read::Found;
 /// The timeout of a query to MySQL.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
-/// How long MySQL is skipped after it failed to answer.
+/// How long the client does not ask MySQL after MySQL failed to answer.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
-/// The most targets that one [`Client::read`] takes.
+/// The largest number of targets of one call of [`Client::read`].
 pub const READ_TARGETS_MAX: usize = 1_000;
 
-/// The instant until which MySQL is not asked, because it failed to answer.
+/// The instant until which the client does not ask MySQL, because MySQL failed to answer.
 pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 
 /// The server that a number was read from.
@@ -74,7 +74,7 @@ impl Client {
         Ok(self.complete(targets, &found).await)
     }
 
-    /// Does the first half of [`Client::read`]: asks Redis. Use it if the time of each half must be limited.
+    /// Does the first half of [`Client::read`]: asks Redis. Use it if each half needs its own time limit.
     ///
     /// # Errors
     /// As [`Client::read`].
@@ -84,7 +84,7 @@ impl Client {
         let found = self.cache.read(&self.names, &self.metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
-            // Reading must not fail if the note fails, for instance because the server is a replica.
+            // Reading must not fail if this write fails, for instance because the server is a replica.
             if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
                 debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
@@ -142,7 +142,7 @@ impl Client {
     }
 }
 
-/// Logs the first failure of an outage. `former` is set if MySQL had also failed before.
+/// Logs the first failure of an outage. `former` is set if MySQL had already failed before.
 fn say_unasked(former: Option<Instant>, error: &str) {
     if former.is_none() {
         warn!(

@@ -19,7 +19,7 @@ use tallyd_redis::config::Redis;
 pub struct Settings {
     /// `[amqp]`: the broker, and how the client spreads likes over partitions (`partition_by`).
     pub amqp: Amqp,
-    /// `[mysql]`: the primary server, for questions that Redis can't answer.
+    /// `[mysql]`: the primary server, which the client asks if Redis can't answer.
     pub mysql: Mysql,
     /// `[redis]`: the server, and the layout of the counters in it.
     pub redis: Redis,
@@ -27,9 +27,10 @@ pub struct Settings {
     pub kinds: Kinds,
     /// `[metrics]`: the names of the numbers, with their codes (1 to 255). One name is `like`.
     pub metrics: Metrics,
-    /// All `[[board]]` blocks: the leaderboards.
+    /// The `[[board]]` blocks, which define the leaderboards.
     pub boards: Vec<Board>,
-    /// All `[[rule]]` blocks: how events change each number. The daemons' announcement decides which side counts a number in Redis.
+    /// The `[[rule]]` blocks, which define how events change each number. The daemons' announcement decides which side
+    /// counts a number in Redis.
     pub rules: Vec<Rule>,
     /// `[client]`: how long clicks are remembered, and how many clicks a user can make.
     pub limits: ClickLimits,

@@ -41,7 +41,7 @@ pub struct Amqp {
     pub tls: Tls,
     /// Prefix of every name on the broker, for example `{prefix}.events`.
     pub prefix: String,
-    /// Queues that share the events, each with one active consumer. More than one needs the plugin
+    /// Queues that share the events, each with one active consumer. More than one queue needs the plugin
     /// rabbitmq_consistent_hash_exchange.
     #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
@@ -52,8 +52,8 @@ pub struct Amqp {
     pub queue_type: QueueType,
     /// Whether tallyd declares exchanges, queues and bindings. If false, they must exist.
     pub declare: bool,
-    /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). Large
-    /// messages lower it automatically.
+    /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). For large
+    /// messages, tallyd lowers it.
     pub prefetch: u16,
     /// Seconds between heartbeats. After twice this time a connection is dead, and another daemon gets its partitions.
     #[schemars(range(min = 1, max = 60))]
@@ -97,8 +97,8 @@ impl Amqp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
-    /// Replicated, always on disk, faster to drain.
+    /// A replicated queue, which is always on disk and faster to drain.
     Quorum,
-    /// On one node, for brokers without quorum queues.
+    /// A queue on one node, for brokers without quorum queues.
     Classic,
 }

@@ -28,7 +28,8 @@ const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "
 pub struct Asked {
     pub metrics: BTreeSet<String>,
     pub labels: BTreeSet<String>,
-    /// Has for each selector the metric, the label, and the label's value if the selector allows only one value.
+    /// One entry for each label of each selector: the metric, the label, and the label's value if the selector allows
+    /// only one value.
     pub selected: BTreeSet<(String, String, Option<String>)>,
 }
 

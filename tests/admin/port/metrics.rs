@@ -134,7 +134,7 @@ fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)>
     all
 }
 
-/// Returns the page after each metric's row gets the type and the help text that the daemon exports.
+/// Returns the page with the type and the help text of each metric as the daemon exports them.
 fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<String>)>) -> String {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -177,10 +177,10 @@ async fn the_documented_metrics_are_those_that_are_told() {
         let entry = (cells[2].to_owned(), cells[4].to_owned(), labels.collect());
         documented.insert(cells[1].trim_matches('`').to_owned(), entry);
     }
-    // No run has scanned buckets.
+    // This metric has no label yet, because no run has scanned buckets.
     let mut told_too = told.clone();
     told_too.get_mut("tallyd_bucket_fields_max").unwrap().2.insert("kind".to_owned());
-    // No period has ended.
+    // These metrics have no label yet, because no period has ended.
     for name in ["tallyd_board_oldest_unarchived_timestamp_seconds", "tallyd_board_archived_rows"] {
         told_too.get_mut(name).unwrap().2.insert("board".to_owned());
     }

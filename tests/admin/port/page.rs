@@ -183,7 +183,11 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     daemon.kill();
     shows(&browser, "#state", "The daemon does not answer").await;
     shows(&browser, "#since", "The values below are from").await;
-    assert_eq!(browser.value("document.querySelectorAll('.known.stale').length").await, 2, "head and tables are grey");
+    assert_eq!(
+        browser.value("document.querySelectorAll('.known.stale').length").await,
+        2,
+        "the head and the tables must be grey"
+    );
     assert!(committed(&browser, 2).await, "the page still shows the last known data");
     assert!(browser.text("#owner").await.ends_with(&former));
     browser.show_as(1_200, 900, "light").await;
@@ -239,7 +243,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     browser.value("(window.answered = 0, true)").await;
     eventually("the page gets another answer", || async { browser.value("window.answered > 3").await == true }).await;
     let lines = browser.value("document.querySelectorAll('#troubles li').length").await;
-    assert_eq!(lines, 2, "rows with the same name are not rebuilt");
+    assert_eq!(lines, 2, "the page must not add rows again that have the same name");
 
     // The daemon has run for a short time, so the page shows the shortest range. The page shows a longer range when the
     // page has older points.

@@ -51,7 +51,7 @@ fn install_python(folder: &Path) {
     pip(&["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "wheels", "./sources"]);
     let wheel = "wheels/tallyd-0.1.0-py3-none-any.whl";
     pip(&["install", "--no-index", "--no-deps", "--target", "installed", wheel]);
-    assert!(folder.join("installed/tallyd/py.typed").exists(), "the wheel must have its types");
+    assert!(folder.join("installed/tallyd/py.typed").exists(), "the wheel must contain the type hints");
 }
 
 /// Packs Node's tarball and installs it beside the libraries of dev/test.
@@ -74,7 +74,7 @@ fn install_node(folder: &Path) {
 }
 
 impl Package {
-    /// This part of a world's name stands for the package.
+    /// The part of a test world's name that identifies the package.
     fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",

@@ -14,7 +14,7 @@ fn the_own_tests_of_the_python_package_pass() {
 
 #[test]
 fn the_own_tests_of_the_node_package_pass() {
-    // The sources are linked beside their libraries.
+    // dev/test links the sources into the folder that contains the libraries.
     let tests = root().join("target/clients/clients/node/test");
     for test in ["events", "gateway", "sender"] {
         run(Example::Node.interpreter().arg(tests.join(test).with_extension("test.js")));

@@ -30,7 +30,7 @@ impl Site<'_> {
         self.driver.call("open", json!([]), options).await.unwrap();
     }
 
-    /// Returns the addresses of all servers, with this address of the gateway.
+    /// Returns the addresses of all servers. The gateway's address is `gateway`.
     fn servers(&self, gateway: Option<&str>) -> Value {
         let api = &self.world.api;
         let mut servers = json!({"amqp_url": api.amqp.url.expose(), "redis_url": api.redis.url.expose()});
@@ -112,7 +112,11 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.driver.done("unlike", json!(["video", site.target, 1])).await;
     assert_eq!(site.number("like").await, 9);
     let liked = site.like(2).await;
-    assert_eq!(&site.driver.done("publish", json!([liked])).await["at"], &liked["at"], "both must be the same click");
+    assert_eq!(
+        &site.driver.done("publish", json!([liked])).await["at"],
+        &liked["at"],
+        "both events must be the same click"
+    );
 
     let event = |metric: &str| json!({"type": "count", "kind": "video", "target_id": site.target, "metric": metric, "delta": 2});
     let mut list = vec![event("share"), event("view")];
@@ -143,7 +147,7 @@ async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     site.open(site.servers(Some(&stalling.url)), 4).await;
     let share = site.driver.done("count", json!(["video", site.target, "share", 5])).await;
     assert_eq!((stalling.stalled(), &share["delta"]), (1, &json!(5)));
-    assert_eq!(site.number("share").await, 7, "it counts once");
+    assert_eq!(site.number("share").await, 7, "the share counts once");
 }
 
 /// Without a gateway the client publishes to RabbitMQ.

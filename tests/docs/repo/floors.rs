@@ -16,10 +16,11 @@ const FLOORS: [&[&str]; 6] = [
     &["boards", "config", "http", "letter", "partitions", "runtime", "telemetry", "version"],
 ];
 
-/// Each stands alone.
+/// No task imports another task.
 const TASKS: [&str; 4] = ["consumer", "dead_letters", "jobs", "outbox"];
 
-/// Returns the top module of a file: `consumer` of `src/consumer/mod.rs`, `boards` of `src/boards.rs`.
+/// Returns the top module of a file, for instance `consumer` for `src/consumer/mod.rs` and `boards` for
+/// `src/boards.rs`.
 fn room(path: &str) -> &str {
     path.split('/').next().unwrap().trim_end_matches(".rs")
 }

@@ -1,6 +1,6 @@
 //! Checks of the repository itself: the sample configuration, the unit file and the documents agree with the code.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod book;
 mod commands;

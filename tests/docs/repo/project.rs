@@ -1,4 +1,4 @@
-//! Addresses of the project: Other files repeat the addresses of Cargo.toml exactly.
+//! Checks that other files have exactly the project's addresses in Cargo.toml.
 
 use super::read;
 

@@ -8,7 +8,7 @@ use tallyd::config::{self, Config};
 
 use super::{blocks, documents, parsed, read, with_examples};
 
-/// Returns the keys of a section. The section's error message for an unknown key lists them.
+/// Returns the keys of a section. The section's error message for an unknown key lists these keys.
 fn keys_of(section: &str) -> Vec<String> {
     let error = parsed(&format!("{section}\nnothing_is_called_so = 1")).unwrap_err();
     let (_, list) = error.split_once("; known: ").unwrap_or_else(|| panic!("{error}"));

@@ -88,7 +88,8 @@ class AsyncTallyd(Base):
             return {}
         if self._gateway is not None:
             return as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
-        # Shield the command. If a caller cancelled it, the connection's next user would get its answer.
+        # Shield the command from cancellation. Otherwise the next command on this connection would
+        # get its answer.
         return as_given(given, ids, await asyncio.shield(self._from_redis(kind, ids, metric)))
 
     async def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
@@ -110,7 +111,7 @@ class AsyncTallyd(Base):
                 # The daemon then loads the noted buckets.
                 await self._redis.sadd(self._layout.missing, *missing)
             except (RedisError, OSError, asyncio.TimeoutError):
-                # Reading must not fail if the note fails, for instance on a replica.
+                # Reading must not fail if this write fails, for instance on a replica.
                 pass
         return found
 

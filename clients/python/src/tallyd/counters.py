@@ -60,7 +60,7 @@ def read_error(error: BaseException) -> ReadError:
 
 
 def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:
-    """Returns the number in a bucket's answer to HMGET of `_` and the id. `None` means that the number is unknown, not zero."""
+    """Returns the number from Redis' answer to HMGET of a bucket's fields `_` and the id. `None` means that the number is unknown, not zero."""
     if loaded is None or loaded.startswith("~"):
         return None
     numbers = value.split(",") if value else []

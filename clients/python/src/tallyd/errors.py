@@ -48,11 +48,11 @@ class NackedError(RejectedError):
 
 
 class ReturnedError(RejectedError):
-    """No queue takes the event: exchange or queues do not exist."""
+    """No queue takes the event: the exchange or the queues do not exist."""
 
 
 class LoginError(RejectedError):
-    """RabbitMQ refused user and password. The event was not sent."""
+    """RabbitMQ refused the user or the password. The event was not sent."""
 
 
 class LimitedError(RejectedError):

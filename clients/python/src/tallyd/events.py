@@ -88,7 +88,7 @@ def body_of(event: Event) -> bytes:
 
 
 def number_of(event: Event) -> str:
-    """Returns the name of the number that the event changes, as daemons announce it, for instance video:like."""
+    """Returns the name of the number that the event changes, for instance video:like. Daemons announce this name."""
     return f"{event['kind']}:{event.get('metric', 'like')}"
 
 

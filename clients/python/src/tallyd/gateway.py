@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from .errors import Event, GatewayError, ReadError
 from .events import body_of
 
-# The most targets in a request, and the most events in a request.
+# The largest number of targets or of events in a request.
 IDS_MAX = 500
 EVENTS_MAX = 1_000
 IDLE_MAX = 32

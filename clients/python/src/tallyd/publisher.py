@@ -44,7 +44,7 @@ class _Refused(Exception):
 
 
 class _LoginRefused(Exception):
-    """The broker refused user and password."""
+    """The broker refused the user or the password."""
 
 
 class _Pending:

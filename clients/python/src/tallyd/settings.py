@@ -151,7 +151,7 @@ def all_of(results: Sequence[Result]) -> List[Event]:
 
 
 def as_given(given: Sequence[Id], ids: Sequence[str], found: Mapping[str, Any]) -> Dict[Id, Any]:
-    """Returns the found values by the ids that the caller passed."""
+    """Returns the found values, with the ids as the caller passed them."""
     return {key: found.get(target_id) for key, target_id in zip(given, ids)}
 
 

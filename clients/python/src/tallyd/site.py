@@ -160,7 +160,7 @@ class Tallyd(Base):
                 # The daemon then loads the noted buckets.
                 self._redis.sadd(self._layout.missing, *missing)
             except (RedisError, OSError):
-                # Reading must not fail if the note fails, for instance on a replica.
+                # Reading must not fail if this write fails, for instance on a replica.
                 pass
         return found
 

@@ -25,7 +25,7 @@ fn terms() -> Terms {
     Terms { future_max: Duration::MAX, applied_event_keep: Duration::MAX, ..Terms::from(&config) }
 }
 
-/// Decodes a body. Fails if the decoder refuses one of its events.
+/// Decodes a body. Fails if the decoder refuses any event of the body.
 fn decoded(body: &str) -> Result<(), Refusal> {
     let mut verdict = Ok(());
     decode_all(body.as_bytes(), &terms(), Micros::MAX, |judged, _| {

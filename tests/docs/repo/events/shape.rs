@@ -1,6 +1,6 @@
 //! The events as types, from which docs/events.schema.json is made. The limits are constants of the decoder.
 
-#![expect(dead_code, reason = "no event is ever made: only the schema is")]
+#![expect(dead_code, reason = "the code never makes an event, only the schema")]
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
@@ -26,7 +26,7 @@ pub enum Event {
     Like(Click),
     /// The user no longer likes the target.
     Unlike(Click),
-    /// A number of the target changes by `delta`. It counts once for each `event_id`.
+    /// A number of the target changes by `delta`. The change counts once for each `event_id`.
     Count {
         kind: KindName,
         target_id: Id,
@@ -34,7 +34,7 @@ pub enum Event {
         /// The change of the number.
         #[schemars(range(min = -(DELTA_MAX as i64), max = DELTA_MAX))]
         delta: i64,
-        /// Another text for each event, for instance a UUID. A retry has the same one.
+        /// A different text for each event, for instance a UUID. A retry sends the same text.
         #[schemars(length(min = 1, max = EVENT_ID_MAX))]
         event_id: String,
         at: Instant,
@@ -65,7 +65,7 @@ pub struct Click {
 #[derive(JsonSchema)]
 pub struct KindName(String);
 
-/// Microseconds since 1970 by the sender's clock. A retry has the same one.
+/// Microseconds since 1970 by the sender's clock. A retry sends the same time.
 #[derive(JsonSchema)]
 pub struct Instant(#[schemars(range(min = 1, max = Micros::MAX.0))] i64);
 
