@@ -1,7 +1,7 @@
 //! Passes the revision, the compiler and the target to the program (`src/version.rs`).
 //!
-//! The revision is `TALLYD_REVISION`, or the one that `git archive` wrote into `packaging/revision`, or that of the checkout. Only a release
-//! build runs git. Otherwise each commit would compile the daemon and all its tests again.
+//! The revision is `TALLYD_REVISION`, or the one that `git archive` wrote into `packaging/revision`, or the commit of
+//! the checkout. Only a release build runs git. Otherwise each commit would compile the daemon and all its tests again.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use std::{env, fs};
 
 const ARCHIVED: &str = "packaging/revision";
 
-/// Sources of the program. cargo compiles it again when one of them changes.
+/// The program's sources. When a source changes, cargo compiles the program again.
 const SOURCES: [&str; 8] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "crates", "lua", "migrations", "ops"];
 
 fn main() {
@@ -27,7 +27,7 @@ fn given() -> Option<String> {
 }
 
 fn archived() -> Option<String> {
-    // In a checkout, the file holds a placeholder with a dollar sign.
+    // In a checkout, `packaging/revision` contains a placeholder with a dollar sign.
     fs::read_to_string(ARCHIVED).ok().and_then(word).filter(|text| !text.contains('$'))
 }
 
@@ -43,7 +43,7 @@ fn checked_out() -> Option<String> {
     Some(if changed.is_empty() { revision } else { format!("{revision}-dirty") })
 }
 
-/// Skips missing paths, because cargo would run this script at every build.
+/// Skips a missing path: if cargo watched it, cargo would run this script at every build.
 fn watch(path: &str) {
     if Path::new(path).exists() {
         println!("cargo:rerun-if-changed={path}");

@@ -19,13 +19,13 @@ use url::{Host, Url};
 
 use crate::config::{SOCKET, Secret};
 
-/// Time limit for an answer. A daemon answers these requests without a call to a server.
+/// Time limit for an answer. To answer a request, the daemon calls no server.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// Time limit for the answer to an order. The daemon writes an order to MySQL before it answers.
 const ORDER_MAX: Duration = Duration::from_secs(15);
 
-/// An answer can have at most this number of bytes. The status of a daemon with 1,000 partitions has 300 kB.
+/// The maximum size of an answer. The status of a daemon with 1,000 partitions has 300 kB.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(crate) enum NoControl {
          [admin] control is the path of its socket"
     )]
     NoDaemon(PathBuf, String),
-    #[error("this user has no right to use {0}: run this with sudo, or as a member of the daemon's group")]
+    #[error("this user has no right to use {0}: run the command with sudo, or as a member of the daemon's group")]
     NotAllowed(PathBuf),
 }
 
@@ -102,8 +102,8 @@ impl At {
     }
 }
 
-/// Requests `path`, which is appended to the path of the port's address. Returns [`NoDaemon`] also if the answer is
-/// late, too large or not HTTP.
+/// Requests `path`, which is appended to the path of the port's address. Returns [`NoDaemon`] if no daemon answers, or
+/// if the answer is late, too large or not HTTP.
 pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, Request::get(path), Body::empty())).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));

@@ -1,9 +1,9 @@
 //! The control socket: the only way to send an order to a running daemon. The permissions of the socket's file decide
 //! who can send orders.
 //!
-//! An order is written to MySQL, and all daemons of the site read it there. So the order has the same effect at each
-//! socket of the site. If several daemons on one machine use the same path, the first daemon gets the socket. The other
-//! daemons retry, and one of them gets the socket when the first daemon has ended.
+//! An order is written to MySQL, and all daemons of the site read it there. So it does not matter which socket of the
+//! site receives the order. If several daemons on one machine use the same path, the first daemon gets the socket. The
+//! other daemons retry, and one of them gets the socket when the first daemon has ended.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -49,7 +49,7 @@ pub(crate) struct Wanted {
     pub command: Command,
     /// The order's duration in seconds. `None` ends the current order.
     pub lasts_s: Option<u64>,
-    /// The user's name, as the client gives it.
+    /// The user's name, which the client states.
     pub by: String,
     pub reason: String,
 }
@@ -80,7 +80,7 @@ impl ControlSocket {
         Self { path, desk }
     }
 
-    /// Accepts orders until `end`.
+    /// Accepts orders until `end` is cancelled.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut is_said = false;
         while !end.is_cancelled() {
@@ -150,7 +150,7 @@ impl Desk {
         let before = self.find(*task, *command).await?;
         match lasts_s {
             Some(lasts_s) => {
-                // Terminals and logs show both texts, so control characters are removed.
+                // Terminals and logs show the user's name and the reason, so control characters are removed.
                 let plain = |text: &str| text.replace(char::is_control, " ");
                 let by = ordered_by(&plain(by), uid, &self.host);
                 let lasts = Duration::from_secs(*lasts_s);

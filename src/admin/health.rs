@@ -9,8 +9,8 @@ use super::{Asked, json};
 use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
 
-/// The answer to `GET /livez`. It says whether the process works and which loops are stuck. An unreachable server is no
-/// reason to restart the process.
+/// The answer to `GET /livez`. The answer says whether the process works and which loops are stuck. An unreachable
+/// server is no reason to restart the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Live {
     pub live: bool,

@@ -1,9 +1,9 @@
 //! The admin port: status, metrics and health of the daemon, over HTTP. No request to this port changes anything.
 //!
-//! The port must never slow the tasks. So it has a few separate connections to the servers, and it limits the count and
-//! the duration of requests. A connection serves one request. On an address that other machines can reach, a token is
-//! required (`token`), except for `PROBES`. Web pages have no access: the `Host` of a request is checked (`hosts`), and
-//! there is no CORS header.
+//! Requests to the port must never slow the daemon's tasks. So the port has a few separate connections to the servers,
+//! and limits the count and the duration of requests. A connection serves one request. On an address that other
+//! machines can reach, a token is required (`token`), except for `PROBES`. Web pages have no access: the `Host` of a
+//! request is checked (`hosts`), and there is no CORS header.
 
 pub(crate) mod ask;
 pub(crate) mod control;
@@ -45,7 +45,7 @@ use tallyd_redis::Cache;
 
 const CONNECTIONS_MAX: usize = 64;
 
-/// A connection can last at most this time, in which the port reads the request and sends the answer.
+/// The time limit for a connection: the port must read the request and send the answer within this time.
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);

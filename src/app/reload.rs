@@ -2,8 +2,8 @@
 //! stays in force.
 //!
 //! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B
-//! happens after A, so the daemon judges every event that it receives after C by the new configuration. It judged the
-//! events that it received before A by the old configuration.
+//! happens after A, so the daemon judges every event that it receives after C by the new configuration. The daemon
+//! judged the events that it received before A by the old configuration.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Reloader {
         self.decider.prepare(&now, &config, stop).await?;
         log::change(filter);
         let config = Arc::new(config);
-        // This works even if no task listens for changes, because tasks read the configuration when they need it.
+        // `send_replace` succeeds even if no task listens for changes. Tasks read the configuration when they need it.
         self.sender.send_replace(Arc::clone(&config));
         self.decider.decide(&config);
         if !needs_restart.is_empty() {

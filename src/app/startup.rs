@@ -17,8 +17,9 @@ use tallyd_mysql::schema::Schema;
 /// The start waits at most this time for Redis, because systemd aborts a start that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Checks MySQL and Redis. The start does not fail if a server is unreachable. It waits until MySQL answers. Codes must
-/// have the same meaning in MySQL and in the configuration. After this check, the daemon starts the tasks that write.
+/// Checks MySQL and Redis. If a server is unreachable, the start does not fail. If MySQL is unreachable, the start
+/// waits for MySQL, because codes must have the same meaning in MySQL and in the configuration. After this check, the
+/// daemon starts the tasks that write.
 ///
 /// # Errors
 /// Fails if the schema is wrong, or if a code would change its meaning. Also fails if `[redis] cluster` does not match

@@ -2,15 +2,15 @@
 //! metric while users click.
 //!
 //! Handover to the daemon. A: a daemon reloads. The daemon adds the counts of these metrics to Redis from its next
-//! batch on, and announces the handover. B: clients read the announcement within ten seconds. Redis counts twice each
-//! click that a client counts between A and B.
+//! batch on, and announces the handover. B: clients read the announcement within ten seconds. Each click that a client
+//! counts between A and B is counted twice in Redis.
 //!
 //! Handover to API servers. A: a daemon gets the signal to reload, and announces the change. B: clients read the
 //! announcement within ten seconds and start to count. C: the new configuration is in force, and the daemon stops
-//! counting. Redis counts twice each click that a client counts between B and C. Redis does not count an event that a
-//! client only published and that the daemon receives after C. If MySQL does not have a user's last click yet, Redis
-//! can count the next click wrongly, although its event is correct. A reconcile of the changed targets makes the
-//! counters exact.
+//! counting. Each click that a client counts between B and C is counted twice in Redis. An event that a client
+//! published but did not count, and that the daemon receives after C, is not counted in Redis. If MySQL does not have a
+//! user's last click yet, a client can count the next click wrongly in Redis, although the click's event is correct. A
+//! reconcile of the changed targets makes the counters exact.
 //!
 //! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
 //! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or if Redis
@@ -35,12 +35,12 @@ use tallyd_redis::Cache;
 /// Interval between checks that Redis still has the announcement.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Time after which all clients follow an announcement. They read it every ten seconds, and a read takes at most half a
-/// second.
+/// Time after which all clients follow an announcement. Clients read the announcement every ten seconds, and a read
+/// takes at most half a second.
 const FOLLOWED: Duration = Duration::from_secs(11);
 
-/// API servers can begin to count only while at most this number of messages and this number of outbox rows wait.
-/// Daemons can write this number within a few seconds.
+/// API servers can begin to count only if at most this number of messages wait, and at most this number of outbox rows.
+/// Daemons can write so many within a few seconds.
 const WAITING_MAX: u64 = 10_000;
 
 /// A daemon's announcement, and the instant from which it is valid.
@@ -51,7 +51,7 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Makes an announcement of `writers` that is valid from now on, with the names of `config`.
+    /// Makes an announcement of `writers` that is valid from now on. The names of kinds and metrics come from `config`.
     pub(super) fn new(writers: &Writers, config: &Config) -> Self {
         let since = clock::now();
         Self { text: writers.encode(&config.kinds, &config.metrics, since), since }
@@ -79,7 +79,7 @@ pub(super) async fn run(
     beat: Heartbeat,
     stop: CancellationToken,
 ) {
-    let mut outage = Outage::new("announcing the writers of numbers");
+    let mut outage = Outage::new("announcing in Redis who counts each metric");
     while !stop.is_cancelled() {
         let announcement = decided.borrow_and_update().clone();
         let pause = match beat.during(announcement.make(&cache)).await {
@@ -91,7 +91,7 @@ pub(super) async fn run(
         };
         tokio::select! {
             () = beat.pause(pause, &stop) => {}
-            // An error means that the sender of decisions has ended.
+            // `Err` means that no more decisions can come.
             Ok(()) = decided.changed() => {}
         }
     }
@@ -120,7 +120,7 @@ impl Decider {
         let announcement = Announcement::new(&after.union(&before), new);
         let announced = announcement.make(&self.servers.cache).await;
         if announced.is_err() {
-            // The announcement may have reached Redis already, or may reach it later.
+            // Redis may have received the announcement already, or may receive it later.
             self.decided.send_replace(Announcement::of(now));
             return announced;
         }

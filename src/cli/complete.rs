@@ -15,14 +15,14 @@ use crate::config;
 
 const VERSION: &str = concat!("tallyd ", env!("CARGO_PKG_VERSION"));
 
-/// A shell with completion scripts.
+/// A shell for which tallyd can make a completion script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Shell {
-    /// Install it as /usr/share/bash-completion/completions/tallyd.
+    /// Install the script as /usr/share/bash-completion/completions/tallyd.
     Bash,
-    /// Install it as /usr/share/zsh/vendor-completions/_tallyd.
+    /// Install the script as /usr/share/zsh/vendor-completions/_tallyd.
     Zsh,
-    /// Install it as /usr/share/fish/vendor_completions.d/tallyd.fish.
+    /// Install the script as /usr/share/fish/vendor_completions.d/tallyd.fish.
     Fish,
 }
 
@@ -104,10 +104,10 @@ fn whole_program(roff: &mut Roff) {
             vec![
                 (
                     "TALLYD__SECTION__KEY",
-                    "Any key of the configuration. It overrides the file: TALLYD__AMQP__PARTITIONS=4.",
+                    "The value of any configuration key, instead of the value in the file: TALLYD__AMQP__PARTITIONS=4.",
                 ),
-                ("RUST_LOG", "The log filter. It overrides [log] level; -v and -q override it."),
-                ("CREDENTIALS_DIRECTORY", "The folder of password files with relative paths. systemd sets it."),
+                ("RUST_LOG", "The log filter, used instead of [log] level. The options -v and -q override it."),
+                ("CREDENTIALS_DIRECTORY", "The folder of password files that have relative paths. systemd sets it."),
             ],
         ),
     ];

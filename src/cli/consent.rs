@@ -87,7 +87,8 @@ pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
             format!("{} runs {} {}: wait until it ends, then try again", running.owner, running.job, running.mode);
         return Err(JobError::NotNow(text).into());
     }
-    // A daemon that waits for a server consumes no queue, but it still reads orders from MySQL.
+    // A daemon that waits for a server consumes no queue, but can be found here, because it still reads orders from
+    // MySQL.
     if !store.is_used_alone().await? {
         let text = "a daemon or a command uses MySQL with this account: stop all daemons, then try again";
         return Err(JobError::NotNow(text.to_owned()).into());

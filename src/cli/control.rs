@@ -53,7 +53,7 @@ pub(super) struct Lasts {
     /// End automatically after this time: 90s, 30m, 2h, at most 7d.
     #[arg(id = "lasts", long = "for", value_name = "TIME", default_value = "1h", value_parser = parse_lasts)]
     time: Duration,
-    /// Give the reason. The status shows it.
+    /// Give a reason, which the status shows.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     reason: String,
 }

@@ -38,7 +38,7 @@ pub(super) enum DeadCommand {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Publish dead letters again, as producers do. Skip and report those that would be rejected again.
+    /// Publish dead letters again, as producers do. Skip and report dead letters that would be rejected again.
     Replay(ReplayArgs),
     /// Delete dead letters. Dead letters that were never replayed are deleted only if you give their numbers or --open.
     Purge(PurgeArgs),
@@ -51,13 +51,14 @@ pub(super) struct ListArgs {
     /// List only dead letters that were never replayed.
     #[arg(long)]
     open: bool,
-    /// List at most this many.
+    /// List at most this many dead letters.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000), conflicts_with = "summary")]
     limit: u64,
     /// Print the number of dead letters for each reason.
     #[arg(long)]
     summary: bool,
-    /// Don't collect messages that RabbitMQ dead-lettered. Use this option if the account can't read that queue.
+    /// Don't collect messages that RabbitMQ dead-lettered. Use this option if the account can't read the queue of these
+    /// messages.
     #[arg(long)]
     no_returned: bool,
     /// Print the list as text or as JSON.
@@ -67,7 +68,7 @@ pub(super) struct ListArgs {
 
 #[derive(Debug, Args)]
 struct OfArgs {
-    /// Select only this reason.
+    /// Select only dead letters with this reason.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
     /// Select only dead letters first seen since this time: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
@@ -85,7 +86,7 @@ pub(super) struct ReplayArgs {
     /// Replay all dead letters that were never replayed.
     #[arg(long)]
     all: bool,
-    /// Replay at most this many, oldest first.
+    /// Replay at most this many dead letters, oldest first.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Send nothing. Print which dead letters would be replayed, and which would be rejected again.
@@ -119,7 +120,7 @@ pub(super) struct PurgeArgs {
     /// With --reason or --older-than: also delete dead letters that were never replayed.
     #[arg(long, conflicts_with = "replayed")]
     open: bool,
-    /// Delete nothing. Print the number.
+    /// Delete nothing. Print the number of dead letters that would be deleted.
     #[arg(long)]
     dry_run: bool,
     /// Don't ask for confirmation on a terminal.

@@ -69,15 +69,15 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         match fate_of(cause)? {
             Fate::Misconfigured => Some(EXIT_CONFIG),
             Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
-            // The same command succeeds after an operator has deleted the key. Deleting the key is safe, because MySQL
-            // is the source of truth.
+            // The error concerns one key in Redis. After an operator has deleted this key, the same command succeeds.
+            // Deleting the key is safe, because MySQL is the source of truth.
             Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
             Fate::Item => None,
         }
     }
 }
 
-/// Classifies a server's error. Returns `None` for other errors.
+/// Classifies an error that came from a server. Returns `None` for other errors.
 pub(super) fn fate_of(cause: &(dyn Error + 'static)) -> Option<Fate> {
     let store = cause.downcast_ref().map(StoreError::fate);
     let cache = || cause.downcast_ref().map(CacheError::fate);

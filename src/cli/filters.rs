@@ -18,7 +18,7 @@ pub(super) enum FiltersCommand {
     /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without
     /// lua/like.lua.
     Rebuild,
-    /// Delete all Bloom filters in Redis. First disable them in all API servers and daemons.
+    /// Delete all Bloom filters in Redis. First disable the filters in all API servers and daemons.
     Drop(Consent),
 }
 
@@ -67,7 +67,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     if let Some(code) = consent.ends(&[format!("delete all Bloom filters in Redis: {keys} keys")])? {
         return Ok(code);
     }
-    // A daemon that enables filters again must not trust the deleted ones.
+    // A daemon that enables filters again must not trust the deleted filters.
     servers.store.forget_marks(job, filters::MODE).await?;
     let deleted = servers.cache.drop_all_filters(false).await?;
     writeln!(std::io::stdout(), "{deleted} keys deleted").context("print")?;

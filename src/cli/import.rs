@@ -18,16 +18,16 @@ use crate::servers::Servers;
 pub(super) struct ImportArgs {
     /// Use this [[import]] [default: the only one].
     name: Option<String>,
-    /// Remove rows that this import wrote and the old table no longer has. Keep later events.
+    /// Remove rows that this import wrote and that the old table no longer contains. Keep later events.
     #[arg(long)]
     deletions: bool,
     /// Compare the old table with tallyd's. Exit with 2 if they differ. Change nothing.
     #[arg(long, conflicts_with_all = ["deletions", "dry_run", "resume"])]
     verify: bool,
-    /// Read, and report the rows that would be written. Change nothing.
+    /// Only read the old table, and report the rows that would be written. Change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Continue where the last run was stopped, killed, or ran out of time.
+    /// Continue where the last run was stopped or killed, or ran out of time.
     #[arg(long, conflicts_with = "dry_run")]
     resume: bool,
     /// Stop after this time, between two pages: 90s, 30m, 2h.
@@ -72,7 +72,7 @@ fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Import> {
     match (name, config.imports.as_slice()) {
         (_, []) => usage("there is nothing to import: the configuration has no [[import]]".to_owned()),
         (None, [only]) => Ok(only),
-        (None, _) => usage(format!("several [[import]] are configured: name one of {}", known())),
+        (None, _) => usage(format!("several [[import]] blocks are configured: name one of {}", known())),
         (Some(name), all) => match all.iter().find(|import| import.name == name) {
             Some(import) => Ok(import),
             None => usage(format!("no [[import]] is named {name}: the configured names are {}", known())),

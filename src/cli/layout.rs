@@ -19,8 +19,8 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::layout::Layout;
 
-/// A migration repeats its run until a run finds no difference, at most this number of times. The first runs find
-/// differences, because API servers start to count in the new layout with a delay.
+/// The maximum number of runs in a migration. A migration repeats its run until a run finds no difference. The first
+/// runs find differences, because API servers start to count in the new layout with a delay.
 const RUNS_MAX: u32 = 4;
 
 /// Interval between two checks whether the daemon's run has ended.
@@ -31,8 +31,8 @@ const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum LayoutCommand {
-    /// Copy the counters to the second layout, in which API servers already count, and verify them. Likes continue
-    /// meanwhile.
+    /// Copy the counters to the second layout, in which API servers already count, and verify the copies. Users can
+    /// like targets meanwhile.
     Migrate {
         /// Move from this layout, for example packed:13.
         #[arg(long, value_name = "LAYOUT")]
@@ -93,7 +93,7 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let (first, second) = (layout(&config.redis)?.to_string(), layout(&moved)?.to_string());
     let redis = match (from == first && to == second, from == second && to == first) {
         (true, _) => moved,
-        // The operator moves the counters back to the first layout. The daemon compares the first layout, too.
+        // Here, the operator moves the counters back to the first layout, which the daemon still compares with MySQL.
         (_, true) => config.redis.clone(),
         _ => bail!(Usage(format!(
             "[redis] has the layout {first}, and [redis.also] has {second}: write --from {first} --to {second}"
@@ -182,7 +182,7 @@ async fn run_when_free(
 async fn until_lost(first: &Cache, config: &Config) {
     let mut had_all = false;
     loop {
-        // If Redis is unreachable, this does not mean that it has lost buckets.
+        // An unreachable Redis has not necessarily lost buckets.
         match unloaded(first, config).await {
             Ok(0) => had_all = true,
             Ok(_) if had_all => return,

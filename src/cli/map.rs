@@ -27,7 +27,7 @@ use tallyd_rabbitmq::{Broker, Depth, Link};
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct MapArgs {
     /// Map the events in this file, one JSON event per line or one JSON value, and print the results. Exit with 2 if
-    /// some events do not fit.
+    /// some events do not fit the map.
     #[arg(long, value_name = "FILE")]
     sample: Option<PathBuf>,
     /// Use the map of this name [default: the only one].
@@ -46,7 +46,7 @@ enum MapCommand {
     Remove {
         /// Remove the map of this name.
         name: String,
-        /// Also delete messages that wait in its queue.
+        /// Also delete messages that wait in the map's queue.
         #[arg(long)]
         with_messages: bool,
         #[command(flatten)]
@@ -195,7 +195,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         for (exchange, key) in &map.bindings {
             broker.unbind_map(&link, &map.queue, exchange, key).await?;
         }
-        // This count includes messages that arrived before the queue was unbound.
+        // The messages are counted again, because more can have arrived before the queue was unbound.
         if unused(broker, &link, map, with_messages).await?.is_some() {
             broker.delete_map(&link, &map.queue).await?;
         }

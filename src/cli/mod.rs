@@ -84,14 +84,14 @@ enum Command {
     Run,
     /// Compare the counters in Redis with MySQL once, and repair drift.
     Reconcile(reconcile::ReconcileArgs),
-    /// Compare `counter` with the tables that [[recount]] names, and correct it.
+    /// Compare `counter` with the tables that [[recount]] names, and correct `counter`.
     Recount(recount::RecountArgs),
     /// Copy an old table into tallyd, or compare it with tallyd.
     Import(import::ImportArgs),
     /// Compare an old site's numbers with `counter`. Exit with 2 if the difference grows from run to run. Change
     /// nothing.
     Compare(compare::CompareArgs),
-    /// Write likes to an old table as an [[export]] defines, so that the site can go back.
+    /// Write likes to an old table as an [[export]] defines, so that the site can return to that table.
     Export(export::ExportArgs),
     /// Archive the boards of finished periods, and remove expired boards from Redis.
     Archive(board::ArchiveArgs),
@@ -208,14 +208,15 @@ where
     {
         Ok(code) => code,
         Err(error) => {
-            // A failure to write is ignored, because stderr can be closed. The exit code also reports the error.
+            // The write fails if stderr is closed. This is ignored, because the exit code also reports the error.
             let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
             exit_code(&error)
         }
     }
 }
 
-/// Returns true if a person typed the command. A daemon that a person starts by mistake would consume events.
+/// Returns true if a person typed the command. Without this check, a person could start a daemon by mistake, and the
+/// daemon would consume events.
 fn is_typed() -> bool {
     std::io::stdin().is_terminal() || std::io::stderr().is_terminal()
 }

@@ -53,7 +53,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     all_stopped(&servers).await?;
     let plan = [
         format!("rename the {word} {from} (code {code}) to {to} in MySQL"),
-        format!("events that still name {from} become dead letters; keys in Redis that contain {from} stay, unused"),
+        format!("events that still name {from} become dead letters; keys in Redis that contain {from} remain unused"),
     ];
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
@@ -91,6 +91,6 @@ fn is_configured(configured: &BTreeMap<String, u8>, of: Of, former: (u8, &str), 
     if configured.get(to) == Some(&code) {
         return Ok(());
     }
-    let text = format!("[{section}] has no {to} = {code}: replace {from} by it on every host, then try again");
+    let text = format!("[{section}] has no {to} = {code}: on every host, replace {from} by {to}, then try again");
     Err(ConfigError(vec![text]))
 }

@@ -88,6 +88,6 @@ fn are_empty(queues: &[String]) -> Result<(), JobError> {
     if queues.is_empty() {
         return Ok(());
     }
-    let advice = "pause the producers, run the daemons with the old number until the queues are empty, stop them, then try again";
+    let advice = "pause the producers, run daemons with the old number until the queues are empty, stop the daemons, then try again";
     Err(JobError::NotNow(format!("not empty or still consumed: {}: {advice}", queues.join(", "))))
 }

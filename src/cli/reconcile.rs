@@ -37,15 +37,15 @@ pub(super) struct ReconcileArgs {
     /// Ignore the limits repair_targets_max_percent and repair_abs_max.
     #[arg(long)]
     force: bool,
-    /// Stop after this time, between two pages: 90s, 30m, 2h. The report has the count of remaining targets; --resume
-    /// continues there.
+    /// Stop after this time, between two pages: 90s, 30m, 2h. The report contains the number of remaining targets.
+    /// --resume continues with these targets.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
     /// Continue the last full run that was stopped, was killed, or ran out of time.
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
     /// Mark all counters in Redis as unknown, and load them from MySQL again. Use this option if most counters are
-    /// wrong. Meanwhile readers ask MySQL.
+    /// wrong. Until the counters are loaded, readers ask MySQL.
     #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
     reload: bool,
     /// Print the report as text or as JSON.

@@ -49,7 +49,8 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-/// Reports the pause that stopped the run, if an operator paused the job. The command can be repeated after the pause.
+/// If an operator paused the job and so stopped the run, reports the pause. The command can be repeated after the
+/// pause.
 pub(super) fn was_paused(servers: &Servers, job: JobName) -> Result<bool> {
     let Some(order) = servers.control.paused(needed_by(job)) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;

@@ -17,15 +17,15 @@ use super::problem::Faults;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// `ADDRESS:PORT`, or `unix:` and a socket's path. Empty disables it. Each daemon on a machine needs its own. An
-    /// address that others can reach requires a token.
+    /// `ADDRESS:PORT`, or `unix:` and a socket's path. Empty: no port. Daemons on one machine need different addresses.
+    /// An address reachable from other machines requires a token.
     pub listen: String,
-    /// Control socket for `tallyd pause`, `resume` and `throttle`, for the daemon's user and group. Empty disables it.
+    /// Control socket for `tallyd pause`, `resume` and `throttle`, open to the daemon's user and group. Empty: none.
     pub control: String,
     /// Allowed `Host` names besides `localhost` and IP addresses, against DNS rebinding.
     pub hosts: Vec<String>,
     /// File with a token of at least 16 characters, not world-readable. A relative path is a systemd credential.
-    /// Requests need it as `Authorization: Bearer TOKEN`, in browsers as the password of any user.
+    /// Requests send the token as `Authorization: Bearer TOKEN`, browsers as the password of any user.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.

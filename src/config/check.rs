@@ -13,16 +13,16 @@ use super::{
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
-/// Largest allowed `future_max`. An event further in the future could belong to a day of the ledger that is being
-/// emptied.
+/// Largest allowed `future_max`. An event further in the future could belong to a day of the table `applied_event` that
+/// is being emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
 
-/// Shortest allowed `applied_event_keep`. If it were shorter, the ledger could forget an event that the broker delivers
-/// again after an outage.
+/// Shortest allowed `applied_event_keep`. With a shorter time, the table `applied_event` could lose an event that the
+/// broker delivers again after an outage.
 const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 
-/// Longest allowed `applied_event_keep`. The ledger has 32 days: the kept days, today, a day that is being emptied, and
-/// spare days for clock differences.
+/// Longest allowed `applied_event_keep`. The table `applied_event` has 32 days: the kept days, today, a day that is
+/// being emptied, and spare days for clock differences.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {

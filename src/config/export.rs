@@ -21,22 +21,22 @@ const DELETED: usize = 3;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
-    /// Name in commands and reports: 1 to 32 of a-z, 0-9, - and _. Progress is stored under it: don't change it.
+    /// Name in commands and reports: 1 to 32 of a-z, 0-9, - and _. Progress is stored under this name: don't change it.
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
-    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1)
-    /// also for unlikes.
+    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1), it
+    /// also writes unlikes.
     pub upsert: String,
     /// DELETE or UPDATE for an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub delete: Option<String>,
-    /// Makes `:at` an integer since 1970. Without it: a DATETIME(6) in UTC.
+    /// Unit of an integer `:at` since 1970. Without it: DATETIME(6) in UTC.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// How far a pass looks back before `--since` or the previous pass (1s to 7d). It writes these likes again.
+    /// Likes up to this long before `--since` or the previous pass are written again (1s to 7d).
     #[serde(default = "one_minute")]
     pub overlap: Pause,
     /// MySQL server of the table, with the keys of `[mysql]`. Default: `[mysql]`.

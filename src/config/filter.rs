@@ -9,19 +9,20 @@ use super::Config;
 use super::problem::Faults;
 use crate::runtime::cron;
 
-/// The interval between filter runs can be at most this long. Readers stop trusting filters after twice this time.
+/// The longest allowed interval between filter runs. Readers stop trusting filters after twice this time.
 pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 
 /// `[filter]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
-    /// Likes that a target needs for a filter. 0: no filters. Enable them in API servers first, then in daemons.
+    /// Likes that a target needs for a filter. 0: no filters. Enable filters in API servers first, then in daemons.
     pub likes_min: u64,
-    /// Largest share of users without a like for whom MySQL is asked. At 0.00001 a filter takes 3 to 6 bytes per like.
+    /// Largest share of users without a like for whom readers ask MySQL. At 0.00001 a filter takes 3 to 6 bytes per
+    /// like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
-    /// When to update filters: at least every half hour. Empty if another daemon does it.
+    /// When to update filters: at least every half hour. Empty if another daemon updates them.
     pub cron: String,
 }
 

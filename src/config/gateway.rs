@@ -12,19 +12,19 @@ use super::{ConfigError, Secret};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
-    /// `ADDRESS:PORT`, or `unix:` and a socket's path. An address that others can reach requires a token.
+    /// `ADDRESS:PORT`, or `unix:` and a socket's path. An address reachable from other machines requires a token.
     pub listen: String,
     /// File with a token of at least 16 characters, not world-readable. A relative path is a systemd credential.
-    /// Requests to /v1 need it as `Authorization: Bearer TOKEN`.
+    /// Requests to /v1 send the token as `Authorization: Bearer TOKEN`.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.
     #[schemars(skip)]
     pub token: Option<Secret>,
-    /// Most requests in flight. Others get 503, and clients can retry them.
+    /// Maximum requests in flight. Further requests get 503, and clients can retry.
     #[schemars(range(min = 1, max = 10_000))]
     pub requests_max: usize,
-    /// Most open connections. Others wait.
+    /// Maximum open connections. Others wait.
     #[schemars(range(min = 1, max = 100_000))]
     pub connections_max: usize,
 }

@@ -29,7 +29,7 @@ impl ConfigHandle {
         }
     }
 
-    /// Caches a value that `make` computes from the configuration, for example the rules, because every event needs it.
+    /// Caches a value that `make` computes from the configuration and that every event needs, for example the rules.
     pub fn derive<T>(&self, make: fn(&Config) -> T) -> Derived<T> {
         let mut receiver = self.0.clone();
         let of = Arc::clone(&receiver.borrow_and_update());
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(
             (*bound.get(), live.current().daemon.drain_max_s),
             (9, 9),
-            "also of one that came just before the end"
+            "the last configuration before the sender was dropped"
         );
         assert_eq!(*bound.get(), 9);
     }

@@ -11,11 +11,11 @@ use tallyd_core::site_query::{OF_LIKES, OF_NUMBERS, Query};
 use tallyd_core::template::Template;
 use tallyd_core::unit::Unit;
 
-/// The likes of one kind, or the numbers of one of its metrics, and where they are.
+/// An old table or old keys with the likes of one kind, or with the numbers of one metric.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Import {
-    /// Name in commands and reports: 1 to 32 of a-z, 0-9, - and _. It marks the imported rows: don't change it.
+    /// Name in commands and reports: 1 to 32 of a-z, 0-9, - and _. The name marks the imported rows: don't change it.
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
@@ -28,7 +28,7 @@ pub struct Import {
     #[schemars(with = "String")]
     #[serde(default)]
     pub query: Option<String>,
-    /// Instead of a query, not for `like`: names of keys in `[redis]` with the numbers, with `{id}`.
+    /// Pattern with `{id}` for keys in `[redis]` with the numbers. Replaces `query`, not for `like`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub keys: Option<String>,
@@ -40,7 +40,7 @@ pub struct Import {
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Rows per query, for checksums four times as many. Lower it if queries take too long.
+    /// Rows per query, four times as many for checksums. Lower it if queries take too long.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,

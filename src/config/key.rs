@@ -7,8 +7,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Fault, Problem};
 
-/// A setting: its section and its name. In a block, the block's position follows the section. Two examples: `amqp`,
-/// `partitions`, and `board`, `0`, `tie`.
+/// A setting: its section and its name. In a block, the block's position in its list comes after the section. Two
+/// examples: `amqp`, `partitions`, and `board`, `0`, `tie`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(Vec<String>);
 
@@ -124,7 +124,7 @@ impl Origins {
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }
 
-    /// Returns a problem. Its place is the first of `keys` that is set.
+    /// Returns a problem. The problem's place is that of the first key in `keys` that is set.
     pub fn problem(&self, keys: &[Key], text: String) -> Problem {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }
@@ -133,8 +133,8 @@ impl Origins {
         self.of(key) != Origin::Default
     }
 
-    /// Returns the origin of the first of `keys` that is set. If no key is set, returns the origin of the first key's
-    /// section.
+    /// Returns the origin of the first key in `keys` that is set. If no key is set, returns the origin of the first
+    /// key's section.
     pub(super) fn nearest(&self, keys: &[Key]) -> Option<Origin> {
         let set = keys.iter().find(|key| self.has(key)).map(|key| self.of(key));
         set.or_else(|| {

@@ -112,8 +112,8 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
     Ok(found)
 }
 
-/// Replaces a variable such as `TALLYD__AMQP__URL_FILE`, which names a file, by the address in this file. A file can
-/// hide an address that contains a password. Returns the key, the variable, and the problem if the file can't be used.
+/// Replaces a variable such as `TALLYD__AMQP__URL_FILE`, which names a file, by the address in this file. So an address
+/// with a password can stay in a file. Returns the key, the variable, and the problem if the file can't be used.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -249,8 +249,9 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
-        // API servers switch between the layouts at different moments. Meanwhile, a server can count in the first
-        // layout shortly after it got the `at`, or can get the `at` from another node's clock.
+        // API servers switch between the layouts at different moments. Until all servers have switched, a server can
+        // count in the first layout a moment after the event got its `at`, or the `at` can come from another node's
+        // clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));
     }
@@ -390,7 +391,7 @@ mod tests {
         assert_eq!(
             (config.redis.key_prefix.as_str(), config.filter.false_positive),
             ("7", 0.01),
-            "by what the key takes"
+            "the key decides the type of the value"
         );
         assert!(parsed("[redis]\npassword = \"x\"\n", &[]).unwrap_err().contains("put it into a separate file"));
     }

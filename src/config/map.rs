@@ -131,8 +131,8 @@ fn needs(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Finds a metric of the map that has `writer = "api"`. API servers that need a map are old and can't count, because
-/// they don't run tallyd's scripts.
+/// Finds a metric of the map that has `writer = "api"`. API servers whose events need a map do not run tallyd's
+/// scripts, so they can't count.
 fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
     let rules = Rules::from(config);
     let has = |types: &[&str]| map.event_type.possible().is_none_or(|all| all.iter().any(|it| types.contains(it)));

@@ -99,7 +99,7 @@ pub struct Config {
     pub mysql: Mysql,
     /// Redis 7 or later, or Valkey 8 or later, and the layout of the counters.
     pub redis: Redis,
-    /// For `tallyd gateway` and API servers in Rust. The daemon doesn't use it.
+    /// Used by `tallyd gateway` and API servers in Rust, not by the daemon.
     pub client: ClickLimits,
     /// Bloom filters of popular targets. All daemons and API servers need the same settings.
     pub filter: Filter,
@@ -113,9 +113,9 @@ pub struct Config {
     pub kinds: Kinds,
     /// Numbers of a target, with their codes (1 to 255) in MySQL and Redis. `like` is required. Never reuse a code.
     pub metrics: Metrics,
-    /// Names removed while MySQL still has their numbers. Without them here tallyd refuses the removal.
+    /// Names removed while MySQL still has their numbers. tallyd refuses the removal of unlisted names.
     pub retired: Retired,
-    /// How a metric counts, if not as usual.
+    /// Exceptions to how metrics are counted.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
     /// Numbers that another table determines. `tallyd recount` corrects them.
@@ -173,17 +173,17 @@ impl Default for Log {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Consumer {
-    /// Most events per transaction. `[amqp] prefetch` must be at least twice this number.
+    /// Maximum events per transaction. `[amqp] prefetch` must be at least twice this number.
     #[schemars(range(min = 1, max = 30_000))]
     pub batch_events_max: usize,
-    /// Most bytes of message bodies per batch, to limit memory.
+    /// Maximum bytes of message bodies per batch, to limit memory.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
     /// How long the daemon remembers `count` events, to count each once (1h to 27d). It rejects older count, set and
     /// reset events. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
-    /// Most open dead letters, split equally between partitions. More go to the queue `tally.returned` if another
-    /// configuration could accept them. The daemon only counts the others.
+    /// Maximum open dead letters, split equally between partitions. Further ones that another configuration could
+    /// accept go to the queue `tally.returned`. The daemon only counts the rest.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
     /// Milliseconds that a batch waits for more events. Raise it for larger batches, lower it for less latency.
@@ -192,10 +192,10 @@ pub struct Consumer {
     /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server
     /// requires it.
     pub reads_first: bool,
-    /// How far an event's `at` can be in the future, at most 1d. The daemon rejects others: they would win over later
-    /// events of the row.
+    /// How far an event's `at` can be in the future, at most 1d. The daemon rejects other events: they would win over
+    /// later events of the row.
     pub future_max: Pause,
-    /// How long to keep a batch while MySQL is unreachable, before it is requeued. Must be shorter than RabbitMQ's
+    /// How long to keep a batch while MySQL is unreachable, before requeueing it. Must be shorter than RabbitMQ's
     /// `consumer_timeout` (default 30 minutes).
     pub database_away_max: Pause,
 }

@@ -24,16 +24,16 @@ pub struct Reconcile {
     /// Clock of an event's `at`. With `[redis.also]` it is always `producer`.
     pub event_clock: EventClock,
     /// For `event_clock = "producer"`: largest difference to Redis' clock, and longest time between setting `at` and
-    /// counting. Runs skip targets with an event so close to a comparison.
+    /// counting. Runs skip targets with an event this close to a comparison.
     pub clock_skew_max: Pause,
     /// Longest time between counting in Redis and publishing, with all retries. In a recount: between a row and its
-    /// event. At least twice `[amqp] timeout_ms`. Only recounts and runs on `writer = "api"` wait for it.
+    /// event. At least twice `[amqp] timeout_ms`. Only recounts and runs on `writer = "api"` wait this long.
     pub publish_grace: Pause,
-    /// Time limit of a fence. Then the run aborts.
+    /// Longest time that a run waits for a fence.
     pub fence_max: Pause,
-    /// How far before the last run's end a changed run begins, for publishes longer than `publish_grace`.
+    /// A changed run also covers this time before the last run's end, for publishes longer than `publish_grace`.
     pub overlap: Pause,
-    /// Most rows of `counter` per page: one for each target, metric and partition. Each takes about 200 bytes.
+    /// Maximum rows of `counter` per page: one for each target, metric and partition. Each row takes about 200 bytes.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
     /// Milliseconds that a page should take. The daemon adapts the page size.
@@ -42,22 +42,22 @@ pub struct Reconcile {
     /// Milliseconds between pages. Raise it for a slow, fixed pace.
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
-    /// Runs wait while MySQL has more `Threads_running`. 0: never.
+    /// Runs wait while MySQL's `Threads_running` exceeds this. 0: never.
     pub threads_running_max: u64,
-    /// Runs wait while Redis takes more milliseconds to answer. 0: never.
+    /// Runs wait while Redis' latency exceeds these milliseconds. 0: never.
     pub redis_latency_max_ms: u64,
-    /// Runs wait while a partition has more messages. 0: never.
+    /// Runs wait while a partition's queue exceeds this length. 0: never.
     pub queue_depth_max: u64,
-    /// MySQL replicas, as `HOST:PORT`. Runs wait while one lags more than `max_lag`. Account, database and options are
-    /// those of `[mysql] url`. The account needs only SELECT.
+    /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than `max_lag`. Account, database and
+    /// options are those of `[mysql] url`. The account needs only SELECT.
     pub replicas: Vec<String>,
-    /// Largest lag of a replica.
+    /// Largest allowed lag of a replica.
     pub max_lag: Pause,
     /// Safety limit: abort a run that would repair more than this percentage of the checked targets, and more than 100
-    /// targets. `tallyd reconcile --force` ignores both limits.
+    /// targets. `tallyd reconcile --force` ignores safety limits.
     #[schemars(range(min = 0, max = 100))]
     pub repair_targets_max_percent: u8,
-    /// Safety limit: abort a run that would change one counter by more.
+    /// Safety limit: abort a run that would change one counter by more than this.
     #[schemars(range(min = 0, max = 1_i64 << 62))]
     pub repair_abs_max: i64,
     /// How long the tables `repair` and `job_run` keep rows.

@@ -50,7 +50,7 @@ fn mend(schema: &mut Value) {
             if inner.get("default").is_some_and(Value::is_null) {
                 inner.remove("default");
             }
-            // If `format` is not a text, it is a key of a section, and it stays.
+            // If the value of `format` is not a text, `format` is a key of a section and is kept.
             match inner.get("format").and_then(Value::as_str) {
                 None | Some(LENGTH_OF_TIME) => {}
                 Some(format) => {

@@ -9,7 +9,7 @@ use super::ServerUrl;
 use super::key::{Key, Origin};
 use super::load::Loaded;
 
-/// Origins begin at this column (in characters) or further left.
+/// The rightmost column (in characters) at which an origin can begin.
 const ORIGIN_COLUMN_MAX: usize = 64;
 
 fn table(loaded: &Loaded) -> Table {

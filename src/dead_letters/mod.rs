@@ -2,7 +2,7 @@
 //! Messages that the broker dead-lettered are first moved from the queue of returned messages into the table
 //! (`returned`).
 //!
-//! The races, and what decides them:
+//! The races, and the decision in each race:
 //!
 //! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records the replay. The
 //!   letter is still open and can be replayed once more: applying an event twice changes nothing.

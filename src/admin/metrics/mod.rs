@@ -1,7 +1,7 @@
 //! `GET /metrics` for Prometheus: metrics of the process, and the observed state of the servers.
 //!
-//! [`crate::telemetry`] registers counters and histograms. This module registers metrics whose values are read again
-//! for each answer. Labels contain names from the configuration, never ids.
+//! [`crate::telemetry`] registers counters and histograms. This module registers metrics whose values are read at each
+//! request. Labels contain names from the configuration, never ids.
 
 mod observed;
 mod process;
@@ -30,7 +30,7 @@ pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Resp
     exposition::page(&[&telemetry().registry, &now.0], &headers)
 }
 
-/// The metrics whose values are read for an answer. The library adds a full stop to each help text.
+/// The metrics whose values are read at each request. The library adds a full stop to each help text.
 struct Page(Registry);
 
 impl Page {

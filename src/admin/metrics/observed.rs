@@ -28,7 +28,7 @@ fn dead_letters(page: &mut Page, seen: &Observed) {
         Reason::ALL.iter().map(|reason| reason.code()).chain(letters.keys().map(String::as_str)).collect();
     let open = all.iter().map(|reason| ([("reason", *reason)], letters.get(*reason).copied().unwrap_or(0) as f64));
     page.gauges("tallyd_dead_letters_open", "Dead letters that were not replayed", open);
-    let help = "Open dead letters of the fullest partition, relative to its limit; 1 is full";
+    let help = "Open dead letters of the fullest partition, divided by its limit";
     page.gauge("tallyd_dead_letters_full_ratio", help, seen.dead_letters_full.unwrap_or(0.0));
 }
 

@@ -16,7 +16,7 @@ function make(name, attributes = {}, ...children) {
   return element;
 }
 
-// The parts of a cell are texts and the elements that these functions make.
+// A cell consists of texts and of elements that these functions make.
 const ago = (at) => ({ at, words: (now) => `${spoken((now - at) / 1e6)} ago` });
 const lasting = (at) => ({ at, words: (now) => spoken((now - at) / 1e6) });
 const ahead = (at) => ({ at, words: (now) => (at > now ? `in ${spoken((at - now) / 1e6)}` : "now") });

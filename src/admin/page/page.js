@@ -11,7 +11,7 @@ const history = new Map();
 const starts = new Set();
 let told = null;
 let awaySince = null;
-// Maps a path to the error that occurred while its data was shown.
+// Maps a path to the error that occurred while the page showed the data of this path.
 const unshown = new Map();
 
 new Plot("plot-events", "Events per second", [{ name: "events per second", label: "", of: (one) => one.events_s }], rate, 4);
@@ -53,7 +53,7 @@ function showState() {
 
 function banner(state, words) {
   byId("banner").dataset.state = state;
-  // Screen readers read only changed text.
+  // A screen reader reads a text again after each assignment, even if the text is the same.
   if (byId("state").textContent !== words) byId("state").textContent = words;
   const title = `${words.split(":")[0]} – ${told ? told.owner : "tallyd"}`;
   if (document.title !== title) document.title = title;
@@ -248,7 +248,7 @@ function take(status) {
   told = status;
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
-  // The plots keep this start permanently, so it is added only after a successful showAll().
+  // A start in the plots is never removed, so it is added only if showAll() succeeded.
   starts.add(status.started_at);
   tick();
 }

@@ -1,5 +1,5 @@
-// Makes a plot a slider over its points: arrow keys select a point, and a screen reader reads it. The picture is hidden
-// from screen readers, because the slider's text contains all values of a point.
+// Turns a plot into a slider: arrow keys select a point of the plot, and a screen reader reads the point. The picture
+// is hidden from screen readers, because the slider's text contains all values of a point.
 
 const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -6, PageUp: 6, Home: -Infinity, End: Infinity };
 

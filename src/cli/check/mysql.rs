@@ -13,7 +13,7 @@ use tallyd_mysql::site_query::Plan;
 
 use super::finding::{Check, What, clock};
 
-/// The least packet size to accept: twice the size of tallyd's largest statement.
+/// The smallest accepted packet size: twice the size of tallyd's largest statement.
 const PACKET_MIN: u64 = 4 << 20;
 
 const AWAY: &str = "start MySQL, or correct [mysql] url; meanwhile the daemon waits";
@@ -108,8 +108,8 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     });
 }
 
-/// Checks that the configuration has all partitions that are in use. Otherwise, only other daemons could consume the
-/// missing partitions.
+/// Checks that the configuration has all partitions that are in use. Otherwise, no daemon with this configuration
+/// consumes the missing partitions.
 async fn partitions(config: &Config, servers: &Servers) -> Check {
     let here = config.amqp.partitions;
     match servers.store.noted_partitions().await {

@@ -43,7 +43,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
             Err(error) => {
                 checks.push(Check::untold(what, error, SILENT));
-                // Each remaining check would also wait until its time limit.
+                // The server is silent, so each remaining check would also wait until its time limit.
                 return checks;
             }
         }
@@ -145,8 +145,8 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
 }
 
 async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
-    // tallyd publishes fences to the exchange with the empty name. Producers and `tallyd dead replay` publish to the
-    // other exchange.
+    // tallyd publishes fence messages to the exchange with the empty name. Producers and `tallyd dead replay` publish
+    // to the exchange of the events.
     let mut may = Vec::new();
     let events = broker.exchange();
     for exchange in [Some(""), is_there.then_some(events.as_str())].into_iter().flatten() {

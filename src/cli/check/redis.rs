@@ -11,7 +11,7 @@ use super::finding::{Check, Status, What, clock};
 
 const CHECKED_BUCKETS: u32 = 4_096;
 
-/// With more partitions than this, their marks take a large part of a bucket.
+/// With more partitions than this, the partitions' marks take a large part of a bucket.
 const MARKS_MAX: u16 = 32;
 
 /// The bytes that a mark takes in a compact bucket, as MEMORY USAGE reports them.

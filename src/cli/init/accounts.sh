@@ -1,6 +1,6 @@
 #!/bin/sh
 # Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote this script for an administrator. Read it
-# first. The script contains no passwords: it reads them from the files beside it. Run it again to set the passwords and
+# first. The script contains no passwords: it reads them from files in its folder. Run it again to set the passwords and
 # rights again.
 #
 #   sh accounts.sh                all three, as root on the machine of the servers
@@ -53,8 +53,8 @@ SQL
 }
 
 # rabbitmq_account NAME PASSWORD: creates the account, or sets its password again. Other users could see a password in
-# an argument, and rabbitmqctl 4 of Debian does not read a piped password. So this imports definitions that contain only
-# the account.
+# an argument, and rabbitmqctl 4 of Debian does not read a piped password. So the function imports definitions that
+# contain only the account.
 rabbitmq_account() {
     file=$(mktemp)
     printf '{"users": [{"name": "%s", "password": "%s", "tags": []}]}\n' "$1" "$2" >"$file"

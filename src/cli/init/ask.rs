@@ -72,7 +72,7 @@ fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<Serve
         Some(Secret::new(password.to_owned()))
     };
     if server == Server::Mysql {
-        // The daemon's database might not exist yet.
+        // Without a database name, the login works even if the daemon's database does not exist yet.
         url.set_path("/");
     }
     let mut url = ServerUrl::from(url.as_str());

@@ -9,7 +9,7 @@ use super::plan::{Password, Plan, Server};
 use crate::config::{Config, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
-/// The text of a file of settings.
+/// The text of a configuration file.
 struct Text(String);
 
 impl Text {
@@ -180,7 +180,7 @@ fn redis(plan: &Plan, text: &mut Text) {
     let of = match &plan.facts.topology {
         Topology::Single => "",
         Topology::Cluster(_) => " A node of a Redis Cluster. tallyd finds the other nodes through it.",
-        Topology::Sentinel(_) => " tallyd uses only the account of this address: the sentinels name the master.",
+        Topology::Sentinel(_) => " tallyd asks the sentinels for the master, and uses only this account.",
     };
     text.set(&format!("{version}. {way}{of}"), "url", redis.url.expose());
     password(plan, Password::Daemon(Server::Redis), text);
@@ -189,12 +189,12 @@ fn redis(plan: &Plan, text: &mut Text) {
     let list = |list: &[String]| list.iter().map(|it| Value::from(it.as_str())).collect::<Vec<_>>();
     text.set_if(
         !redis.seeds.is_empty(),
-        "Other nodes, used if the first one is unreachable.",
+        "Other nodes, used if the first node is unreachable.",
         "seeds",
         list(&redis.seeds),
     );
     let watched = !redis.sentinels.is_empty();
-    text.set_if(watched, "The sentinels name the master.", "sentinels", list(&redis.sentinels));
+    text.set_if(watched, "tallyd asks these sentinels for the master.", "sentinels", list(&redis.sentinels));
     text.set_if(watched, "The master's name in the sentinels.", "sentinel_master", redis.sentinel_master.as_str());
     if let Some(file) = &redis.sentinel_password_file {
         text.set("The password of the sentinels.", "sentinel_password_file", file.as_str());

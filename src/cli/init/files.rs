@@ -111,7 +111,7 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }
-        // When the file was created, the umask applied. Here it does not apply, so this sets the exact mode.
+        // The process's umask can change the mode of a new file, so the exact mode is set here.
         fs::set_permissions(path, Permissions::from_mode(file.mode))?;
         opened.sync_all()
     };

@@ -1,6 +1,6 @@
 //! Checks the servers with the probes of `tallyd config check`, which change nothing. If an administrator's login is
-//! given, the probes use it. Otherwise they use the daemon's account, which might not exist yet. If a server refuses
-//! the login, it counts as reachable.
+//! given, the probes use it. Otherwise the probes use the daemon's account, which might not exist yet. A server that
+//! refuses the login counts as reachable.
 
 use anyhow::{Error, Result};
 
@@ -170,8 +170,8 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     Some(url.as_str().into())
 }
 
-/// Returns true if the certificate has no name to verify. A certificate with a wrong name may belong to another server.
-/// The other server must not get the password.
+/// Returns true if the certificate contains no host name. A certificate with a wrong name can belong to another server,
+/// which must not get the password.
 fn is_nameless(error: &Error) -> bool {
     let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());
     error.chain().any(is_nameless)

@@ -36,7 +36,7 @@ const EVENTS_PER_S: u32 = 1_000;
 ///
 /// The addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or from questions on the
 /// terminal. An administrator's logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL.
-/// `tallyd init` uses them once and never stores them.
+/// `tallyd init` uses these logins once and never stores them.
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
     /// Write the files into this folder.

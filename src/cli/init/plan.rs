@@ -11,7 +11,7 @@ use tallyd_rabbitmq::config::PARTITIONS_MAX;
 use tallyd_redis::space::suited_bits;
 use tallyd_redis::topology::{Topology, Watched};
 
-/// MySQL allows 32 characters, and `_migrate` is appended to the name.
+/// MySQL allows 32 characters in an account's name, and `_migrate` is appended to the name.
 const ACCOUNT_MAX: usize = 24;
 
 /// Facts about the servers. A fact is `None` if no account could read it.
@@ -90,7 +90,7 @@ pub(super) enum Reader {
     Administrator,
 }
 
-/// A password to create, named for its account.
+/// A password to create, named after the account that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Password {
     Daemon(Server),
@@ -130,7 +130,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// # Errors
-    /// Fails if a name would need quotes in a shell or in a server.
+    /// Fails if a name would need quotes in a shell or in a server's command.
     pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
         let mut config = daemon.clone();
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);

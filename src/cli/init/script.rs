@@ -1,7 +1,7 @@
 //! Writes accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights come from
-//! ops/, with other names.
+//! ops/, and the names from the configuration.
 //!
-//! The script contains no passwords: it reads them from the files beside it. It never passes a password as an argument,
+//! The script contains no passwords: it reads them from files in its folder. It never passes a password as an argument,
 //! because other users of the machine could see it.
 
 use std::fmt::Write;
@@ -42,8 +42,8 @@ fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Returns the assignments that read the passwords of a server's accounts. The script stops at an assignment if it
-/// can't use the file.
+/// Returns the assignments that read the passwords of a server's accounts. If the script can't use a password file, it
+/// stops at the assignment.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,
@@ -63,7 +63,7 @@ fn mysql_client(plan: &Plan) -> String {
     let address = host_and_port(url, 3_306);
     let (host, port) = address.rsplit_once(':').unwrap_or((&address, "3306"));
     match (is_here(url), port) {
-        // The client uses the socket and logs in as the system's user.
+        // The client connects to the socket and logs in as the operating system's user.
         (true, "3306") => program.to_owned(),
         _ => format!("{program} --host={} --port={port} --user=root --password", host.trim_matches(['[', ']'])),
     }
