@@ -1,5 +1,6 @@
-//! Servers are killed and restarted while the daemon runs. All tests of this suite share their servers, so these tests
-//! run one at a time. .config/nextest.toml ensures that. For plain `cargo test` the lock in this file ensures it.
+//! Servers are killed and restarted while the daemon runs. All tests of this suite share their servers, so only one
+//! test runs at a time. The file .config/nextest.toml ensures this order for nextest, and the lock in this file ensures
+//! it for plain `cargo test`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -37,7 +38,7 @@ fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
     (bodies, model)
 }
 
-/// Publishes despite faults of the broker. Unconfirmed events are published again.
+/// Publishes all events, even if the broker fails. Publishes each unconfirmed event again.
 async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     let exchange = world.broker.exchange();
     let mut publisher: Option<Publisher> = None;
@@ -60,7 +61,7 @@ async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     }
 }
 
-/// Kills the server while half of the events are queued. Publishes the other half before the server restarts.
+/// Publishes all but 200 events, kills the server, and publishes the last 200 events while the server restarts.
 async fn survives(name: &str, server: &str) {
     let _alone = ALONE.lock().await;
     let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;
@@ -68,9 +69,9 @@ async fn survives(name: &str, server: &str) {
     let (bodies, model) = traffic(7);
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
-    // RabbitMQ 3.10 confirms the declaration of a quorum queue before it saves the queue's directory. If RabbitMQ is
-    // killed between these two steps, the queue is lost permanently. No command tells whether the directory is saved,
-    // so the test waits for a fixed time.
+    // RabbitMQ 3.10 first confirms that a quorum queue is declared, and only then saves the queue's directory. If
+    // RabbitMQ is killed between these two steps, the queue is lost permanently. No command shows whether the directory
+    // is saved, so the test waits for a fixed time.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let daemon = world.daemon();
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
@@ -122,7 +123,7 @@ async fn redis_killed_under_load_delays_nothing() {
     survives("redis_killed", "redis").await;
 }
 
-/// Reads counters that are never zero, again and again. Returns how many reads got an unknown count.
+/// Reads in a loop the counters of `targets`, which are never zero. Returns how many reads got an unknown count.
 async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
     let mut unknown = 0;
     while !stop.is_cancelled() {
@@ -168,10 +169,10 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
         .await;
     }
     stop.cancel();
-    assert!(reader.await.unwrap() > 0, "some reads must return unknown");
+    assert!(reader.await.unwrap() > 0, "some reads must return an unknown count");
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
-    // Some likes are published late, and Redis can be flushed between a count and its answer.
+    // Some likes are published late, and Redis can be flushed after it has counted a like and before it answers.
     eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
@@ -194,7 +195,7 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     let back = std::time::Instant::now();
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
-    // A generous limit, for a loaded machine. The retries are a second apart.
+    // The daemon retries once a second. The limit is much higher, because the machine can be slow.
     assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
     world.publish(&publisher, &bodies[100..]).await;
     world.drained(&publisher).await;
@@ -250,7 +251,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
                 == 0
     })
     .await;
-    // This event was published before. If the broker delivers the event again later, the event changes nothing.
+    // This event has been published before. So it changes nothing if the broker delivers it a second time.
     let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
     assert!(blocked.await.is_err(), "the alarm must block publishers");
     let checked = world.command().args(["config", "check"]).env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();
@@ -272,7 +273,8 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     let world = World::new("ack_timeout", "").await;
     let publisher = world.publisher().await;
     let (bodies, model) = traffic(19);
-    // A channel reads these settings when it opens. The second call restores RabbitMQ's defaults.
+    // RabbitMQ reads these settings when a channel opens. The second call of this function restores RabbitMQ's
+    // defaults.
     let patience = |timeout_ms: u32, tick_ms: u32| {
         let set = format!(
             "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
@@ -286,7 +288,7 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     servers::kill("mysql");
     let (first, rest) = bodies.split_at(100);
     world.publish(&publisher, first).await;
-    // RabbitMQ before 4.3 closes the channel. From 4.3 on it cancels the consumer.
+    // Versions of RabbitMQ before 4.3 close the channel. Version 4.3 and later versions cancel the consumer.
     let ways = ["delivery acknowledgement on channel", "the broker cancelled the consumer"];
     eventually("the broker times out the delivery", || async { ways.iter().any(|said| daemon.log().contains(said)) })
         .await;

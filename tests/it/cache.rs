@@ -1,4 +1,5 @@
-//! The Lua scripts on a real Redis: each change is added once, and invalid or unknown data are rejected.
+//! Runs the Lua scripts on a real Redis. The scripts must add each change once, and must reject invalid or unknown
+//! data.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -17,14 +18,14 @@ use tallyd_redis::layout::Loaded;
 
 const LIKE: Metric = Metric(1);
 
-/// Marks the buckets of videos as being loaded by `run`. Returns the ids of the marked buckets.
+/// Marks the lost buckets of videos: the run `run` loads them now. Returns the ids of the marked buckets.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     let lost =
         world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
     lost.buckets().map(|(bucket, _)| bucket).collect()
 }
 
-/// Loads a target with two likes into its bucket. The bucket is still being loaded.
+/// Begins to load the buckets, and then counts two likes of target 1. The load of the bucket does not end.
 async fn liked_twice(world: &World) -> Loaded {
     let client = world.client();
     begin_load(world, 7).await;
@@ -48,7 +49,7 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
     let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();
-    assert!(cut < later.event.at, "a later event must be newer than the cut");
+    assert!(cut < later.event.at, "an event after the start of the load must be newer than the load's cut-off time");
     world.close().await;
 }
 
@@ -68,8 +69,8 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
         until: Micros::MAX,
     }];
     assert_eq!(cache.repair(&names, 71, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Done)]);
-    // The first repair arrives again, and then a repair that was measured before the first repair. The bucket has
-    // changed since both measurements.
+    // The repair of pass 71 arrives again, and then a repair of pass 72 with the same measurement. The bucket has
+    // changed since this measurement.
     for pass in [71, 72] {
         assert_eq!(cache.repair(&names, pass, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Stale)]);
     }
@@ -115,7 +116,7 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     assert_eq!(
         world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(),
         0,
-        "another run is loading it now"
+        "another run is loading the bucket now"
     );
     assert_eq!(world.cache.end_load("video", 8, buckets.iter().copied()).await.unwrap(), 1);
     world.close().await;
@@ -144,7 +145,7 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
     assert_eq!(field().await.as_deref(), Some("3"), "trailing zeros are left out");
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("0,1").query_async(&mut redis).await.unwrap();
     client.count(target(42), UserId(1), false, &[]).await.unwrap();
-    assert_eq!(field().await, None, "a target with only zeros has no field");
+    assert_eq!(field().await, None, "a target whose counts are all zero has no field");
     world.close().await;
 }
 
@@ -176,7 +177,7 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
         let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
         assert_eq!(after, text);
     }
-    // Redis does not remember an undo that it rejected, so the undo can be repeated.
+    // If Redis rejects an undo, it does not remember the undo, so the client can repeat it.
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("12,3").query_async(&mut redis).await.unwrap();
     assert!(client.take_back(&event, &[]).await.unwrap());
     let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
@@ -245,7 +246,7 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     assert_eq!(client.count(lost[0], UserId(1), true, &[]).await.unwrap().count, None);
     let numbers = redis_likes(&client, &[known.as_slice(), &lost].concat()).await;
     assert_eq!(numbers[..2], [Some(1), Some(0)]);
-    assert!(numbers[known.len()..].iter().all(Option::is_none), "in a lost bucket every count must be unknown");
+    assert!(numbers[known.len()..].iter().all(Option::is_none), "every count of a lost bucket must be unknown");
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(1), 3)]);
     // Invalid bucket names are dropped.
     let mut redis = world.redis().await;
@@ -267,8 +268,9 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // If a set's time is more than a minute in the future, the clock was put back after the set. If the time is at most
-    // a minute ahead, the set can really be newer than the clock's time. Then lua/count.lua counts from the set's time.
+    // If the time of a set is more than a minute ahead of the clock, the clock was put back after the set. If it is at
+    // most a minute ahead, the set can really be newer than the clock. In this case lua/count.lua uses the set's time
+    // as the start.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

@@ -1,4 +1,4 @@
-//! `tallyd compare`: compares the counters of an older site with tallyd's.
+//! Tests `tallyd compare`, which compares the counters of an older site with the counters of tallyd.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::common::{DEADLINE, World, stderr, stdout};
 
-/// With this section the account has the right to run SCAN.
+/// The test account can run SCAN only if the configuration has this section.
 const SETTINGS: &str = "[filter]\n";
 
 async fn run(world: &World, sql: &str) {
@@ -55,8 +55,8 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
         set(&world, id, id).await;
     }
     // Compared with tallyd, the older site has counters that are higher by 1, lower by 3 and higher by 500. Other keys
-    // have an invalid text, another type or an invalid id. The older site has no key for target 2 and a zero for target
-    // 98, and tallyd lacks target 99.
+    // of the older site have an invalid value, the wrong type or an invalid id. The older site has no key for target 2
+    // and a zero for target 98, and tallyd lacks target 99.
     for (id, value) in [("3", "4"), ("4", "1"), ("6", "506"), ("5", "many"), ("99", "7"), ("98", "0"), ("today", "1")] {
         set(&world, id, value).await;
     }
@@ -89,7 +89,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
 async fn a_query_of_the_old_table_is_compared_page_by_page() {
     let world = World::new("compare_query", "").await;
     world.publisher().await;
-    // These are more rows than fit into two pages.
+    // So many rows do not fit into two pages.
     counted(&world, 25_000).await;
     run(&world, "CREATE TABLE old_post (id BIGINT PRIMARY KEY, likes BIGINT NOT NULL)").await;
     run(&world, "INSERT INTO old_post SELECT target_id, value FROM counter").await;
@@ -179,7 +179,7 @@ async fn an_event_in_flight_at_the_first_look_is_no_difference() {
     let third = format!("\"GET\" \"{}\"", key(&world, 3));
     let looked = async { while !commands.next().await.unwrap().contains(&third) {} };
     tokio::time::timeout(DEADLINE, looked).await.expect("the first pass reads the third key");
-    // The first pass has read all three keys. Now the events in flight of two targets arrive.
+    // The first pass has read all three keys. Now the last events of two targets arrive.
     set(&world, 1, 1).await;
     set(&world, 2, 2).await;
     let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();

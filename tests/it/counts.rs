@@ -1,4 +1,4 @@
-//! `count` events: each event counts once, despite any fault.
+//! The daemon adds each `count` event once, even after faults.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -30,10 +30,10 @@ fn view(id: u64, delta: i64, at: Micros, event_id: &str) -> (UserId, Vec<u8>) {
     (UserId(id), encode_count(TargetId(id), ("video", "view"), delta, at, event_id, None))
 }
 
-/// Counters by target and metric.
+/// The value of each counter, by target and metric.
 type Numbers = BTreeMap<(u64, u8), i64>;
 
-/// Makes counts of all kinds. Returns their bodies and the sums.
+/// Makes `count` events with random targets, metrics and times. Returns the bodies and the expected counters.
 fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
     let (mut dice, now) = (Dice::new(5), tallyd::runtime::clock::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
@@ -56,7 +56,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     let publisher = world.publisher().await;
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
-    // Publishes other events and a like, so that the redelivered batch has many kinds of events.
+    // The later batch has old and new events of several types.
     let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;
@@ -128,7 +128,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
         daemon.kill();
         daemon = next;
     }
-    // The same events arrive through other partitions.
+    // The test publishes the same events again, through other partitions.
     let elsewhere: Vec<_> = bodies.iter().map(|(user, body)| (UserId(user.0 + 1), body.clone())).collect();
     world.publish(&publisher, &elsewhere).await;
     world.drained(&publisher).await;
@@ -141,7 +141,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
 async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     let world = World::new("counts_old", &format!("[consumer]\napplied_event_keep = \"1h\"\n{METRICS}")).await;
     let ago = |seconds: i64| Micros(tallyd::runtime::clock::now().0 - seconds * 1_000_000);
-    // An expired partition of the table, which the daemon empties when it starts.
+    // This row is so old that its partition of the table has expired. The daemon empties the partition when it starts.
     let old = ago(20 * 86_400).0 / 1_000_000;
     let insert = format!(
         "INSERT INTO applied_event VALUES ({old}, REPEAT('x', 16)), ({}, REPEAT('y', 16))",
@@ -162,7 +162,7 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     world.close().await;
 }
 
-/// A daemon must not rely on its own configuration.
+/// A daemon must also reject events that another daemon, with a shorter `applied_event_keep`, has already forgotten.
 #[tokio::test]
 async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let keeping = |keep: &str| format!("[consumer]\napplied_event_keep = \"{keep}\"\n{METRICS}");
@@ -180,7 +180,7 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     world.publish(&publisher, &[old, view(2, 1, tallyd::runtime::clock::now(), "new")]).await;
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1), ((2, 3), 1)]));
-    // The daemon writes the dead letters of a batch after the batch's events.
+    // The daemon writes the dead letters of a batch after the events of the batch, so the test first stops the daemon.
     assert!(long.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'at-too-old'").await, 1);
     world.close().await;
@@ -215,8 +215,8 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let second = tallyd::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
-    // The bodies are the same event twice within one second, the same id for another metric and for another target, and
-    // one different event.
+    // The bodies are: the same event twice within one second, two events with the same id but another metric or target,
+    // and one different event.
     let bodies = [
         view(1, 1, at(0), "id"),
         view(1, 1, at(999_999), "id"),
@@ -295,7 +295,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     world.close().await;
 }
 
-/// Returns the blocks in that language in docs/counters.md.
+/// Returns the code blocks of docs/counters.md that are marked with this language.
 fn documented(language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
     let opening = format!("```{language}\n");
@@ -330,7 +330,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     assert_eq!(numbers, [1, 0, 1_000, 0]);
     assert_eq!(numbers_of(&world, 9).await, BTreeMap::from([(5, 1), (8, 1)]));
 
-    // The view must read these few targets by key, because `counter` contains many other targets.
+    // The table `counter` contains many other targets, so the view must read these few targets by key.
     let rows: Vec<String> = (1_000..3_000).map(|id| format!("(1, {id}, 1, 0, 1, NOW(6))")).collect();
     let fill =
         format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));

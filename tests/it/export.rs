@@ -1,4 +1,4 @@
-//! `tallyd export`: the command keeps the site's old table up to date after the cut-over.
+//! Tests `tallyd export`, which keeps a site's old table up to date after the site has switched to tallyd.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -14,7 +14,7 @@ use crate::common::{Daemon, Dice, Model, World, body, eventually, stack, stderr,
 
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
 
-/// An export to a table that deletes unliked rows.
+/// An export to a table in which an unlike deletes the row.
 const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
     upsert = \"INSERT INTO old_likes (post_id, user_id, created_at) VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE created_at = created_at\"\n\
     delete = \"DELETE FROM old_likes WHERE post_id = :target AND user_id = :user\"\n";
@@ -22,7 +22,7 @@ const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
 const HARD_TABLE: &str =
     "CREATE TABLE old_likes (post_id BIGINT, user_id BIGINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))";
 
-/// An export to a table that keeps unliked rows, with times in milliseconds.
+/// An export to a table in which an unlike keeps the row. Times are in milliseconds.
 const SOFT: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\nunit = \"ms\"\n\
     upsert = \"INSERT INTO old_likes VALUES (:target, :user, :deleted, :at) ON DUPLICATE KEY UPDATE gone = VALUES(gone), at_ms = VALUES(at_ms)\"\n";
 
@@ -32,7 +32,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Makes a site after the cut-over, with a daemon and the old table.
+/// Makes a site that has just switched to tallyd, with a daemon and the old table.
 async fn site(name: &str, export: &str, table: &str) -> (World, Publisher, Daemon) {
     let world = World::new(name, &format!("{BY_DAEMON}{export}")).await;
     run(&world, table).await;
@@ -59,7 +59,7 @@ fn liked(model: &Model) -> BTreeSet<(u64, u64)> {
     liked.map(|((target, user), _)| (target.id.0, user.0)).collect()
 }
 
-/// Returns the rows of the old table.
+/// Returns the target and the user of each row of the old table that fulfills `condition`.
 async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
     let sql = format!("SELECT CAST(post_id AS UNSIGNED), CAST(user_id AS UNSIGNED) FROM old_likes WHERE {condition}");
     let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap();
@@ -69,7 +69,7 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
-    // These two rows are older than the cut-over. After the cut-over the user of the second row unlikes.
+    // Both rows were written before the site switched to tallyd. After that, the user of the second row unlikes.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::new(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
@@ -127,7 +127,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
     let rows = model.rows.len() as i64;
     eventually("each row has its event's time", || async { world.count(times).await == rows }).await;
-    // After a kill the next export continues from the last pass of the killed export, once its lease has ended.
+    // The export is killed. When its lease has ended, the next export continues after the killed export's last pass.
     running.kill().unwrap();
     running.wait().unwrap();
     click(&world, &publisher, &mut dice, &mut model, 200).await;
@@ -167,7 +167,7 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     world.drained(&publisher).await;
     run(&world, "RENAME TABLE old_likes TO moved_likes").await;
     refused(&["old", "--since", "1h"], 1, "[[export]] old: the server refuses a row from target ");
-    // If the server refuses one row, the export writes no row of that transaction.
+    // If the server rejects one row, the export writes no row of the same transaction.
     run(&world, "CREATE TABLE old_likes (post_id BIGINT, user_id TINYINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))").await;
     let far = LikeEvent { target: target(30), user: UserId(70_000), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&far)]).await;

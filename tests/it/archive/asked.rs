@@ -1,4 +1,4 @@
-//! Options of an archive run: it can archive only some boards, make a dry run, or be stopped.
+//! An archive run can be limited to some boards, can be a dry run, and can be stopped.
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
 use tallyd::jobs::runner::Report as _;
@@ -74,7 +74,7 @@ async fn one_board_or_one_period_can_be_asked_for() {
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Archived)]);
     let report = asked(Some("posts"), None).await.unwrap();
     assert_eq!((outcomes(&report), report.periods[0].board.as_str()), (vec![("2026-W46", Outcome::Archived)], "posts"));
-    // This week is older than the range that a run checks by default.
+    // This week is so old that a run without options does not check it.
     let report = asked(None, Some("2011-W01")).await.unwrap();
     assert_eq!(outcomes(&report), [("2011-W01", Outcome::Archived), ("2011-W01", Outcome::Nothing)]);
     for (board, period, expected) in [

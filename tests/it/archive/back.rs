@@ -1,5 +1,5 @@
-//! Redis loses its newest data: a replica that was behind takes over, or a server starts from an old dump. MySQL keeps
-//! its data.
+//! Redis loses its newest data, because an outdated replica becomes the master or a server starts from an old dump.
+//! MySQL keeps its data.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
@@ -16,7 +16,7 @@ impl Stage {
         self.everything().await.0
     }
 
-    /// Replaces all data in Redis by the copy `then`.
+    /// Replaces all data in Redis with the copy `then`.
     pub async fn go_back(&mut self, then: &Stored) {
         let now: Vec<String> = self.remember().await.into_keys().collect();
         self.redis.del::<_, ()>(now).await.unwrap();
@@ -27,7 +27,7 @@ impl Stage {
         }
     }
 
-    /// Archives an earlier week, so that Redis has a note from an earlier run.
+    /// Archives an earlier week, so that Redis keeps the note that this run writes.
     async fn archive_another(&mut self) {
         let at = week("2026-W44");
         self.write(&at, &board(5)).await;
@@ -35,7 +35,7 @@ impl Stage {
     }
 }
 
-/// Takes the higher score of each member.
+/// Returns for each member the higher of its two scores.
 fn raised(one: &Board, other: &Board) -> Board {
     let mut raised = one.clone();
     for (member, score) in other {
@@ -71,7 +71,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let whole = raised(&whole, &live);
         stage.holds(&at, &whole).await;
         assert!(stage.in_redis(&at).await.is_empty());
-        // Writes after this point are late writes again, and the run adds them.
+        // Writes after this point are late again, and the run adds their scores.
         stage.archive(NOW.after(DAY)).await;
         stage.holds(&at, &whole).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
@@ -92,7 +92,7 @@ async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_d
     let then = stage.remember().await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    // The loss undoes the merge, and the next run repeats the merge.
+    // When Redis loses its newest data, the merge is undone, and the next run repeats it.
     stage.go_back(&then).await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
@@ -111,7 +111,7 @@ async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
     stage.close().await;
 }
 
-/// Fails unless late writes are reported, wait for an operator, and are then merged.
+/// Checks that a run first reports the late writes without a merge, and merges them after an operator's command.
 async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
     let late = late(whole);
     stage.write(at, &late).await;
@@ -133,7 +133,7 @@ async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
     let last = late(&mut whole);
     stage.write(&at, &last).await;
     stage.save_all(false).await;
-    // A run crashes before it has copied anything.
+    // A run crashes before it copies the first member.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let generation = stage.claim(run).await;
@@ -215,8 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // In the first case the note belongs to another data set. In the other cases the note belongs to this data set:
-    // with the old live zset, without the zset, and after an earlier restore.
+    // In the first case the note belongs to another data set. In the later cases it belongs to this data set. The later
+    // cases are: the old live zset exists, the zset does not exist, and the board was restored earlier.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

@@ -1,4 +1,4 @@
-//! The process crashes between any two steps, and the next run finishes its work.
+//! An archive run crashes between any two steps, and the next run finishes the work of the crashed run.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -42,7 +42,8 @@ fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
 }
 
 /// Archives one week per fault point. Each run starts from the state that `prepare` makes, and crashes at its fault
-/// point. The last week is archived without a crash. Returns the fault points that the runs reached.
+/// point. If a run doesn't reach its fault point, it archives its week without a crash. Returns the fault points that
+/// the runs reached.
 async fn survive(
     stage: &mut Stage,
     writes_late: bool,
@@ -114,13 +115,13 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     stage.close().await;
 }
 
-/// With this page size, a run raises the scores of several pages of members, but copies only a few pages.
+/// With this page size, a run raises several pages of scores, but copies only a few pages.
 const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
     let mut stage = Stage::new("archive_crash_4", LARGE).await;
-    // The first run only creates the notes in Redis.
+    // This first run archives nothing. It only creates the notes in Redis.
     assert!(!dies(&stage, &["archive"], "none"));
     let reached = survive(&mut stage, false, async |stage, at, whole| {
         let then = stage.remember().await;

@@ -1,5 +1,5 @@
-//! Daemons save boards and report losses automatically, without commands. They archive each board once, even if several
-//! daemons run.
+//! Daemons save boards and report losses automatically, without commands. Even if several daemons run, each board is
+//! archived only once.
 
 use std::process::Stdio;
 
@@ -57,9 +57,9 @@ async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
     let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
     eventually("the lock is free", taken).await;
     daemon.logged("\"snapshots-late\"").await;
-    // The daemon checks the snapshot's age every second, and does not repeat the warning.
+    // The daemon checks every second how old the snapshot is, but warns only once.
     let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
-    eventually("the snapshot gets older", async || stage.world.count(old).await == 1).await;
+    eventually("the snapshot is more than 8 seconds old", async || stage.world.count(old).await == 1).await;
     assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
     assert!(daemon.stop().success());
     stage.close().await;
@@ -108,8 +108,8 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     like("a first", 3).await.unwrap();
     assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
     stage.lose(&at).await;
-    // An all-time board counts time in minutes, so both members have the same time. If scores are equal, the greater
-    // member has the better place.
+    // An all-time board counts time in minutes, so both members have the same time. If scores are equal, the member
+    // whose name sorts last has the better place.
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
     assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());

@@ -1,4 +1,4 @@
-//! If the archiver can't archive a board, the archiver leaves the board in Redis and reports the reason. Other boards
+//! If the archiver can't archive a board, it leaves the board in Redis and reports the reason. Other boards
 //! continue.
 
 use redis::AsyncCommands;
@@ -24,7 +24,7 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
     stage.write(&bad, &marked).await;
     stage.write(&good, &board(30)).await;
     stage.write(&other, &board(30)).await;
-    // A rival changes the copied rows as late as possible.
+    // This trigger stands for another program that changes a row at the moment when tallyd copies the row.
     stage
         .execute(
             "CREATE TRIGGER tamper BEFORE INSERT ON leaderboard_archive FOR EACH ROW \
@@ -67,7 +67,7 @@ async fn rows_that_changed_since_they_were_verified_keep_their_zset_for_good() {
     assert_eq!(stage.ranked(&frozen).await.len(), 30);
     assert_eq!(stage.ttl_s(&frozen).await, -1);
 
-    // The fix that the report recommends.
+    // The report recommends this statement as the fix.
     stage.execute("DELETE FROM leaderboard_period").await;
     assert!(stage.archive(NOW).await.is_done());
     stage.holds(&at, &board(30)).await;
@@ -172,7 +172,7 @@ async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
     assert!(report.is_done());
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
     stage.holds(&at, &board(30)).await;
-    // The next run reports a late write that arrives after the board's end.
+    // If a late write arrives after the board has ended, the next run reports the write.
     stage.write(&at, &board(1)).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Kept)]);
     stage.close().await;

@@ -7,7 +7,7 @@ use tallyd::jobs::runner::Report as _;
 
 use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
-/// Returns late writes, and also adds their scores to `whole`.
+/// Returns some late writes, and adds their scores to the board `whole`.
 pub fn late(whole: &mut Board) -> Board {
     let late = Board::from([
         (b"member-3".to_vec(), 100.0),
@@ -40,7 +40,7 @@ async fn what_is_written_after_the_freeze_is_merged_once() {
     let at = week("2026-W46");
     let mut whole = board(30);
     stage.write(&at, &whole).await;
-    // The run crashes right after it has frozen the board.
+    // This state is the same as after a run that crashed right after it had frozen the board.
     stage.claim(1).await;
     stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap();
     let live = stage.live(&at);
@@ -85,7 +85,7 @@ async fn late_writes_are_archived_again_after_mysql_was_restored() {
     let mut whole = board(30);
     stage.write(&at, &whole).await;
     stage.archive(NOW).await;
-    // MySQL is saved. Late writes are archived. Then MySQL is restored.
+    // The test first backs up MySQL's tables, then archives late writes, and then restores the tables.
     for table in ["leaderboard_period", "leaderboard_archive"] {
         sqlx::query(AssertSqlSafe(format!("CREATE TABLE older_{table} AS SELECT * FROM {table}")))
             .execute(&stage.world.pool)
@@ -140,7 +140,7 @@ async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
     let at = week("2026-W46");
     stage.write(&at, &board(2_500)).await;
     stage.archive(NOW).await;
-    // An operator makes the archiver archive the board again, from a smaller zset.
+    // An operator deletes the board's row, so the archiver archives the board again. The zset is now smaller.
     let frozen = stage.frozen(&at);
     stage.redis.zremrangebyrank::<_, ()>(&frozen, 20, -1).await.unwrap();
     stage.execute("DELETE FROM leaderboard_period").await;

@@ -1,5 +1,5 @@
-//! The archiver with real servers. Despite any failure, MySQL has every member exactly once in the end. Until then no
-//! zset is removed from Redis.
+//! These tests run the archiver with real servers. After any failure, MySQL has every member exactly once in the end.
+//! Until MySQL has all members, no zset is removed from Redis.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -51,10 +51,10 @@ const WEEKLY: &str = "[archive]\npage_members = 7\n[[board]]\nname = \"likes\"\n
 const ENDED_AT_ONCE: &str =
     "[archive]\npage_members = 7\n[[board]]\nname = \"likes\"\nperiod = \"week\"\nexpire_after = \"0s\"\n";
 
-/// Members with their scores.
+/// The members of a board with their scores.
 type Board = BTreeMap<Vec<u8>, f64>;
 
-/// Makes a board. Many members have equal scores, so their order depends on Redis.
+/// Makes a board. Many of its members have equal scores, so the order of these members depends on Redis.
 fn board(members: usize) -> Board {
     (0..members).map(|id| (format!("member-{id}").into_bytes(), (id % 17) as f64 + 1.0)).collect()
 }
@@ -63,10 +63,10 @@ fn week(period: &str) -> BoardPeriod {
     BoardPeriod { board: "likes".to_owned(), period: period.to_owned() }
 }
 
-/// The data of a key: its value and its expiry.
+/// The value and the expiry of each key in Redis.
 type Stored = BTreeMap<String, (Vec<u8>, i64)>;
 
-/// A world with its actors: writers of boards, an operator, archivers.
+/// A test environment, with methods that act as API servers, an operator and archivers.
 struct Stage {
     world: World,
     store: Store,
@@ -86,7 +86,7 @@ impl Stage {
         self.world.close().await;
     }
 
-    /// Runs a statement as a rival program does. The rival ignores tallyd's locks.
+    /// Runs a statement as another program does, which ignores tallyd's locks.
     async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.world.pool).await.unwrap();
     }
@@ -99,7 +99,7 @@ impl Stage {
         self.world.cache.keys.frozen_board(&at.board, &at.period)
     }
 
-    /// Adds to the live zset, as an API server does.
+    /// Adds the scores of `members` to the live zset, as an API server does.
     async fn write(&mut self, at: &BoardPeriod, members: &Board) {
         let key = self.live(at);
         for members in Vec::from_iter(members).chunks(500) {
@@ -124,7 +124,7 @@ impl Stage {
         self.redis.zrevrange_withscores(key, 0, -1).await.unwrap()
     }
 
-    /// Returns the archive in the order of its places. Fails if the places are wrong.
+    /// Returns the archived members, ordered by place. Fails if the places are wrong.
     async fn archived(&self, at: &BoardPeriod) -> Vec<(Vec<u8>, f64)> {
         let sql = "SELECT place, member, score FROM leaderboard_archive AS a WHERE board = ? AND period = ? AND copy = COALESCE( \
                 (SELECT copy FROM leaderboard_period AS p WHERE p.board = a.board AND p.period = a.period), 0) ORDER BY place";
@@ -158,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// Claims a generation for Redis' data, as a run does, and returns the generation.
+    /// Notes the generation of Redis' data for `run`, as an archive run does, and returns this generation.
     async fn claim(&self, run: u64) -> u64 {
         self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }
@@ -197,7 +197,7 @@ impl Stage {
         run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await.map_err(JobError::into_error)
     }
 
-    /// Does a whole run as a daemon does.
+    /// Runs the archiver to its end, as a daemon does.
     async fn archive(&self, now: Micros) -> Report {
         match self.run_once(&Scope::default(), now).await.unwrap() {
             Ran::Ended(report) => report,
@@ -205,7 +205,7 @@ impl Stage {
         }
     }
 
-    /// Returns everything that the archiver can change: keys and tables.
+    /// Returns all keys in Redis and the checksums of all tables that the archiver can change.
     async fn everything(&mut self) -> (Stored, Vec<Option<i64>>) {
         let pattern = format!("{}:*", self.world.name);
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(&mut self.redis).await.unwrap();

@@ -1,4 +1,4 @@
-//! If the board is not lost, or the board's copy is no longer complete, a restore fails and reports the reason.
+//! A restore fails and reports the reason if Redis still has the board, or if the board's copy in MySQL is incomplete.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
@@ -14,7 +14,7 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     stage.save_all(false).await;
     let snapshot = stage.store.snapshot(&at).await.unwrap().unwrap();
     let tag = format!("s{}-{}", snapshot.number, NOW.0);
-    // A restore filled its zset and was then stopped. The board was still in Redis.
+    // A restore filled its temporary zset and was then stopped. Redis still had the board.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let to = tallyd_redis::snapshots::Restoring { at: &at, tag: &tag, run };

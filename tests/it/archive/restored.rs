@@ -1,4 +1,4 @@
-//! A board that Redis lost is restored, and later additions are counted once.
+//! If Redis loses a board, tallyd restores it, and counts the later additions once.
 
 use redis::AsyncCommands;
 use tallyd::jobs::JobError;
@@ -41,7 +41,7 @@ impl Stage {
     }
 }
 
-/// Returns additions that follow a loss. The additions are for old members and for one new member.
+/// Returns additions to two old members and to one new member. The tests write them after Redis has lost the board.
 pub fn since() -> Board {
     Board::from([(b"member-3".to_vec(), 2.0), (b"member-4".to_vec(), 0.5), (b"new".to_vec(), 7.0)])
 }
@@ -249,7 +249,7 @@ async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
         let report = stage.restore("2026-W47", NOW).await.unwrap();
         assert!(reason(&report, "2026-W47").contains("raised to its snapshot"), "{report:#}");
         assert_eq!(stage.in_redis(&at).await, expected);
-        // In the next pass of this loop, the mark also has an older value.
+        // The second pass of this loop also tests an older value of the mark.
         stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     }
     stage.restore("2026-W47", NOW).await.unwrap();
@@ -300,7 +300,7 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    // Only the board's mark is lost, and the data set is the same. So Redis was not flushed.
+    // The test deletes only the board's mark and keeps the data set. So this case differs from a flush of Redis.
     let mark = stage.mark(&at);
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();

@@ -1,5 +1,5 @@
-//! Two runs at the same time. The second run takes over from the first run, or the first run resumes later. The board
-//! is archived once, by the run that holds the lock.
+//! Two runs archive the same board at the same time. The second run takes over from the first run, and sometimes the
+//! first run resumes later. Only the run that holds the lock archives the board.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -57,7 +57,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {
             Ran::Ended(report) => break report,
             Ran::Held { owner, .. } => {
-                assert!(Instant::now() < until, "the second run does not begin: held by {owner}")
+                assert!(Instant::now() < until, "the second run does not begin: {owner} holds the lock")
             }
         }
     };
@@ -215,7 +215,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
     stage.close().await;
 }
 
-/// A failover of MySQL lost the first run's rows, so the second run got the same run id.
+/// MySQL lost the first run's rows in a failover, so the second run got the same run id.
 #[tokio::test]
 async fn of_two_runs_with_one_number_the_last_to_claim_has_the_board() {
     let mut stage = Stage::new("archive_one_number", WEEKLY).await;
@@ -243,7 +243,7 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
-    // Without a frozen zset the run merges no late writes, because these writes are not the whole board.
+    // If the frozen zset is missing, the run merges no late writes, because these writes are only a part of the board.
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
     assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);

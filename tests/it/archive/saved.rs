@@ -19,12 +19,12 @@ pub fn open() -> BoardPeriod {
 }
 
 impl Stage {
-    /// Saves the boards that are due, as a daemon does.
+    /// Makes the snapshots that are due, as a daemon does.
     pub async fn save_due(&self, now: Micros) -> Report {
         self.save(None, false, now).await
     }
 
-    /// Saves all boards, as an operator does.
+    /// Makes snapshots of all boards, as an operator does.
     pub async fn save_all(&self, force: bool) -> Report {
         self.save(Some(&Scope::default()), force, NOW).await
     }
@@ -55,7 +55,7 @@ impl Stage {
         self.world.cache.keys.board_mark(&at.board, &at.period)
     }
 
-    /// Removes the board and its notes, as if the server were empty.
+    /// Removes the board and all notes about it from Redis, as if the server were empty.
     pub async fn lose(&mut self, at: &BoardPeriod) {
         let (keys, board) = (&self.world.cache.keys, &at.board);
         let keys = [self.live(at), self.frozen(at), self.mark(at), keys.board_claim(board), keys.board_freezes(board)];
@@ -103,7 +103,7 @@ async fn a_snapshot_is_what_the_board_is() {
 async fn a_snapshot_is_taken_when_it_is_due_and_of_boards_that_are_there() {
     let stage_settings = format!("{WEEKLY}snapshot_every = \"1h\"\n[[board]]\nname = \"posts\"\nperiod = \"total\"\n");
     let mut stage = Stage::new("saved_due", &stage_settings).await;
-    assert_eq!(stage.save_due(NOW).await.periods, [], "the board must be missing");
+    assert_eq!(stage.save_due(NOW).await.periods, [], "the board must not exist yet");
     stage.write(&open(), &board(3)).await;
     let total = BoardPeriod { board: "posts".to_owned(), period: "total".to_owned() };
     stage.write(&total, &board(5)).await;
@@ -133,7 +133,7 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
     assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon doesn't try");
     assert_eq!(stage.saved(&at).await, board(30));
 
-    // An operator confirms that the lower scores are right.
+    // An operator uses `force`, because the lower scores are right.
     let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W47".to_owned()), dry_run: false };
     assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(20));
@@ -247,7 +247,7 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
         score = [\"like\", \"comment\"]\ntie = \"second\"\n";
     let mut stage = Stage::new("saved_index", settings).await;
     let at = week("total");
-    // Each score packs two counts. The order of the scores differs from the order of the members.
+    // Each score contains two counts. Members with higher numbers do not always have higher scores.
     let score = |id: u64| ((id * 31 % 40) << 20) + id * 17 % 50;
     let whole: Board = (0..4_000).map(|id| (format!("m{id}").into_bytes(), score(id) as f64)).collect();
     stage.write(&at, &whole.into_iter().filter(|(_, score)| *score > 0.0).collect()).await;
@@ -281,7 +281,8 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     let run = stage.take().await;
     stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
     stage.end_lease().await;
-    // Redis has no mark of the board. So the board was never saved completely, and Redis did not lose it.
+    // Redis has no mark of the board, so no snapshot of it was ever completed. So tallyd must not report that Redis
+    // lost the board.
     assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not immediately");
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(30));

@@ -1,4 +1,4 @@
-//! The process crashes between any two steps of saving, restoring and deleting, and the next run finishes its work.
+//! A run that saves, restores or deletes boards crashes between any two steps, and the next run finishes its work.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,8 @@ const SETTINGS: &str = "[archive]\npage_members = 300\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 
-/// Crashes at the fault point, then runs again to the end. Returns true if the first run reached the point.
+/// Runs the command until it crashes at the fault point, and then again to its end. Returns true if the first run
+/// reached the fault point.
 async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     if !dies(stage, arguments, fault_point) {
         return false;
@@ -93,7 +94,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
     }
     let skipped = ["restore:raised-page", "restore:noted"];
     assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
-    // The restore also survives a crash if Redis has older data of the board.
+    // A crashed restore can also be repeated if Redis has older data of the board.
     let mark = stage.mark(&at);
     stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     assert!(survives(&stage, &["board", "restore", "likes", "total"], "restore:raised-page").await);
@@ -116,7 +117,8 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;
-            // Once the board is restored, a second restore finds nothing to do.
+            // If the first restore has already restored the board, the second restore fails, because Redis has the
+            // board.
             let again = stage.world.tallyd(&restore).status.success();
             assert_eq!(again, fault_point != "restore:put", "{fault_point}");
         }

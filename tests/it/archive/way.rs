@@ -32,7 +32,7 @@ async fn a_closed_board_is_archived_in_rank_order_and_expires_later() {
     assert!(!stage.exists(&key).await);
     let frozen = stage.frozen(&at);
     assert_eq!(stage.ranked(&frozen).await, ranked);
-    // 30 days and a safety margin of one day.
+    // The default expiry of 30 days, and a safety margin of one day.
     assert!((31 * 86_400 - 60..=31 * 86_400).contains(&stage.ttl_s(&frozen).await));
 
     let again = stage.archive(NOW).await;
@@ -100,7 +100,7 @@ async fn a_board_stays_until_late_writes_have_been_waited_for() {
     let mut stage = Stage::new("archive_grace", config).await;
     let at = week("2026-W46");
     stage.write(&at, &board(5)).await;
-    // The week closes on Sunday, 15 November, at 16:00 UTC, plus two hours.
+    // The week closes on Sunday, 15 November, at 18:00 UTC: it ends at 16:00 UTC, and the grace period is two hours.
     let closes = Micros(1_794_765_600_000_000);
     assert_eq!(stage.archive(closes.before(Duration::from_micros(1))).await.periods, []);
     assert_eq!(outcomes(&stage.archive(closes).await), [("2026-W46", Outcome::Archived)]);

@@ -1,4 +1,4 @@
-//! `tallyd board` as a user runs it.
+//! Runs `tallyd board` as a user does.
 
 use redis::AsyncCommands;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
@@ -9,7 +9,7 @@ const BOARDS: &str = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_gr
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n\
     [[board]]\nname = \"users\"\nperiod = \"day\"\n";
 
-/// Fills a zset with the members a, b and c. b and c have equal scores.
+/// Fills a zset. The members b and c have equal scores.
 async fn fill(world: &World, board: &str, period: &str) {
     let key = world.cache.keys.board(board, period);
     let mut redis = world.redis().await;

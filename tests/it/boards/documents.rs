@@ -10,7 +10,7 @@ use tallyd_core::period::{Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
 
-/// Returns the blocks in that language in docs/boards.md.
+/// Returns the code blocks of docs/boards.md that are marked with this language.
 fn blocks(language: &str) -> Vec<String> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/boards.md")).unwrap();
     let blocks = text.split("```").skip(1).step_by(2);
@@ -29,7 +29,7 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
         client.add_to_board(on, "like", likes).await.unwrap();
         client.add_to_board(on, "comment", 1).await.unwrap();
     }
-    // The archived week in the page's examples.
+    // The week that the page's examples archive.
     let mut redis = world.redis().await;
     let closed = world.cache.keys.board("videos", "2026-W46");
     let () = redis.zadd(&closed, "7", 3 << 20).await.unwrap();

@@ -19,10 +19,10 @@ const RANKINGS: [Ranking; 3] = [Ranking::Ordinal, Ranking::Competition, Ranking:
 
 const TOTAL: (&str, PeriodKind) = ("videos", PeriodKind::Total);
 
-/// Members with their counts of likes and comments.
+/// The members of a board, with their numbers of likes and comments.
 type Model = BTreeMap<Vec<u8>, (u64, u64)>;
 
-/// Computes the places of all members, one by one.
+/// Computes the place of each member separately.
 fn placed(model: &Model, ranking: Ranking) -> Vec<(u64, Vec<u8>, (u64, u64))> {
     let mut board: Vec<_> = model.iter().collect();
     board.sort_unstable_by(|a, b| (b.1, b.0).cmp(&(a.1, a.0)));

@@ -1,4 +1,4 @@
-//! Scores that pack two columns, made by lua/board.lua and by the Rust code.
+//! lua/board.lua and the Rust code pack the same two columns into the same score.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ async fn lua_and_rust_pack_the_shared_vectors_the_same_way() {
             Err(error) => {
                 assert!(score.is_none(), "{error}");
                 assert!(error.contains(&format!("of m in {key} no longer fits")), "{error}");
-                assert!(!redis.exists::<_, bool>(&key).await.unwrap(), "nothing must be changed");
+                assert!(!redis.exists::<_, bool>(&key).await.unwrap(), "a failed call must not create the key");
             }
         }
     }
@@ -98,15 +98,15 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let left = |score: String| Packing::new(20).unpack(score.parse().unwrap()).unwrap();
     let first = left(add(&mut redis, &key, (5, 0), ("earliest", 20), (now + 1_000, 1)).await.unwrap());
     assert!(first.primary == 5 && (990..=1_000).contains(&first.low), "{first:?}");
-    // The score stores the time that is left until the end. The second addition is later, so less time is left.
+    // The score contains the time that is left until the end of the period. For the second addition less time is left.
     let later = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + 900, 1)).await.unwrap());
     assert!(later.primary == 6 && (890..=900).contains(&later.low), "{later:?}");
     let untouched = left(add(&mut redis, &key, (0, 0), ("earliest", 20), (now + 500, 1)).await.unwrap());
-    assert_eq!(untouched, later, "a member whose count doesn't grow keeps its time");
+    assert_eq!(untouched, later, "an addition of zero must not change the member's time");
     let late = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now - 5, 1)).await.unwrap());
-    assert_eq!((late.primary, late.low), (7, 0), "after the end the time must be zero");
+    assert_eq!((late.primary, late.low), (7, 0), "after the end of the period the time must be zero");
     let far = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + (1 << 30), 1)).await.unwrap());
-    assert_eq!(far.low, (1 << 20) - 1, "the time must fit into its bits");
+    assert_eq!(far.low, (1 << 20) - 1, "a longer time must be cut to the 20 bits for the time");
     assert_eq!(add(&mut redis, &key, (-9, 0), ("earliest", 20), (now, 1)).await.unwrap(), "0");
     assert!(!redis.exists::<_, bool>(&key).await.unwrap());
     assert!(add(&mut redis, &key, (1, 0), ("latest", 20), (0, 1)).await.unwrap_err().contains("is none of"));
@@ -159,7 +159,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let columns = |primary, low| Columns { primary, low };
     assert_eq!(merged(&mut redis, "2026-W01", Tie::Second).await, [columns(7, 1_000_000), columns(1, 7)]);
     assert_eq!(merged(&mut redis, "2026-W02", Tie::Earliest).await, [columns(7, 100_000), columns(1, 7)]);
-    // Writers made plain scores before the board had a tie-breaker. The merge must not unpack them.
+    // The frozen zset has a plain score, from before the board had a tie-breaker. The merge must not unpack this score.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W04"), world.cache.keys.frozen_board("likes", "2026-W04"));
     let () = redis.zadd(&frozen, "a", 500).await.unwrap();
@@ -167,7 +167,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let rule = Rule { tie: Tie::Earliest, packing: Packing::new(20) };
     let error = world.cache.merge_late(&at("2026-W04"), 1, 10, rule).await.unwrap_err();
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("was not made by the board's tie"));
-    // If a score doesn't fit, the merge does not change it. The reason names this score.
+    // If the sum of two scores doesn't fit, the merge changes neither score. The error names the score.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W03"), world.cache.keys.frozen_board("likes", "2026-W03"));
     let () = redis.zadd(&frozen, "a", pack(5, 1_000_000)).await.unwrap();

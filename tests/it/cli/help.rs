@@ -1,4 +1,4 @@
-//! The help and manual of each command, and `tallyd` without a command.
+//! Tests the help and the manual page of each command, and `tallyd` without a command.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use super::{Alone, assert_exits};
 use crate::common::{World, stderr, stdout};
 
-/// If this variable is set, the test writes the snapshot instead of comparing it.
+/// If this environment variable is set, the test writes the snapshot file instead of comparing it.
 const UPDATE: &str = "TALLYD_UPDATE_SNAPSHOT";
 
-/// Returns the commands in the order of the help, each before its subcommands.
+/// Returns all commands in the order of the help. Each command comes before its subcommands.
 fn commands(alone: &Alone, above: &[String]) -> Vec<Vec<String>> {
     let help = help(alone, above);
     let list = help.split("\nCommands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap_or_default();
@@ -37,7 +37,7 @@ fn the_help_and_manual_of_every_command_are_as_noted() {
     for command in commands(&alone, &[]) {
         let name = [&["tallyd".to_owned()], command.as_slice()].concat();
         let page = fs::read_to_string(pages.join(format!("{}.1", name.join("-")))).unwrap();
-        // The manual page defines the apostrophe again in each section.
+        // These lines only define the apostrophe, and the manual page repeats them in each section.
         let lines = page.lines().filter(|line| !line.starts_with(".ie") && !line.starts_with(".el"));
         let page = lines.collect::<Vec<_>>().join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION");
         text += &format!("$ {} --help\n{}\n$ man {}\n{page}\n", name.join(" "), help(&alone, &command), name.join("-"));
@@ -49,7 +49,7 @@ fn the_help_and_manual_of_every_command_are_as_noted() {
     }
     let noted = fs::read_to_string(&file).unwrap_or_default();
     let differs = noted.lines().zip(text.lines()).find(|(noted, said)| noted != said);
-    assert!(noted == text, "{differs:?}: look at the change with {UPDATE}=1 and git diff {}", file.display());
+    assert!(noted == text, "{differs:?}: run the test with {UPDATE}=1, then look at git diff {}", file.display());
 }
 
 /// Runs the program in a terminal.
@@ -62,7 +62,7 @@ fn typed(alone: &Alone, arguments: &str) -> (Option<i32>, String) {
 
 #[test]
 fn without_a_command_a_terminal_gets_the_help_and_64() {
-    // The daemon would exit with 78.
+    // If the program started as a daemon, it would exit with 78 here.
     let alone = Alone::new("nonsense");
     for arguments in ["", "-v"] {
         let (code, said) = typed(&alone, arguments);

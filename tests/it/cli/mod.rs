@@ -1,5 +1,5 @@
-//! The command line for scripts and systemd: output and exit codes. Each test causes the failure that the exit code
-//! reports.
+//! Tests the output and the exit codes of the command line, on which scripts and systemd rely. To test an exit code, a
+//! test causes the failure that it reports.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -245,7 +245,7 @@ async fn a_schema_that_is_missing_or_newer_exits_with_78_and_says_what_to_run() 
     for arguments in &all {
         assert_exits(&world.tallyd(arguments), 78, "run `tallyd migrate`");
     }
-    // MySQL has the tables already, so this tests that each step can run again.
+    // MySQL has the tables already. So this run also tests that each migration step can run again.
     let output = world.tallyd(&["migrate"]);
     assert_exits(&output, 0, "");
     assert!(stdout(&output).contains("up to date after"), "{}", stdout(&output));

@@ -1,4 +1,4 @@
-//! Passwords on the command line: the program reads them from files, and never prints them.
+//! The program reads passwords from files, and never prints them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -91,7 +91,7 @@ fn a_relative_password_file_is_a_credential_of_systemd() {
     assert_silent(&output);
 }
 
-/// Files for all secrets of a container, as Docker, Compose and Kubernetes mount them.
+/// All secrets of a container are in files, as Docker, Compose and Kubernetes mount them.
 const FILES: [(&str, &str, &str); 8] = [
     ("AMQP__PASSWORD", "amqp-password", SECRET),
     ("MYSQL__PASSWORD", "mysql-password", SECRET),

@@ -38,12 +38,12 @@ fn assert_is(report: &Value, name: &str, status: &str, found: &str) {
     let checks = named(report, name);
     let fits = |check: &&Value| check["status"] == status && check["found"].as_str().unwrap().contains(found);
     assert!(checks.iter().any(fits), "{name} is not {status} with \"{found}\": {report:#}");
-    // Each problem has a recommended action or a place in the configuration.
+    // For each problem the report has a recommended action or a place in the configuration.
     assert!(checks.iter().all(|check| check["status"] == "ok" || check["do"].is_string() || check["at"].is_object()));
 }
 
-/// At its first start MySQL makes a certificate and a CA in a file. MariaDB has no such file, so only dev/lab can run
-/// this test with MySQL.
+/// At its first start MySQL makes a certificate and writes its CA to a file. MariaDB writes no such file, so this test
+/// is skipped with MariaDB. dev/lab runs it with MySQL.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
     let world = World::new("check_stock_tls", "").await;
@@ -89,7 +89,7 @@ async fn all_is_looked_at_and_nothing_changed() {
     let link = world.broker.connect("test").await.unwrap();
     let found = world.broker.probe_queues(&link).await.unwrap();
     assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check must create nothing: {found:?}");
-    // Existing queues are compared with the declared ones. Their messages stay.
+    // The check compares existing queues with the queues that tallyd declares. Messages in the queues stay.
     let publisher = world.publisher().await;
     publisher.publish("", &world.broker.queue(0), b"{}").await.unwrap();
     let (code, report) = check(&world, &[]);
@@ -130,8 +130,8 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     let world = World::new("check_silent", "").await;
-    // The proxy stalls before it forwards one of these texts. They are RabbitMQ's tx.select before the publishes,
-    // MySQL's last query for permissions, and Redis' script that checks permissions.
+    // The proxy stops before it forwards one of these texts: the tx.select for RabbitMQ before the publishes, the last
+    // query for MySQL's permissions, and the script that checks Redis' permissions.
     for (name, url, words, check_name) in [
         ("TALLYD__AMQP__URL", &world.config.amqp.url, b"\0\x5a\0\x0a".as_slice(), "rabbitmq-permissions"),
         ("TALLYD__MYSQL__URL", &world.config.mysql.url, b"SHOW GRANTS", "mysql-permissions"),

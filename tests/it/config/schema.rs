@@ -32,7 +32,7 @@ fn config_toml_names_its_schema() {
     assert_eq!(read(path), read("docs/config.schema.json"));
 }
 
-/// Returns each setting of config.toml, with its part of the schema.
+/// Returns each setting of config.toml, together with the part of the schema that describes it.
 fn settings() -> Vec<(String, toml::Value, Value)> {
     let (schema, mut found) = (schema(), Vec::new());
     let written: toml::Table = read("config.toml").parse().unwrap();
@@ -81,7 +81,7 @@ fn everything_in_the_schema_is_described() {
     assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "passwords must not be in the file");
 }
 
-/// Comments do not need to mention these limits: the maximum of an integer type, and the maximum of a repair.
+/// The maximums that a setting's comment does not need to mention: those of two integer types, and that of a repair.
 const NATURAL: [i64; 3] = [u16::MAX as i64, u32::MAX as i64, 1 << 62];
 
 #[test]

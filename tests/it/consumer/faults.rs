@@ -18,7 +18,7 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
     for part in bodies.chunks(bodies.len().div_ceil(6)) {
         world.publish(&publisher, part).await;
         if part.len() == bodies.len().div_ceil(6) {
-            // The moment is random, because the result must be the same at any moment.
+            // The daemon is killed at a random moment, because the result must always be the same.
             tokio::time::sleep(std::time::Duration::from_millis(dice.below(400))).await;
             daemon.kill();
             daemon = world.daemon();
@@ -77,8 +77,7 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     world.close().await;
 }
 
-/// If a queue is deleted and made again, RabbitMQ does not report this to the queue's consumer. The queue's deliveries
-/// are lost, until the prefetch is reached.
+/// If a queue is deleted and declared again, RabbitMQ does not report this to the old queue's consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
     let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;
@@ -102,12 +101,12 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
     world.close().await;
 }
 
-/// Another session locks rows of the batches in the opposite order, again and again. MySQL rolls back one of the two
-/// transactions.
+/// A trigger returns MySQL's deadlock error several times in a row, as if another session locked the same rows in the
+/// opposite order.
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
     let world = World::new("deadlocks", "").await;
-    // The consumer first writes three test rows, and meets seven deadlocks there. The batch meets eight deadlocks. Rows
+    // The consumer first writes three test rows, and gets seven deadlocks. The batch then gets eight deadlocks. Rows
     // of a MyISAM table survive a rollback, so `tries` counts all attempts.
     sqlx::raw_sql("CREATE TABLE tries (number INT) ENGINE=MyISAM; INSERT INTO tries VALUES (0)")
         .execute(&world.pool)
@@ -217,8 +216,8 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     world.close().await;
 }
 
-/// After each crash the broker redelivers the messages that were in flight. The consumer takes messages with many
-/// redeliveries one by one. Later the consumer takes as many messages as usual.
+/// After each crash the broker redelivers the messages that were in flight. The consumer takes these messages one by
+/// one if they have many redeliveries. Later it takes as many messages as usual.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {
@@ -233,7 +232,7 @@ async fn what_comes_back_often_is_taken_with_care() {
     let daemon = world.daemon();
     daemon.logged("to 1 messages").await;
     world.drained(&publisher).await;
-    // After enough messages without a redelivery, the consumer takes about as many as usual again.
+    // After enough messages without a redelivery, the consumer takes almost as many messages as usual again.
     let (calm, more, also_malformed) = traffic(3_000, 17);
     world.publish(&publisher, &calm).await;
     let prefetch = |line: &str| -> Option<u64> {

@@ -1,5 +1,5 @@
-//! A fence guarantees that all events before it are in MySQL. Properties of a publisher's messages must not break this
-//! guarantee.
+//! A fence is a message that passes only after all earlier events are in MySQL. This must hold for any message
+//! properties that a publisher sets.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use tallyd_mysql::jobs::{Lock, number_of};
 use super::common::proxy::Proxy;
 use super::common::{DEADLINE, Model, World, assert_redis_equals, body, drift, target};
 
-/// Publishes likes of one target through the exchange. The properties of each message depend on its user.
+/// Publishes one like per user through the exchange, all for the same target. `with` returns the message properties for
+/// a user.
 async fn publish_likes(
     world: &World,
     users: std::ops::RangeInclusive<u64>,
@@ -63,7 +64,7 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     world.close().await;
 }
 
-/// RabbitMQ 4.3 delivers messages with higher priority first, and many clients set 0.
+/// RabbitMQ 4.3 delivers messages with a higher priority first, and many clients set the priority 0.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     let settings = "[consumer]\nbatch_events_max = 1\nlinger_ms = 0\n[amqp]\nprefetch = 2\n[reconcile]\npublish_grace = \"100ms\"\n";
@@ -86,7 +87,8 @@ async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     world.close().await;
 }
 
-/// RabbitMQ sets this header on redeliveries. If the header is on a first delivery, the publisher has set it.
+/// RabbitMQ sets the header `x-delivery-count` when it redelivers a message. If a first delivery has this header, the
+/// publisher has set it.
 #[tokio::test(flavor = "multi_thread")]
 async fn returns_that_a_publisher_claims_slow_nothing_down() {
     let world = World::new("claimed", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50\n").await;
@@ -123,7 +125,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     };
     let errors: Vec<String> = sqlx::query_scalar("SELECT error FROM dead_letter").fetch_all(&world.pool).await.unwrap();
     assert!(matches!(&errors[..], [error] if error.contains("only tallyd can send fences")), "{errors:?}");
-    // No later run has this run's number, so the fence passes.
+    // The forged fence did not pass, so a fence with the same number can still pass.
     fences.pass(number_of(run, 1)).await.unwrap();
     assert_eq!(world.count("SELECT CAST(fence AS SIGNED) FROM partition_fence").await, number_of(run, 1).cast_signed());
     store.close().await;

@@ -1,4 +1,4 @@
-//! Events through RabbitMQ into MySQL, by the real daemon.
+//! The real daemon takes events from RabbitMQ and writes them to MySQL.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -14,10 +14,11 @@ const TARGETS: u64 = 500;
 const USERS: u64 = 5_000;
 const NOW: i64 = 1_790_000_000_000_000;
 
-/// Three parts: all bodies with their users, the expected result, and the malformed bodies.
+/// All message bodies with their users, the expected result, and the malformed bodies.
 type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 
-/// Makes `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
+/// Makes `count` messages. Of these, 20 % are unlikes, 10 % are duplicates, 5 % are out of order, and 1 % are
+/// malformed.
 fn traffic(count: usize, seed: u64) -> Traffic {
     let mut dice = Dice::new(seed);
     let (mut bodies, mut model, mut malformed) = (Vec::new(), Model::default(), Vec::new());
@@ -38,7 +39,7 @@ fn traffic(count: usize, seed: u64) -> Traffic {
         } else {
             let late = if dice.percent(5) { dice.below(10_000_000) as i64 } else { 0 };
             LikeEvent {
-                // The product of two random numbers gives few targets most of the likes.
+                // The product of two random numbers is often small, so a few targets get most of the likes.
                 target: target(1 + dice.below(TARGETS) * dice.below(TARGETS) / TARGETS),
                 user: UserId(1 + dice.below(USERS)),
                 at: Micros(NOW + number as i64 * 1_000 - late),
@@ -105,7 +106,7 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     let owner: Option<String> =
         sqlx::query_scalar("SELECT owner FROM partition_owner").fetch_one(&world.pool).await.unwrap();
     assert_eq!(owner, None, "the partition must be released");
-    // Acknowledged events are in MySQL. Together with the queued events they must be complete.
+    // Each event must be either in MySQL or still in the queue.
     let written = world.count("SELECT COUNT(*) FROM like_record").await;
     let daemon = world.daemon();
     world.drained(&publisher).await;
@@ -116,8 +117,8 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.close().await;
 }
 
-/// Waits until the broker has requeued the unacknowledged messages. The broker does this a moment after the connection
-/// has ended.
+/// Waits until the broker has requeued the unacknowledged messages. The broker requeues them a moment after the
+/// connection has ended.
 async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
     eventually("the consumer has stopped", || async {
         publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
@@ -155,7 +156,8 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.close().await;
 }
 
-/// A trigger keeps the state of a tested row. So MySQL behaves like a server that assigns the version before the state.
+/// The consumer tests MySQL with a row of kind 0, and a trigger keeps this row's state. So MySQL behaves like a server
+/// that assigns the version before the state.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;
@@ -180,7 +182,7 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
 }
 
 /// After a restart the broker can route a user to another partition, so two partitions write the same rows. In this
-/// test two partitions always write the same rows. The test runs once for each way of writing.
+/// test two partitions always write the same rows. The test runs with `reads_first` off and on.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_writers_on_the_same_rows_stay_exact() {
     for reads_first in [false, true] {
@@ -220,7 +222,7 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(30_000, 11);
     // A list must be valid JSON, so the test sends each invalid body as a separate message. The events of a list belong
-    // to many users, so its routing key is random.
+    // to several users, so the routing key of the list matches only its first user.
     let (events, alone): (Vec<_>, Vec<_>) =
         bodies.into_iter().partition(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).is_ok());
     let list = |part: &[(UserId, Vec<u8>)]| {
@@ -234,8 +236,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
-    // A list drops the number that made a malformed event unique, because the number is outside of the event. Equal
-    // malformed events become one dead letter.
+    // In a list, a malformed event no longer has the number that made it unique, because the number is outside of the
+    // event. Equal malformed events become one dead letter.
     let mut expected: Vec<Vec<u8>> = malformed
         .iter()
         .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {
@@ -249,8 +251,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.close().await;
 }
 
-/// Over a million events are queued, in lists of a thousand: about 100 MiB. The daemon holds only a few batches of
-/// these events in memory.
+/// More than a million events are queued, in lists of a thousand events. All lists need about 100 MiB. The daemon keeps
+/// only a few batches in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     let world = World::new("backlog", "").await;
@@ -270,9 +272,9 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     }
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    // The test subtracts the pages of the program file, because a debug build has many such pages.
+    // The test subtracts the memory for the program file, because the file of a debug build is large.
     let peak_mib = (daemon.status_kib("VmHWM") - daemon.status_kib("RssFile")) / 1_024;
-    assert!(peak_mib < 50, "the daemon took up to {peak_mib} MiB besides its program");
+    assert!(peak_mib < 50, "the daemon used up to {peak_mib} MiB, without its program file");
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1_200_000);
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, 1_200_000);

@@ -1,4 +1,5 @@
-//! Daemons crash, freeze and lose their network in turn, while users click and reconciles run.
+//! One after another, daemons crash, freeze or lose their network, while users click and reconcile runs compare
+//! counters.
 
 use std::cell::OnceCell;
 
@@ -9,7 +10,7 @@ use crate::common::{Daemon, World, eventually};
 const SETTINGS: &str = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\ndatabase_away_max = \"1s\"\n\
     [reconcile]\nfull_cron = \"*/2 * * * * *\"\n";
 
-/// A daemon with proxies to its servers.
+/// A daemon that reaches each server through a proxy.
 struct Host {
     daemon: Daemon,
     mysql: Proxy,
@@ -85,7 +86,7 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     hosts.push(cut);
     site.clicked(200).await;
     site.end(&world).await;
-    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "no counter must have drifted");
+    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "all counters must be right");
     assert!(world.count("SELECT COUNT(*) FROM job_run").await > 2, "daemons reconciled meanwhile");
     for host in hosts {
         assert!(host.daemon.stop().success());

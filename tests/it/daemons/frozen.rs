@@ -8,8 +8,8 @@ use crate::common::{Dice, Model, World, body, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    // With two partitions, two tasks could stop the daemon at the same time. Then the test would miss one of the two
-    // stops.
+    // With two partitions, two tasks could reach the pause point at the same time. Then the test would count two stops
+    // as one.
     let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;

@@ -1,5 +1,5 @@
-//! The partition count grows while users click and reconciles run. Daemons with the old count and with the new count
-//! run at the same time.
+//! The number of partitions grows while users click and reconcile runs compare counters. Daemons with the old number
+//! and daemons with the new number run at the same time.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -12,13 +12,13 @@ fn settings(partitions: u16) -> String {
     format!("[amqp]\npartitions = {partitions}\n[reconcile]\nfull_cron = \"* * * * * *\"\n")
 }
 
-/// Changes the partition count of the configuration.
+/// Changes the number of partitions in the configuration.
 fn set(world: &mut World, partitions: u16) {
     world.set(&settings(partitions));
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// Checks that every event goes to exactly one queue. No daemon must run during this check.
+/// Checks that every event goes to exactly one queue. While this check runs, no daemon can run.
 async fn assert_bound_once(world: &World) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queued = || async {
@@ -54,7 +54,8 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
         let new = world.daemon();
         all_held(&world).await;
 
-        // A daemon that restarts with the old count changes nothing, and leaves the jobs to the other daemons.
+        // A daemon that restarts with the old number of partitions changes nothing, and leaves the jobs to the other
+        // daemons.
         daemons.remove(0).kill();
         let old = world.daemon_with(&former);
         old.logged("\"partitions-behind\"").await;
@@ -89,7 +90,7 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
-    // A daemon with the first count starts last. It changes nothing, either.
+    // At the end a daemon with the first number of partitions starts. This daemon does not change anything either.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     fewer.logged("\"consuming\"").await;
     assert!(fewer.stop().success());

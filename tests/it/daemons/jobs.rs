@@ -9,12 +9,12 @@ const SETTINGS: &str = "[amqp]\npartitions = 4\n\
     [archive]\ncron = \"* * * * * *\"\npage_members = 20\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\n";
 
-/// Ends the leases of a crashed process immediately. Normally they end after 30 seconds.
+/// Ends the leases of a crashed process immediately. Without this call they end after 30 seconds.
 async fn end_leases(world: &World) {
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 }
 
-/// Starts a daemon. Kills the daemon when one of its jobs has reached this point `times` times.
+/// Starts a daemon, lets its jobs reach the pause point `point` for this number of times, and then kills it.
 async fn die_at(world: &World, point: &str, times: usize) {
     let points = vec![point; times].join(",");
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
@@ -42,8 +42,8 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
         drift(&world, target(id), by).await;
     }
 
-    // The first daemon crashes after two pages of the reconcile. Before the crash the reconcile has compared the third
-    // page, but not repaired it.
+    // The first daemon crashes during a reconcile run. The run has completed two pages, and has compared the third page
+    // but not repaired it.
     die_at(&world, "reconcile:compared", 3).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome IS NULL AND checkpoint IS NOT NULL").await, 1);
     end_leases(&world).await;
@@ -53,7 +53,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
         let _: f64 =
             redis::cmd("ZINCRBY").arg(&key).arg(member % 7 + 1).arg(member).query_async(&mut redis).await.unwrap();
     }
-    // The second daemon crashes during an archive run. The second or the third daemon resumes the reconcile.
+    // The second daemon crashes during an archive run. The second or the third daemon resumes the reconcile run.
     die_at(&world, "archive:copied-page", 1).await;
     end_leases(&world).await;
     let daemon = world.daemon();

@@ -1,4 +1,4 @@
-//! The owners of the partitions, and the reports of all daemons about the owners.
+//! Tests which daemon owns which partition, and which owners each daemon reports.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,8 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     let text = stdout(&world.tallyd(&["status", "--url", &url]));
     assert!(text.contains("WRITER") && text.contains("EPOCH"), "{text}");
 
-    // A daemon with fewer partitions also reports the other partitions, and the mismatch.
+    // A daemon that is configured with fewer partitions also reports the owners of all partitions, and reports the
+    // mismatch.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     let url = self::url(&fewer).await;
     eventually("all are reported", || async {
@@ -73,8 +74,8 @@ fn told_by(world: &World, url: &str) -> Vec<String> {
 }
 
 /// A daemon begins each session with a small prefetch. The daemon restarts the session when it knows the size of
-/// messages. During the restart another daemon can get the partition. At this time all messages of the first daemon
-/// must be written. Otherwise both daemons would write the same messages.
+/// messages. During the restart another daemon can get the partition. Before that, the first daemon must have written
+/// all its messages. Otherwise both daemons would write the same messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_writes() {
     let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;

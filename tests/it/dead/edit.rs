@@ -10,7 +10,7 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, put_bodies, take};
 use crate::common::{World, stderr, target};
 
-/// Replays letter 1 with this script as the editor, and with these answers on stdin. The script gets the file's name as
+/// Replays dead letter 1 with `script` as the editor and with `answers` on stdin. The script gets the file's name as
 /// `$1`.
 fn edit(world: &World, script: &str, answers: &str, more: &[&str]) -> Output {
     let path = world.folder.path().join("editor");
@@ -46,8 +46,8 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     assert_exits(&edit(&world, "exit 3", "", &[]), 1, "the editor failed (exit status: 3)");
     assert_eq!(ids(&world).await, [(1, true)]);
 
-    // The first edit is invalid JSON, the second one is valid. The script replaces the file by another file, as many
-    // editors do.
+    // The first edit is invalid JSON, and the second edit is valid. The script replaces the file with a new file, as
+    // many editors do.
     let seen = world.folder.path().join("seen");
     let script = format!(
         "stat -c %a \"$1\" >> {seen}; cat \"$1\" >> {seen}\n\
@@ -68,7 +68,7 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     assert_eq!(world.tallyd(&["dead", "show", "1", "--raw"]).stdout, original);
     assert_exits(&edit(&world, "true", "", &[]), 64, "was replayed before");
 
-    // An edited body that the consumer rejects again is a new letter.
+    // If the consumer rejects an edited body, this body becomes a new dead letter.
     let output = edit(&world, "echo '[1]' > \"$1\"", "", &["--force", "--format", "json"]);
     assert_exits(&output, 0, "\"replayed\":1");
     world.drained(&publisher).await;

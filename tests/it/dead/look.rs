@@ -1,4 +1,4 @@
-//! `tallyd dead list` and `tallyd dead show`, and invalid command lines.
+//! Tests `tallyd dead list`, `tallyd dead show`, and invalid command lines.
 
 use std::time::Duration;
 
@@ -175,11 +175,11 @@ async fn servers_that_are_away_are_said() {
         let output = world.command().arg("dead").args(arguments).env(mysql.0, &mysql.1).output().unwrap();
         assert_exits(&output, 75, "connect to MySQL");
     }
-    // The table can be read without RabbitMQ.
+    // The command also lists the letters in the table if RabbitMQ is unreachable.
     let output = world.command().args(["dead", "list"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 0, "could not be read: connect to RabbitMQ");
     assert!(stdout(&output).contains("unknown-kind"), "{}", stdout(&output));
-    // The queue is not declared.
+    // Here RabbitMQ is reachable, but the queue is not declared.
     assert_exits(&world.tallyd(&["dead", "list"]), 0, "no queue");
     let output = world.command().args(["dead", "replay", "1", "--force"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 75, "connect to RabbitMQ");
@@ -202,7 +202,7 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
     }
     eventually("all bodies are dead-lettered", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 })
         .await;
-    // The row looks as if an operator had changed it.
+    // An operator has changed this row, so its headers are invalid.
     let changed = "UPDATE dead_letter SET headers = 'no JSON' WHERE body = 'none'";
     sqlx::query(changed).execute(&world.pool).await.unwrap();
     let listed = world.report(&["dead", "list"]);

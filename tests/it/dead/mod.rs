@@ -1,4 +1,4 @@
-//! `tallyd dead`: an operator's commands for dead letters, on the real table and queue.
+//! Tests the commands of `tallyd dead`, with which an operator manages dead letters, on a real table and a real queue.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -22,13 +22,13 @@ use tallyd_mysql::letters::DeadLetter;
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
 
-/// A like of a kind that only some configurations have.
+/// Makes a like of the kind `film`, which only some configurations have.
 fn film(id: u64, user: u64) -> Vec<u8> {
     let at = tallyd::runtime::clock::now();
     format!(r#"{{"type":"like","kind":"film","target_id":"{id}","user_id":"{user}","at":{at}}}"#).into_bytes()
 }
 
-/// A configuration that has this kind, with the code 2.
+/// A configuration with the kind `film`, which has the code 2.
 const WITH_FILMS: &str = "[kinds]\nvideo = 1\nfilm = 2\n";
 
 fn view(id: u64, event_id: &str, at: Micros) -> Vec<u8> {
@@ -46,19 +46,19 @@ fn letter(body: &[u8], reason: Reason, first_seen: Micros) -> DeadLetter {
     }
 }
 
-/// Puts letters into the table, as the consumer does.
+/// Puts dead letters into the table, as the consumer does.
 async fn put(world: &World, letters: &[DeadLetter]) {
     Store::new(&world.config.mysql, 1).unwrap().keep_dead_letters(letters).await.unwrap();
 }
 
-/// Puts bodies with a reason into the table, with the current time.
+/// Puts a dead letter into the table for each body, with this reason and the current time.
 async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
     let letters: Vec<DeadLetter> =
         bodies.iter().map(|body| letter(body, reason, tallyd::runtime::clock::now())).collect();
     put(world, &letters).await;
 }
 
-/// Returns each letter's id, and whether the letter is open.
+/// Returns the id of each dead letter, and true if the letter is open.
 async fn ids(world: &World) -> Vec<(u64, bool)> {
     sqlx::query("SELECT id, CAST(replayed_at IS NULL AS UNSIGNED) FROM dead_letter ORDER BY id")
         .fetch_all(&world.pool)
@@ -73,8 +73,8 @@ async fn open(world: &World) -> i64 {
     world.count("SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL").await
 }
 
-/// Takes this many messages from the queues. Returns each message and the partition of its queue. The single active
-/// consumer of a queue gets all messages, so `basic.get` does not work.
+/// Takes this number of messages from the queues. Returns each message with the number of its partition. The queues
+/// have a single active consumer, so `basic.get` does not work.
 async fn take(world: &World, messages: usize) -> Vec<(Delivery, u16)> {
     let link = world.broker.connect("test").await.unwrap();
     let mut queues = Vec::new();

@@ -10,8 +10,8 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, letter, open, put};
 use crate::common::{World, stderr};
 
-/// Makes letters 1 to `count`. Every second letter was replayed, every fourth letter has another reason, and the first
-/// half is old.
+/// Makes the dead letters 1 to `count`. Every second letter was replayed, every fourth letter has another reason, and
+/// the first half of the letters is old.
 async fn fill(world: &World, count: u64) {
     let now = tallyd::runtime::clock::now();
     let letters: Vec<_> = (1..=count)
@@ -68,7 +68,7 @@ async fn a_purge_that_is_killed_is_gone_on_with() {
     world.close().await;
 }
 
-/// Runs a command on a terminal, and types these answers.
+/// Runs a command in a terminal, and types `answers`.
 fn on_a_terminal(world: &World, arguments: &str, answers: &str) -> std::process::Output {
     let (program, config) = (env!("CARGO_BIN_EXE_tallyd"), world.config_path());
     let line = format!("{program} --config {} {arguments}", config.display());

@@ -20,7 +20,8 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     let now = tallyd::runtime::clock::now();
-    // Likes and counts of a kind that is not configured. Some of them are in lists with valid events.
+    // These bodies are likes and counts of a kind that is not configured. Some bodies are lists that also contain valid
+    // events.
     let (mut bodies, mut model) = (Vec::new(), Model::default());
     for number in 1..=150_u64 {
         let event = LikeEvent {
@@ -52,7 +53,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     let killed =
         world.command().args(["dead", "replay", "--all"]).env("TALLYD_FAULT_POINT", "dead:confirmed").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
-    assert_eq!(open(&world).await, 300, "a letter that was not marked as replayed is still open");
+    assert_eq!(open(&world).await, 300, "a letter that was not marked as replayed must still be open");
     let report = world.report(&["dead", "replay", "--reason", "unknown-kind", "--limit", "100"]);
     assert_eq!(report["replayed"], 100);
     let daemon = world.daemon();
@@ -66,7 +67,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(open(&world).await, 0);
     world.assert_equals(&model).await;
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 150);
-    // Replays all letters again, including the replayed ones.
+    // The command replays all letters again, although they were already replayed.
     let all: Vec<String> = ids(&world).await.iter().map(|(id, _)| id.to_string()).collect();
     let again: Vec<&str> = ["dead", "replay", "--force"].into_iter().chain(all.iter().map(String::as_str)).collect();
     assert_exits(&world.tallyd(&again), 0, "300 of 300");
@@ -144,7 +145,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let forced = world.report(&["dead", "replay", "--all", "--force"]);
     assert_eq!((&forced["replayed"], &forced["left"]), (&3.into(), &1.into()), "{forced}");
     world.drained(&publisher).await;
-    // Two returned unchanged. One event of the list was written, the other event is a new letter.
+    // Two letters came back unchanged. One event of the list was written, and the other event is now a new letter.
     assert_eq!(ids(&world).await.len(), 6);
     let states: Vec<(u64, String, u32, bool)> =
         sqlx::query("SELECT id, reason, refusals, replayed_at IS NULL FROM dead_letter ORDER BY id")
@@ -165,7 +166,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     world.close().await;
 }
 
-/// Starts a command. Waits until the command has stopped itself after its first confirms.
+/// Starts a command, and waits until it has stopped itself at its pause point after the first confirms.
 async fn paused(world: &World, arguments: &[&str]) -> Child {
     let mut command = world.command();
     command.args(arguments).env("TALLYD_PAUSE_POINT", "dead:confirmed").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -220,7 +221,7 @@ async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     let world = World::new("dead_endless", "[consumer]\nlinger_ms = 1\n").await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    // Each letter is a list of ten events. Each event comes back as a separate letter.
+    // Each letter is a list of ten events. After the replay, each of these events is a separate letter.
     let list = |number: u64| {
         let events: Vec<Vec<u8>> = (0..10).map(|user| film(number, 1 + user)).collect();
         [b"[".as_slice(), &events.join(&b","[..]), b"]"].concat()

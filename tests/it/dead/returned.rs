@@ -13,7 +13,7 @@ use tallyd_rabbitmq::Link;
 use super::{assert_exits, ids};
 use crate::common::{World, body, eventually, stack, stderr, stdout, target};
 
-/// Declares all queues, and publishes messages to the queue of returned messages, as the broker does.
+/// Declares all queues, and puts messages into the queue of returned messages, as the broker does.
 async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     let link = world.broker.connect("test").await.unwrap();
     world.broker.declare_for(&link, world.broker.partitions()).await.unwrap();
@@ -34,8 +34,8 @@ async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     link
 }
 
-/// Waits until the queue of returned messages has this count. If a process was killed, this also gives the broker time
-/// to requeue the process' messages.
+/// Waits until the queue of returned messages has this number of messages. So the broker also has time to requeue the
+/// messages of a killed process.
 async fn waits(world: &World, messages: u32) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queue = world.broker.returned();
@@ -52,7 +52,7 @@ fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
 async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() {
     let world = World::new("dead_returned", "").await;
     let bodies: Vec<Vec<u8>> = likes(250).into_iter().map(|(_, body)| body).collect();
-    // Two equal messages become one letter. The fence of a finished run is dropped.
+    // Two equal messages become one dead letter. A fence message of a finished run is dropped.
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
     set_aside(&world, &[bodies.clone(), vec![bodies[0].clone(), fence]].concat()).await;
     for (point, rows) in [("dead:returned-before-commit", 0), ("dead:returned-after-commit", 100)] {
@@ -77,7 +77,8 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     assert_eq!(shown[0]["headers"]["x-first-death-reason"], "delivery_limit");
     assert_eq!(shown[0]["now"]["words"], "would be accepted");
 
-    // Replays a letter that was taken in. If it is dead-lettered again, the letter is open again.
+    // The command replays the letters that were moved to the table. If one of them is dead-lettered again, this letter
+    // is open again.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "250 of 250 dead letters replayed");
@@ -96,7 +97,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     let publisher = world.publisher().await;
     world.publish(&publisher, &likes(1)).await;
     let queue = world.broker.queue(0);
-    // This consumer disconnects after each delivery. (RabbitMQ 4.3 does not count a reject with requeue.)
+    // This consumer disconnects after each delivery, because RabbitMQ 4.3 does not count a reject with requeue.
     let returning = async {
         loop {
             let channel = world.broker.connect("test").await.unwrap().channel;
@@ -109,7 +110,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = returning => {}
         () = waits(&world, 1) => {}
     }
-    // The test waits for the consumer's end. Until then the daemon would get no messages from the queue.
+    // The test waits until this consumer has ended, because the queue gives all messages to one consumer.
     eventually("no consumer is left", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");
@@ -142,7 +143,7 @@ async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
         let mut command = world.command();
         command.args(["dead", "list"]).args(more).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap()
     };
-    // The command does not even fetch the message, because the broker counts each requeue.
+    // The command does not fetch the message, because it would have to requeue it, and the broker counts each requeue.
     assert_exits(&list(&[]), 0, "could not be read: check that dead letters can be stored");
     assert!(!stdout(&list(&["--no-returned"])).contains("could not be read"));
     let link = world.broker.connect("test").await.unwrap();

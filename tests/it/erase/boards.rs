@@ -1,5 +1,5 @@
-//! Erasing the members of boards. Open zsets lose the members. Archives rename the members, and keep their places and
-//! scores.
+//! An erase also removes members from boards. In open zsets the members are deleted. In archives they are renamed, and
+//! keep their places and scores.
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -11,7 +11,8 @@ use tallyd_core::tally::Tally;
 use super::{USER, erase, named, report};
 use crate::common::{World, stderr};
 
-/// A board of users whose scores API servers write. Archived weeks stay in Redis for `expire_after`.
+/// Returns the settings of a board of users. API servers write its scores. Archived weeks stay in Redis for
+/// `expire_after`.
 fn settings(expire_after: &str) -> String {
     format!(
         "[[board]]\nname = \"people\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"{expire_after}\"\n"
@@ -24,7 +25,7 @@ fn weeks() -> [BoardPeriod; 2] {
     [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
 }
 
-/// The users to erase have the same score as users before and after them. So the erase must find the user's place among
+/// The users to erase have the same score as the users before and after them. So the erase must find their places among
 /// equal scores.
 const SCORES: [(u64, f64); 8] = [
     (90_000_000_000, 5.0),
@@ -47,7 +48,7 @@ async fn fill(world: &World, at: &BoardPeriod) {
     }
 }
 
-/// Returns the archive in the order of its places. Fails if the archive is incomplete or differs from its checksum.
+/// Returns the archived members, ordered by place. Fails if the archive is incomplete or does not match its checksum.
 async fn archived(world: &World, at: &BoardPeriod) -> Vec<(String, f64)> {
     let sql = "SELECT a.place, a.member, a.score, p.members, p.checksum FROM leaderboard_archive AS a \
                JOIN leaderboard_period AS p USING (board, period) \
@@ -94,7 +95,7 @@ async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
         assert_eq!(scores(&after), scores(&before), "every place must keep its score");
         assert!(after.contains(&(name.to_owned(), 5.0)), "{after:?}");
     }
-    // Before the archiver removes a zset, it compares the zset with the archived rows.
+    // The archiver removes a zset only if the zset is equal to the archived rows.
     world.set(&settings("0s"));
     succeeds(&world, &["archive"]);
     let state = "SELECT COUNT(*) FROM leaderboard_period WHERE state = 'ended'";

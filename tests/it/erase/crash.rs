@@ -1,4 +1,4 @@
-//! An erase crashes between any two steps.
+//! An erase run crashes between any two steps, and a later run completes it.
 
 use std::process::{Command, Stdio};
 
@@ -27,7 +27,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         likes.publish(&world, &publisher).await;
         let daemon = world.daemon();
         world.drained(&publisher).await;
-        // In this archived day, other members have the same score as the target.
+        // On this day, which is archived, other members have the same score as the target.
         let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC);
         let key = world.cache.keys.board("hot", &today.previous().unwrap().to_string());
         for member in [VIDEO, 7, 90_000_000_000] {
@@ -73,7 +73,7 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 500, "one page is done");
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 
-    // The run must not use another user's checkpoint.
+    // This run must not use the checkpoint of a run for another id.
     let other = report(&erase(&world, &["--target", "video:2600", "--resume"]), 0);
     assert!(other["resumed_run"].is_null(), "{other}");
     let resumed = report(&erase(&world, &["--user", &user, "--resume"]), 0);

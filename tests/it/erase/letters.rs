@@ -1,4 +1,4 @@
-//! Dead letters that name the erased user: alone, with other users, and in a form that only a person can read.
+//! Some dead letters contain the erased user: alone, together with other users, or in a text that tallyd can't decode.
 
 use serde_json::json;
 use sqlx::Row;
@@ -41,7 +41,7 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
         other.clone(),
         format!("[{mine},{other},{third}]"),
         format!("[{mine}, {mine}]"),
-        // Without the user's event, this letter equals the letter before.
+        // When the erase has removed the user's event, this letter is equal to letter 3.
         format!("[{other},{mine},{third}]"),
         third.clone(),
     ];

@@ -21,16 +21,16 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{Model, World, body, stderr, stdout};
 
-/// This id has so many digits that it differs from all other ids and numbers.
+/// The id of the user to erase. It has so many digits that no other id or number contains it.
 const USER: UserId = UserId(70_070_070_007);
 
-/// This id of a target has the same property.
+/// The id of the target to erase. It is as long as [`USER`], for the same reason.
 const VIDEO: u64 = 42_042_042_042;
 
 /// The daemon counts likes, and API servers only publish.
 const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"like\"\n";
 
-/// Collects likes and unlikes. Each event's time is later than the time of the previous event.
+/// Collects likes and unlikes. Each event is later than the event before it.
 struct Likes {
     model: Model,
     events: Vec<LikeEvent>,
@@ -51,7 +51,7 @@ impl Likes {
         self.events.push(event);
     }
 
-    /// Publishes the events that were added since the last call.
+    /// Publishes the events that were added after the last call of this method.
     async fn publish(&mut self, world: &World, publisher: &Publisher) {
         let bodies: Vec<_> = std::mem::take(&mut self.events).iter().map(body).collect();
         world.publish(publisher, &bodies).await;
@@ -69,7 +69,7 @@ fn erase(world: &World, arguments: &[&str]) -> Output {
     world.tallyd(&[&["erase"], arguments, &["--format", "json"]].concat())
 }
 
-/// Returns every column and key that contains the id.
+/// Returns the names of all columns in MySQL and all keys in Redis that contain the id.
 async fn named(world: &World, id: u64) -> Vec<String> {
     let mut named = Vec::new();
     let columns = "SELECT TABLE_NAME, COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()";
@@ -92,7 +92,7 @@ async fn named(world: &World, id: u64) -> Vec<String> {
             "zset" => redis.zrange(&key, 0, -1).await.unwrap(),
             "set" => redis.smembers(&key).await.unwrap(),
             "string" => vec![redis.get(&key).await.unwrap()],
-            // The daemon has deleted the key in the meantime.
+            // The daemon has deleted the key after the test listed the keys.
             "none" => Vec::new(),
             other => panic!("{key} is a {other}"),
         };

@@ -8,7 +8,7 @@ use tallyd_core::model::{TargetId, UserId};
 use super::{BY_DAEMON, Likes, VIDEO, erase, named, report};
 use crate::common::{World, assert_redis_equals, stderr, target};
 
-/// The target's likes and views also count on a board.
+/// With this rule, the likes and views of a target are also added to a board.
 const ON_BOARD: &str = "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -32,8 +32,8 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     world.outbox_added().await;
     // The first reconcile loads the buckets.
     world.reconcile("--full").await;
-    // The test makes a drift, so that a report lists the target and the erase must clean the report. Also, a row of
-    // `repair` and a hint contain the target.
+    // The test changes the counter in Redis, so the next reconcile finds a drift. Then a report, a row of `repair` and
+    // a hint contain the target, and the erase must clean all three.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(VIDEO)));
     let before: String = world.redis().await.hget(&key, VIDEO).await.unwrap();
     assert_eq!(before, "2299,0,4");
@@ -49,7 +49,7 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);
     assert_eq!((erased["rows"].as_u64(), erased["unlikes"].as_u64()), (Some(2_300), Some(2_299)));
     assert_eq!((&erased["numbers"]["repair"], &erased["numbers"]["drift_seen"]), (&json!(1), &json!(1)));
-    // The unlikes have already removed the target from the open board.
+    // The erase has nothing to remove from the open board, because the unlikes have already removed the target.
     assert_eq!((&erased["saved"], &erased["zsets"]), (&json!(1), &json!(0)));
     assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
     likes.model.rows.retain(|(of, _), _| *of != target(VIDEO));

@@ -20,7 +20,8 @@ const OTHERS: u64 = 50;
 
 const TARGETS: u64 = 2_500;
 
-/// The user likes every third target and has unliked some of them. Other users like all of the targets.
+/// Makes the likes before the erase. The user likes every third target, and then unlikes some of them. Other users like
+/// all targets.
 fn before() -> Likes {
     let (mut likes, mut dice) = (Likes::new(), Dice::new(7));
     for id in 1..=TARGETS {
@@ -130,7 +131,7 @@ async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     world.assert_equals(&model).await;
     world.reconcile("--changed").await;
     assert_redis_equals(&world, &model).await;
-    // The user returns and likes a target again.
+    // The erased user returns, and likes a target again.
     let clicked = client.like(target(1), USER, &[]).await.unwrap();
     assert!(clicked.counted().is_some());
     assert!(daemon.stop().success());
@@ -168,7 +169,7 @@ async fn run_filters(world: &World) {
     assert!(matches!(ran, Ran::Ended(_)), "another run holds the lock");
 }
 
-/// Returns the filter's answer for the user. `None` if there is no filter.
+/// Returns the Bloom filter's answer for the user, or `None` if the target has no filter.
 async fn by_filter(world: &World) -> Option<Seen> {
     let kinds = KindNames::new(&world.config.kinds);
     let shape = world.cache.filter_states(&kinds, &[target(1)]).await.unwrap().pop()??.shape;

@@ -1,5 +1,5 @@
-//! Filters for likes that the daemon counts. API servers only publish, and the outbox has the users and targets of
-//! likes.
+//! Tests the Bloom filters for likes that the daemon counts. API servers only publish these likes, so the filters get
+//! the users and targets from the outbox.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -9,7 +9,7 @@ use super::{BY_HAND, assert_no_false_no, run, seed};
 use crate::common;
 use common::{World, body, target};
 
-/// The daemon counts, so no run waits for API servers.
+/// The daemon counts likes, so a run does not wait for `publish_grace`.
 const NO_WAIT: &str = "[reconcile]\npublish_grace = \"1h\"\n[[rule]]\nmetric = \"like\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,7 +26,7 @@ async fn likes_that_are_only_published_come_into_the_filter() {
         };
         let (first, second) = (1_000 * round..1_000 * round + 200, 1_000 * round + 200..1_000 * round + 300);
         let bodies = likes(first.clone());
-        // During these rounds the filter is built, kept and rebuilt while likes arrive.
+        // Likes arrive in each round. Over all rounds, the filter is built, kept up to date, and rebuilt.
         if round == 12 {
             world.cache.drop_filters(&KindNames::new(&world.config.kinds), &[target(1)]).await.unwrap();
         }

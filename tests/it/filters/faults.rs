@@ -1,4 +1,4 @@
-//! Filter jobs are killed or frozen, or Redis loses a part or all of its data during a job.
+//! During a run that builds Bloom filters, the run is killed or frozen, or Redis loses some or all of its data.
 
 use crate::common::{Daemon, World, eventually, target};
 use redis::AsyncCommands;
@@ -18,7 +18,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
         seed(&world, target(42), 1..=30).await;
         let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
         assert_eq!(daemon.wait().signal(), Some(6), "{point}");
-        // Users continue to like before another run finishes the job.
+        // A user likes the target after the crash, before another run finishes the job.
         client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
         assert_nobody_refused(&world, target(42), (1..=30).chain([1_000])).await;
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
@@ -42,7 +42,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
-    // Runs the three cases at the same time, because each case waits for the run that follows the failed run.
+    // The test runs the three cases at the same time, because each case must wait for a second run.
     let points = ["filters:begun", "filters:fenced", "filters:written"];
     futures_util::future::join_all(points.map(flushed_at)).await;
 }
@@ -57,7 +57,7 @@ async fn flushed_at(point: &str) {
     let mut redis = world.redis().await;
     let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     let () = redis.del(all).await.unwrap();
-    // A user likes the target before the run's next step, while Redis has no filter.
+    // Redis has no filter now. A user likes the target before the run continues with its next step.
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     daemon.signal("CONT");
@@ -109,7 +109,7 @@ async fn overtaken_at(point: &str) {
     }
     frozen.signal("CONT");
     let over = "SELECT COUNT(*) FROM job_run WHERE finished_at IS NOT NULL AND run = (SELECT MIN(run) FROM job_run)";
-    eventually("the frozen run notices that it was overtaken", async || world.count(over).await == 1).await;
+    eventually("the resumed run notices that another run replaced it", async || world.count(over).await == 1).await;
     assert!(frozen.stop().success());
     assert_no_false_no(&world, target(42), (1..=30).chain(1_000..1_030)).await;
     // It is full.
@@ -149,7 +149,7 @@ async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_an
         sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6)").execute(&world.pool).await.unwrap();
         let report = run(&world).await;
         assert_eq!((report.dropped, report.built), (dropped, 1), "{lost}");
-        // Redis remembers recent counts that are not in MySQL yet.
+        // MySQL does not have the newest likes yet, but Redis still has a note of each.
         assert_no_false_no(&world, target(42), (1..=30).chain([1_000, 1_001])).await;
         let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
         let () = redis.del(&recent).await.unwrap();

@@ -1,4 +1,4 @@
-//! Filters: how they are built, kept up to date, read and removed.
+//! Bloom filters are built, kept up to date, read and removed.
 
 use crate::common::{Dice, World, body, client_of, target};
 use redis::AsyncCommands;
@@ -27,7 +27,8 @@ async fn a_filter_is_what_redisson_reads() {
     let mut redis = world.redis().await;
     let fields = ["size", "hashIterations", "expectedInsertions", "falseProbability", "inserted", "building"];
     let fields: Vec<Option<String>> = redis.hmget(&config, &fields).await.unwrap();
-    // Redisson's optimalNumOfBits(600, 1e-5), and the result of optimalNumOfHashFunctions for this number of bits.
+    // The first value is the result of Redisson's optimalNumOfBits(600, 1e-5). The second is the result of its
+    // optimalNumOfHashFunctions for this number of bits.
     let expected = ["14377", "17", "600", "1.0E-5", "300"].map(|field| Some(field.to_owned()));
     assert_eq!(fields[..5], expected);
     assert_eq!(fields[5], None);
@@ -58,7 +59,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     let client = alone(&world);
-    // While MySQL is unreachable, an unlike by an unknown user counts.
+    // This client can't reach MySQL. So it counts an unlike without a check if the target has no filter.
     assert!(matches!(client.unlike(target(43), UserId(1_000), &[]).await.unwrap(), Clicked::Counted(_)));
     assert!(matches!(client.unlike(target(42), UserId(1_000), &[]).await.unwrap(), Clicked::Same { .. }));
     client.like(target(42), UserId(1_001), &[]).await.unwrap().counted().unwrap();
@@ -67,7 +68,8 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     assert_no_false_no(&world, target(42), (1..=30).chain([1_001])).await;
     let [_, _, added] = keys(&world, target(42));
     assert!(!redis.exists::<_, bool>(added).await.unwrap(), "the bits must be sent");
-    // If the filter says no for a user, a read does not ask MySQL. For other users, the read must ask MySQL.
+    // If the filter says that a user does not like the target, a read does not ask MySQL. For all other users, a read
+    // must ask MySQL.
     assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
     assert!(client.liked(UserId(7), &[target(42)]).await.is_err());
     let client = world.client();
@@ -88,7 +90,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     for user in 1_001..=1_250 {
         like_by_keys(&world, target(42), user, true).await;
     }
-    // Redis also notes a user whose click was counted without a check.
+    // If a click is counted without a check, Redis also notes the user beside the filter.
     world.client().count(target(42), UserId(1_251), true, &[]).await.unwrap();
     assert_eq!(state(&world, target(42)).await.unwrap().waiting, 251);
     assert_no_false_no(&world, target(42), 1_001..=1_251).await;
@@ -96,7 +98,8 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     seed(&world, target(43), 1..=2).await;
     let state_before = state(&world, target(42)).await.unwrap();
     assert_eq!((state_before.inserted, state_before.expected), (281, 60));
-    // The filter has outgrown its size and is rebuilt. Noted users stay noted until the filter's bits include them.
+    // The filter has too many users for its size, so the run rebuilds it. The users noted beside the filter stay noted
+    // until the filter includes them.
     let report = run(&world).await;
     assert_eq!((report.built, report.folded, report.left), (1, 251, 0));
     assert_eq!(state(&world, target(42)).await.unwrap().expected, 562);
@@ -110,7 +113,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     world.close().await;
 }
 
-/// The state that all tasks of users share.
+/// The state that is shared by all tasks that act as users.
 struct Load {
     world: World,
     client: Client,
@@ -118,14 +121,14 @@ struct Load {
     over: AtomicBool,
 }
 
-/// Sends likes and unlikes of these users until the end of the test, and reads the filters all the time. No other task
-/// uses these users.
+/// Sends likes and unlikes of `users` until the test ends, and also reads the filters. No other task uses the same
+/// users.
 async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -> u64 {
     let (world, mut redis) = (&load.world, load.world.redis().await);
     let (mut dice, mut liked, mut asked) = (Dice::new(users.start), HashSet::new(), 0);
     while !load.over.load(Ordering::Relaxed) {
         let pair = (target(1 + dice.below(3)), users.start + dice.below(users.end - users.start));
-        // More likes than unlikes: seven of ten users like each target.
+        // In the end, about seven of ten users like each target.
         let wants = dice.percent(70);
         if wants != liked.contains(&pair) {
             match sends_bits {
@@ -174,8 +177,8 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     let (began, mut built, mut folded, mut builds) = (Instant::now(), 0, 0, 0);
     let mut redis = world.redis().await;
     while began.elapsed() < Duration::from_secs(25) || builds < 12 {
-        // Three kinds of rounds repeat in this order. The first run has another error rate and so another shape. The
-        // second run is normal, and the third run meets a stale filter of the same shape.
+        // Three types of runs repeat in this order. The first run has another error rate, so the filters get another
+        // shape. The second run has the normal settings. The third run rebuilds outdated filters with the same shape.
         let report = match builds % 3 {
             0 => run_with(&other).await,
             1 => run(world).await,
@@ -215,7 +218,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     let first = state(&world, target(42)).await.unwrap();
     assert_eq!((first.expected, first.inserted), (200, 100));
     let client = world.client();
-    // The filter is stale: half of its users no longer like the target, and the shape stays the same.
+    // The filter is outdated, because many of its users no longer like the target. The shape stays the same.
     for user in 1_001..=1_100 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
         client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -264,7 +267,7 @@ async fn without_filters_no_key_of_one_is_made() {
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     assert_eq!(client.liked(UserId(1_000), &[target(42)]).await.unwrap(), [true]);
-    // A producer that passes the filter's keys never makes a filter, even if the daemon has not built the filter yet.
+    // If a producer passes the filter's keys before the daemon has built the filter, Redis must not create a filter.
     like_by_keys(&world, target(42), 1_001, true).await;
     assert!(daemon.stop().success());
     let mut redis = world.redis().await;
@@ -314,8 +317,8 @@ async fn the_documented_rights_are_enough_for_filters() {
     let [filter, config, added] = keys(&world, target(42));
     let _: () = redis.hset(&config, "size", 1).await.unwrap();
     let _: () = api_redis.persist(&added).await.unwrap();
-    // Now the filter looks as if Redis had lost it, so the run drops it. The next run folds a noted user into the
-    // filter.
+    // Redis seems to have lost a part of this filter, so the run drops it and builds it again. The next run adds a
+    // noted user to the new filter.
     assert_eq!(run_with(daemon).await.dropped, 1);
     like_by_keys(&world, target(42), 1_002, true).await;
     assert_eq!(run_with(daemon).await.folded, 1);

@@ -1,5 +1,5 @@
-//! Bloom filters: a "no" of a filter is always right. Concurrent builds, kills, lost data and concurrent clicks must
-//! not make a "no" wrong.
+//! If a Bloom filter says that a user does not like a target, this "no" is always right. It must stay right despite
+//! concurrent builds, killed runs, lost data and concurrent clicks.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -27,7 +27,8 @@ use tokio_util::sync::CancellationToken;
 use crate::common;
 use common::{World, client_of};
 
-/// Settings with filters for targets with 20 likes or more. The daemon does not run the job, the test does.
+/// With these settings, each target with 20 or more likes has a filter. Not the daemon but the test runs the filters'
+/// job.
 const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
 
 type Redis = redis::aio::MultiplexedConnection;
@@ -45,7 +46,7 @@ async fn run_with(config: &Config) -> Report {
     }
 }
 
-/// Adds rows as if these users had liked the target long ago.
+/// Adds rows to MySQL, as if these users had liked the target long ago.
 async fn seed(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) {
     let rows: Vec<String> =
         users.clone().map(|user| format!("(1, {}, {user}, 0, UTC_TIMESTAMP(6))", target.id)).collect();
@@ -84,8 +85,8 @@ fn keys(world: &World, target: Target) -> [String; 3] {
     world.cache.keys.filter("video", target)
 }
 
-/// Returns true if the target has a filter that does not include this user, and the users noted beside the filter do
-/// not include this user either. Ignores remembered clicks.
+/// Returns true if the target has a filter and this user is neither in the filter nor noted beside it. Ignores the
+/// recent clicks that Redis remembers.
 async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
     let [filter, config, added] = keys(world, target);
     loop {
@@ -98,28 +99,29 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
             call.arg(bit);
         }
-        // If the script returns no integer, the filter was replaced in the meantime.
+        // If the script returns no integer, a run has replaced the filter, and this function tries again.
         if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
             return answer == 0;
         }
     }
 }
 
-/// Fails if one of these users gets a "no". Also fails without a filter, because the test would prove nothing.
+/// Fails if the filter gives a "no" for one of these users. Also fails if there is no filter, because then the check
+/// would be meaningless.
 async fn assert_no_false_no(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
-    assert!(refused(world, target).await > 900, "no filter answers");
+    assert!(refused(world, target).await > 900, "the target has no filter");
     assert_nobody_refused(world, target, users).await;
 }
 
-/// Fails if one of these users gets a "no". The filter can be missing.
+/// Fails if the filter gives a "no" for one of these users. Does not fail if there is no filter.
 async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
     let mut redis = world.redis().await;
     for user in users {
-        assert!(!says_no(world, &mut redis, target, user).await, "a false no: {target:?}, user {user}");
+        assert!(!says_no(world, &mut redis, target, user).await, "a wrong no: {target:?}, user {user}");
     }
 }
 
-/// Returns how many of a thousand users who never liked the target get a "no".
+/// Takes a thousand users who never liked the target, and returns for how many of them the filter gives a "no".
 async fn refused(world: &World, target: Target) -> usize {
     let mut redis = world.redis().await;
     let mut refused = 0;

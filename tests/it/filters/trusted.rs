@@ -1,4 +1,4 @@
-//! Cases in which a Bloom filter must not be trusted, because its "no" could be wrong.
+//! In these cases a Bloom filter must not be trusted, because its "no" could be wrong.
 
 use redis::AsyncCommands;
 use tallyd_client::Clicked;
@@ -15,7 +15,8 @@ async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let client = world.client();
-    // In MySQL the user no longer likes the target. The client undoes the unlike, because it got no confirm.
+    // According to MySQL, the user no longer likes the target. But the client undoes the unlike in Redis, because the
+    // broker did not confirm it.
     let unlike = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(run(&world).await.built, 1);
@@ -37,7 +38,7 @@ async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     assert_eq!(refused(&world, target(42)).await, 1_000);
-    // These likes look like those of an import, or of producers that don't pass the filter's keys.
+    // An import, or a producer that doesn't pass the filter's keys, writes likes in the same way.
     seed(&world, target(42), 1_001..=1_030).await;
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
@@ -53,15 +54,15 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     run(&world).await;
     let never = UserId(2_000);
     let client = alone(&world);
-    // The first call learns the filter's shape and asks MySQL, which is unreachable.
+    // In the first call the client reads the filter's shape, and then asks MySQL, which is unreachable.
     client.liked(never, &[target(42)]).await.unwrap_err();
     assert_eq!(client.liked(never, &[target(42)]).await.unwrap(), [false]);
     let mut redis = world.redis().await;
     let epoch = world.cache.keys.filter_epoch();
     let ttl: i64 = redis.ttl(&epoch).await.unwrap();
     assert!((1..=3_600).contains(&ttl), "{ttl}");
-    // In the first pass the epoch has changed, as if a run after a failover had not reached this target yet. In the
-    // second pass the epoch is missing, as after an hour without a run.
+    // In the first pass the filters' epoch in Redis has changed, as if a run had begun after a failover but had not
+    // reached this target. In the second pass the epoch is missing, as after an hour without a run.
     let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
     for _ in 0..2 {
         assert_eq!(refused(&world, target(42)).await, 0);
@@ -87,7 +88,7 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
     let execute = async |sql: &'static str| sqlx::query(sql).execute(&world.pool).await.unwrap();
-    // The last run was killed after two hours, and its last heartbeat was a moment ago.
+    // The last run started two hours ago and was killed. It sent its last heartbeat just before that.
     execute(
         "UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, outcome = NULL, report = NULL, \
          heartbeat_at = NOW(6)",
@@ -99,7 +100,7 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
         (0, 0, 1),
         "the run checks all targets again and trusts the filter"
     );
-    // No run was active for two hours.
+    // No run was active during the last two hours.
     execute("UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, heartbeat_at = NULL")
         .await;
     let report = run(&world).await;
@@ -113,7 +114,7 @@ async fn a_mark_from_the_future_has_all_targets_looked_at() {
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
-    // If Redis' clock is a day ahead, a run stores such a checkpoint.
+    // This checkpoint is a day ahead, as after a run with a wrong clock of Redis.
     let ahead = "UPDATE job_run SET checkpoint = JSON_SET(checkpoint, '$.until', \
                  CAST(JSON_VALUE(checkpoint, '$.until') AS SIGNED) + 86400000000) WHERE job = 'filters'";
     assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);
@@ -162,7 +163,7 @@ async fn likes_that_are_counted_blindly_are_noted() {
         let counted = client.count(target(42), UserId(user), true, &[]).await.unwrap();
         client.publish(&counted).await.unwrap();
     }
-    // The note about a user expires if the target has no filter.
+    // If the target has no filter, Redis' note about a user expires.
     client.count(target(43), UserId(1), true, &[]).await.unwrap();
     let left: i64 =
         redis::cmd("TTL").arg(&keys(&world, target(43))[2]).query_async(&mut world.redis().await).await.unwrap();

@@ -1,5 +1,5 @@
-//! Runs the fuzz targets on a stable compiler, with their corpora and with mutations of the corpora. A seed determines
-//! the mutations. `dev/fuzz` does more runs, with libFuzzer if it is installed.
+//! Runs the fuzz targets with a stable compiler. The inputs are the targets' corpora and mutations of these corpora,
+//! and a seed determines the mutations. `dev/fuzz` runs more inputs, and uses libFuzzer if it is installed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -19,13 +19,13 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Reads a count from the environment. A person can use this count to start more runs than the test suite does.
+/// Reads a number from an environment variable, with which a developer can change the runs or the seed.
 fn asked(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, but is {text}")))
 }
 
-/// Runs the corpus and `runs` mutations of it. The environment can change the count of runs.
+/// Runs the corpus and `runs` mutations of it. An environment variable can change the number of runs.
 fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder("fuzz/corpus").join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();

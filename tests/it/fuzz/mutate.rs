@@ -1,11 +1,12 @@
-//! Mutations of a corpus. The same seed gives the same mutations.
+//! Mutations of a corpus. The same seed always makes the same mutations.
 
 use crate::common::Dice;
 
 /// The maximum length of an input.
 const BYTES_MAX: usize = 20_000;
 
-/// Pieces that break parsers: the edges of integers, pieces of JSON, TOML and Redis' protocol, invalid text.
+/// These pieces of input often break parsers. They are the limits of integer types, pieces of JSON, TOML and Redis'
+/// protocol, and invalid text.
 const TOKENS: [&[u8]; 48] = [
     b"0",
     b"-1",
@@ -68,7 +69,7 @@ impl<'a> Mutations<'a> {
         Self { corpus, dice, now: Vec::new() }
     }
 
-    /// Returns the next mutation: an input of the corpus after a few changes.
+    /// Takes an input of the corpus, changes it in a few places, and returns the result.
     pub fn next(&mut self) -> &[u8] {
         let from = self.below(self.corpus.len());
         self.now.clone_from(&self.corpus[from]);

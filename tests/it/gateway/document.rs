@@ -1,4 +1,4 @@
-//! The samples and the table of metrics in docs/gateway.md.
+//! Checks the samples and the table of metrics in docs/gateway.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,13 +8,13 @@ use serde_json::Value;
 use super::common::{World, eventually, root};
 use super::{PLAIN, get};
 
-/// Returns the blocks in a language.
+/// Returns the code blocks of `text` that are marked with this language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let opening = format!("```{language}\n");
     text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// Removes the fields whose values depend on the process that counts likes.
+/// Removes the fields that depend on which process counts likes: the daemon or the gateway.
 fn plain(mut told: Value) -> Value {
     for list in ["events", "likes"] {
         for entry in told[list].as_array_mut().into_iter().flatten() {

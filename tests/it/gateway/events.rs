@@ -16,7 +16,7 @@ async fn events_are_accepted_once_the_broker_has_them_all() {
     let views: Vec<String> = (0..1_000).map(|number| count(number % 10 + 1, &format!("e{number}"))).collect();
     let answer = gateway.post(&format!("[{}]", views.join(","))).await;
     assert_eq!((answer.status, answer.verdicts()), (202, vec!["confirmed".to_owned(); 1_000]), "{answer:?}");
-    // The same request again counts nothing.
+    // If a client repeats the request, no event is counted again.
     assert_eq!(gateway.post(&format!("[{}]", views.join(","))).await.status, 202);
     let unread = json!({ "type": "set", "kind": "video", "target_id": 7, "metric": "unread", "value": 5,
         "at": tallyd::runtime::clock::now().0 });

@@ -1,4 +1,4 @@
-//! The gateway while servers fail, and while the gateway stops.
+//! Tests the gateway while servers fail, and while the gateway itself stops.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
     assert_eq!(gateway.get("/readyz").await.status, 200);
 
-    // The broker gets the event, but its confirm is lost.
+    // The broker gets the events, but its confirms are lost.
     proxy.mute();
     let list = format!("[{},{},{{}}]", count(1, "a"), count(2, "b"));
     let lost = gateway.post(&list).await;
@@ -40,7 +40,7 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     assert!(ready.body.contains("RabbitMQ is unavailable"), "{}", ready.body);
     assert!(!ready.body.contains("127.0.0.1"), "an address was exposed: {}", ready.body);
 
-    // Even if a connection broke between two requests, the next request succeeds.
+    // Even if the gateway loses its connection between two requests, the next request succeeds.
     let broker = url::Url::parse(world.config.amqp.url.expose()).unwrap();
     proxy.lead(format!("{}:{}", broker.host_str().unwrap(), broker.port().unwrap()));
     eventually("the gateway reaches the broker again", || async { gateway.post(&list).await.status == 400 }).await;

@@ -1,4 +1,5 @@
-//! Likes that the daemon counts: a like is visible as soon as it is confirmed, and a repeated like changes nothing.
+//! The daemon counts likes here. A like is visible as soon as the gateway confirms it, and a repeated like changes
+//! nothing.
 
 use serde_json::{Value, json};
 
@@ -30,10 +31,10 @@ async fn a_confirmed_like_is_seen_before_the_daemon_has_it() {
     let posted = gateway.post(&format!("[{},{}]", like("like", 42, 7), like("unlike", 43, 7))).await;
     assert_eq!(posted.status, 202, "{posted:?}");
     let told = &posted.json()["events"][0];
-    assert_eq!(told.as_object().unwrap().len(), 2, "the gateway must not count the like: {told}");
+    assert_eq!(told.as_object().unwrap().len(), 2, "the daemon counts the like, so the gateway must not: {told}");
     let expected = json!([liked("42", true, "gateway"), liked("43", false, "gateway"), liked("44", false, "mysql")]);
     assert_eq!(likes(&gateway, 7, "42,43,44").await, expected);
-    // A repeated click that is older than the last click changes nothing.
+    // A late click that is older than the user's last click changes nothing.
     let clicked = told["at"].as_i64().unwrap();
     assert_eq!(gateway.post(&at(&like("unlike", 42, 7), clicked - 1)).await.status, 202);
     assert_eq!(gateway.post(&at(&like("like", 42, 7), clicked)).await.status, 202);
@@ -64,7 +65,7 @@ async fn a_retried_like_does_not_win_against_the_unlike_after_it() {
     let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
     let gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
     assert_eq!(gateway.post(&like("like", 41, 7)).await.status, 202);
-    // The broker has the event, but its confirm is lost.
+    // The broker gets the event, but its confirm is lost.
     proxy.mute();
     let lost = gateway.post(&like("like", 42, 7)).await;
     assert_eq!((lost.status, lost.verdicts()), (503, vec!["unconfirmed".to_owned()]));

@@ -1,4 +1,4 @@
-//! Access to the gateway, and the limits of a request.
+//! Tests which clients can use the gateway, and the limits for a request.
 
 use std::time::Instant;
 
@@ -116,19 +116,20 @@ async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     let mut slow = Vec::new();
     for number in 0..9_500 {
         let Ok(mut stream) = TcpStream::connect(&gateway.address).await else { break };
-        // Sends nothing, or 20 bytes of the head, or everything except the body's last 10 bytes.
+        // Each slow client sends nothing, only 20 bytes of the head, or all but the last 10 bytes of the body.
         let sent = [0, 20, request.len() - 10][number % 3];
         stream.write_all(&request.as_bytes()[..sent]).await.unwrap();
         slow.push(stream);
     }
-    // The limit of open files can be lower on some machines.
+    // 900 connections are enough, because some machines have a low limit of open files.
     assert!(slow.len() >= 900, "{} connections", slow.len());
     let begun = Instant::now();
     for number in 0..20 {
         assert_eq!(gateway.post(&count(1, &format!("fast{number}"))).await.status, 202);
     }
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
-    // The gateway rejects a body that is too slow. If the head is too slow, the gateway closes the connection.
+    // If a body arrives too slowly, the gateway rejects the request. If a head arrives too slowly, the gateway closes
+    // the connection.
     let answer = read(&mut slow[2]).await;
     assert_eq!((answer.status, answer.code().as_str()), (408, "request-timeout"));
     assert!(gateway.process.stop().success());
@@ -145,7 +146,7 @@ async fn more_requests_than_the_limit_are_told_to_come_again() {
     proxy.hold_from(b"slow");
     let mut slow = TcpStream::connect(&gateway.address).await.unwrap();
     slow.write_all(gateway.posted(&count(1, "slow")).as_bytes()).await.unwrap();
-    // The second request must not be the first to arrive.
+    // The test waits until the first request has arrived, so that the gateway rejects the second request.
     eventually("the posted event is in flight", || async { proxy.holds() }).await;
     let refused = gateway.get("/v1/counters?kind=video&ids=1").await;
     assert_eq!((refused.status, refused.code().as_str()), (503, "busy"), "{refused:?}");

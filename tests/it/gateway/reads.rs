@@ -1,4 +1,4 @@
-//! The gateway's reads. An unknown number is never zero.
+//! Tests reads from the gateway. If a number is unknown, the answer is never zero.
 
 use serde_json::json;
 use tallyd_client::OnBoard;
@@ -30,7 +30,7 @@ async fn numbers_that_redis_lost_come_from_mysql_or_are_unknown() {
     let likes = gateway.get("/v1/likes?user=7&kind=video&ids=42").await;
     assert_eq!((likes.status, likes.code().as_str()), (503, "mysql-unavailable"));
     assert!(likes.head.contains("retry-after: 1"));
-    // If MySQL gives no answer, Redis must not look unreachable.
+    // If MySQL does not answer, the gateway must not report Redis as unreachable.
     let silent = world.gateway_with(&[("TALLYD__MYSQL__URL", silent_url.as_str())]).await;
     let unknown = silent.get("/v1/counters?kind=video&ids=42").await.json();
     assert_eq!(unknown["counters"], json!([{ "id": "42", "source": "unknown", "like": null }]));

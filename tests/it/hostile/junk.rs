@@ -1,4 +1,4 @@
-//! Invalid messages and requests of all kinds.
+//! Makes many sorts of invalid messages and requests.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::common::Dice;
 use crate::fuzz::mutate::Mutations;
 
 /// Returns the decoder's corpus, mutations of the corpus, and messages that are too large or nested too deep. Each
-/// message has properties of some type.
+/// message has one of several sets of properties.
 pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut files: Vec<_> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/event"))
         .unwrap()
@@ -25,8 +25,8 @@ pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut bodies = corpus.clone();
     let mut more = Mutations::of(&corpus, Dice::new(7));
     bodies.extend((0..mutations).map(|_| more.next().to_vec()));
-    // The daemon ignores fences of unknown runs. But a mutated fence can belong to a known run, so the test sends no
-    // fences.
+    // The daemon ignores a fence message of an unknown run. But a mutation can be a fence message of a known run, so
+    // the test sends no fence messages.
     bodies.retain(|body| !body.windows(7).any(|part| part == b"\"fence\""));
     let padded = |length: usize| {
         let (head, tail) = (r#"{"type":"like","kind":"video","target_id":1,"user_id":9,"at":1,"x":""#, "\"}");
@@ -59,7 +59,7 @@ fn properties() -> Vec<BasicProperties> {
         BasicProperties::default().with_reply_to("nobody".into()).with_cluster_id("x".into()),
         header("x-delivery-count", AMQPValue::LongString("many".into())),
         header("x-death", AMQPValue::FieldTable(FieldTable::default())),
-        // RabbitMQ itself rejects NaN and infinity.
+        // RabbitMQ rejects NaN and infinity, so the test can't send them.
         header("", AMQPValue::Double(-1e308)),
         header("bytes", AMQPValue::ByteArray(vec![0xff; 300].into())),
         header("large", AMQPValue::LongString(vec![b'x'; 50_000].into())),

@@ -1,5 +1,5 @@
-//! The real daemon gets harmful messages, and very many of them. The daemon keeps running, and writes the valid events
-//! among these messages. The daemon dead-letters the other messages with a reason, up to a limit.
+//! The real daemon gets a very large number of harmful messages. It must keep running, and write the valid events among
+//! these messages. It dead-letters the other messages with a reason, until a limit is reached.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -17,10 +17,10 @@ use sqlx::Row;
 use tallyd_core::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
 use tallyd_core::model::UserId;
 
-/// The daemon keeps this many bytes of a rejected body.
+/// If the daemon rejects a longer body, it keeps only this number of bytes.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// The expected results of the published messages, computed with the decoder.
+/// The expected results of the published messages. The test uses tallyd's decoder to compute them.
 struct Expected {
     terms: Terms,
     model: Model,
@@ -54,7 +54,8 @@ impl Expected {
         });
     }
 
-    /// Fails unless the dead letters are exactly the rejected messages, with their reasons.
+    /// Checks that each rejected message is a dead letter with the expected reason, and that there are no other dead
+    /// letters.
     async fn assert_letters(&self, world: &World) {
         let rows = sqlx::query("SELECT body, reason FROM dead_letter").fetch_all(&world.pool).await.unwrap();
         assert_eq!(rows.len(), self.refused.len(), "dead letters");
@@ -65,7 +66,7 @@ impl Expected {
     }
 }
 
-/// A valid like, to send among other messages.
+/// Makes a valid like, which the test sends among invalid messages.
 fn good(number: u64) -> Vec<u8> {
     body(&LikeEvent {
         target: target(number % 50 + 1),
@@ -130,7 +131,7 @@ async fn whatever_comes_as_a_message_the_daemon_lives_and_its_neighbours_are_wri
     world.close().await;
 }
 
-/// A recursive parser needs some megabytes of stack for such headers. A stack overflow ends the process.
+/// A recursive parser would need some megabytes of stack for such headers, and a stack overflow would end the process.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let world = World::new("nested", "").await;
@@ -151,8 +152,8 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     world.close().await;
 }
 
-/// RabbitMQ accepts headers that fill a frame's payload. The frame of the delivery is then larger than a client
-/// accepts. So each delivery ends the connection.
+/// RabbitMQ accepts headers that fill the payload of a frame. When RabbitMQ delivers this message, the frame is larger
+/// than a client accepts. So each delivery ends the client's connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neighbours_are_written() {
     let world = World::new("unframed", "").await;
@@ -163,15 +164,15 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
         publisher.publish("", &aside, &good(number)).await.unwrap();
     }
     let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
-    // The message is the first in the queue, so the daemon never reads the return counts of the messages behind it.
+    // This message is the first in the queue. It ends each connection, so the daemon can't read the delivery counts of
+    // the messages behind it.
     raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
     }
-    // The broker delivers the message to one daemon after the other. So each daemon gets only some of the message's
-    // deliveries.
+    // The broker delivers the message to one daemon after another, so each daemon gets only some of the deliveries.
     let daemons = [world.daemon(), world.daemon(), world.daemon()];
-    // Redelivered messages arrive in another order, so the test counts all rows.
+    // Redelivered messages can arrive in any order, so the test only counts the rows.
     let written = || async { world.count("SELECT COUNT(*) FROM like_record").await };
     eventually("the other messages of the queue are written", || async { written().await == 100 }).await;
     let depth = async |count| publisher.depth(&aside).await.unwrap().messages == count;
@@ -239,8 +240,8 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     world.close().await;
 }
 
-/// Two limits are reached: the quota for dead letters and the queue of returned messages. The partition waits and
-/// reports this.
+/// The quota for dead letters and the queue of returned messages are both full. The daemon waits with this partition,
+/// and reports the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let world = World::new("bound_full", "[consumer]\ndead_letters_max = 1000\n").await;

@@ -1,4 +1,4 @@
-//! Counts and sets at their limits, and SQL and Lua code in place of a name or an id.
+//! Sends counts and sets with values at the limits, and events with SQL or Lua code instead of a name or an id.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::fuzz::mutate::Mutations;
 const SETTINGS: &str = "[kinds]\nvideo = 1\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                         [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
 
-/// Unless these texts are escaped, each one ends a statement, a script, a key or a line.
+/// If a program did not escape these texts, they would end a statement, a script, a key or a line.
 const CODE: [&str; 10] = [
     "'; DROP TABLE counter; -- ",
     "1 OR 1=1",
@@ -30,10 +30,10 @@ const CODE: [&str; 10] = [
     "${jndi:ldap://a.example/}",
 ];
 
-/// Counters by kind, target and metric.
+/// The value of each counter, by kind, target and metric.
 type Numbers = BTreeMap<(u8, u64, u8), i64>;
 
-/// Returns events. Some have code in one of their fields, others have a number at one of its limits.
+/// Returns events with code in one of their fields, and events with a number at a limit.
 fn odd(now: i64) -> Vec<Vec<u8>> {
     let count = |number: i64| {
         json!({"type": "count", "kind": "video", "target_id": number % 5 + 1, "metric": "view", "delta": 1,
@@ -54,7 +54,7 @@ fn odd(now: i64) -> Vec<Vec<u8>> {
         for field in ["type", "kind", "target_id", "user_id", "metric", "delta", "value", "event_id", "at", "count"] {
             with(field, json!(code));
         }
-        // Names of unknown fields are ignored.
+        // The code is also the name of an unknown field, which the decoder ignores.
         with(code, json!(code));
     }
     let (delta, value) = (DELTA_MAX as i64, VALUE_MAX as i64);
@@ -70,7 +70,8 @@ fn odd(now: i64) -> Vec<Vec<u8>> {
     all.iter().map(|event| event.to_string().into_bytes()).collect()
 }
 
-/// Computes the expected counters: each count counts once, and only if it is newer than the newest set.
+/// Computes the expected counters. Each count event is added once, and only if it is newer than the counter's newest
+/// set event.
 fn model(counts: &[CountEvent], sets: &[SetEvent]) -> Numbers {
     let mut seen = HashSet::new();
     let once: Vec<&CountEvent> =
@@ -121,7 +122,7 @@ async fn numbers_at_their_edges_and_code_where_a_name_belongs_are_counted_or_ref
     world.assert_equals(&expected.model).await;
     assert_eq!(numbers(&world).await, model(&expected.counts, &expected.sets));
     expected.assert_letters(&world).await;
-    // A reconcile can compare and repair the counters that are in Redis.
+    // A reconcile must be able to compare and repair the counters in Redis.
     let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done", "{report}");
     assert!(daemon.stop().success());

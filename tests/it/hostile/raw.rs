@@ -1,5 +1,5 @@
-//! A publisher with its own AMQP code. It sends deeper nesting than the broker library can, because that library is
-//! recursive. The frames follow the AMQP 0-9-1 specification, section 4.2.
+//! A publisher that builds its AMQP frames itself. The broker library is recursive, so it can't send headers that are
+//! nested so deeply. The frames follow section 4.2 of the AMQP 0-9-1 specification.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,13 +11,13 @@ const HEADER: u8 = 2;
 const BODY: u8 = 3;
 const FRAME_END: u8 = 0xce;
 
-/// The largest frame, unless client and server negotiate a smaller one.
+/// The maximum size of a frame, unless client and server agree on a smaller maximum.
 const FRAME_BYTES_MAX: u32 = 131_072;
 
-/// A frame can hold this many levels of lists, at five bytes each.
+/// A frame has room for this number of nested lists. Each list needs five bytes.
 pub const LISTS_MAX: usize = 26_000;
 
-/// A frame can hold this many levels of tables, at six bytes each. The fields of the tables have empty names.
+/// A frame has room for this number of nested tables. Each table needs six bytes, because its field has an empty name.
 pub const TABLES_MAX: usize = 21_700;
 
 /// Makes nested lists. Each list has a type and a length, and the innermost list is empty.
@@ -35,15 +35,15 @@ pub fn tables(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(table).collect()
 }
 
-/// Makes a text with which the headers fill the payload of the largest frame. With the head and the end byte, the frame
-/// is larger than a client accepts.
+/// Makes a text so long that the headers fill the payload of the largest frame. Together with its head and its end
+/// byte, this frame is larger than a client accepts.
 pub fn too_large() -> Vec<u8> {
     let others = [2, 2, 8, 2, 4, "nested".len() + 1, 1, 4];
     let bytes = FRAME_BYTES_MAX as usize - others.iter().sum::<usize>();
     [b"S", &long_text(&vec![b'x'; bytes])[..]].concat()
 }
 
-/// Publishes `body` to `queue` with a header that has this value. Waits until the broker has the message.
+/// Publishes `body` to `queue`, with a header that has the value `value`. Waits until the broker has the message.
 pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     let url = Url::parse(url).unwrap();
     let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
@@ -51,7 +51,7 @@ pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     stream.write_all(b"AMQP\x00\x00\x09\x01").unwrap();
     expect(&mut stream, (10, 10));
     let login = [b"\x00", url.username().as_bytes(), b"\x00", password.as_bytes()].concat();
-    // The client's properties (empty), the mechanism, the credentials, and the language.
+    // The arguments are the client's properties (empty), the mechanism, the credentials, and the language.
     method(&mut stream, 0, (10, 11), &[&long(0)[..], &short_text("PLAIN"), &long_text(&login), &short_text("en_US")]);
     expect(&mut stream, (10, 30));
     let (channels, no_heartbeat) = ([0, 1], [0, 0]);
@@ -93,7 +93,7 @@ fn method(stream: &mut TcpStream, channel: u16, (class, method): (u16, u16), arg
     frame(stream, METHOD, channel, &[&class.to_be_bytes()[..], &method.to_be_bytes(), &arguments.concat()].concat());
 }
 
-/// Reads one method. Fails if it is not the expected method.
+/// Reads one AMQP method, and fails if it is not the expected method.
 fn expect(stream: &mut TcpStream, (class, method): (u16, u16)) {
     let mut head = [0; 7];
     stream.read_exact(&mut head).unwrap();

@@ -1,4 +1,4 @@
-//! If an import crashes at any step or loses its source, a later command resumes the import.
+//! If an import crashes at any step, or loses the connection to its source, a later command resumes the import.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -37,7 +37,7 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
             die(&world, &["old", "--resume"], point).await;
         }
         let last = report(&world, 0, &["old", "--resume"]);
-        // One crash happened after the first page, and another crash after the second page.
+        // Earlier runs crashed after the first page and after the second page, so the last run reads fewer rows.
         assert!(last["resumed_run"].is_u64() && last["rows"].as_u64().unwrap() < 90, "{last}");
         assert_brought_over(&world).await;
         for point in of_numbers {
@@ -95,7 +95,7 @@ async fn an_import_ends_in_its_time_and_goes_on_later() {
         "its run time was over: run it again"
     );
     assert_brought_over(&world).await;
-    // All rows have the start time of the first run, so the second pass finds them.
+    // All runs write the start time of the first run, so the second pass finds all rows by this time.
     assert_eq!(world.count("SELECT COUNT(DISTINCT update_at) FROM like_record").await, 1);
     world.close().await;
 }

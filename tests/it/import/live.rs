@@ -8,7 +8,7 @@ use tallyd_core::model::Target;
 use super::{Schema, assert_brought_over, here, old_likes, on_site, paused_at, publish, report, resumed, run, world};
 use crate::common::{Dice, World, stderr, stdout};
 
-/// Unlikes as the site's own worker does.
+/// Writes an unlike to the site's table, as the site's own worker does.
 async fn old_unlike(world: &World, schema: Schema, post: u64, user: u64) {
     let change = match schema {
         Schema::SoftDelete => "UPDATE old_like SET deleted = 1, changed_at = NOW()",
@@ -24,7 +24,7 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
         let publisher = world.publisher().await;
         let daemon = world.daemon();
         old_likes(&world, (1..=100).map(|user| (user % 3 + 1, user))).await;
-        // The import has read the rows, but has not written the rows yet.
+        // At this point the import has read the rows, but has not written them.
         let import = paused_at(&world, &[], "import:read").await;
         let mut events = Vec::new();
         for user in 1..=10 {
@@ -49,8 +49,8 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
     }
 }
 
-/// Users like and unlike on the site until the import and the steps after the import are done. The site's worker writes
-/// some clicks, and events report the other clicks.
+/// Users like and unlike on the site for this number of seconds. For each click, the site's worker changes the site's
+/// table, and the site publishes an event.
 async fn click(world: &World, schema: Schema, seconds: u64) {
     let (publisher, mut dice) = (world.broker.connect_publisher("test").await.unwrap(), Dice::new(5));
     let until = Instant::now() + Duration::from_secs(seconds);
@@ -84,17 +84,18 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
         old_likes(&world, (0..20_000).map(|n| (n % 60 + 1, n / 60 + 1))).await;
         let (import, ()) = tokio::join!(
             async { tokio::task::block_in_place(|| report(&world, 0, &[])) },
-            // The clicks begin as soon as the import has begun, on other connections.
+            // The clicks run at the same time as the import, on other connections.
             click(&world, schema, 1)
         );
         assert!(import["rows"].as_u64().unwrap() > 15_000, "{import}");
         report(&world, 0, &["--deletions", "--look-again", "2s"]);
         world.drained(&publisher).await;
         assert_brought_over(&world).await;
-        // Redis lacks the imported likes. A reconcile treats this as a loss that an operator must check.
+        // Redis does not have the imported likes. For a reconcile this is a large difference, which an operator must
+        // check.
         let limited = world.tallyd(&["reconcile", "--full"]);
         assert_eq!(limited.status.code(), Some(1), "{}", stdout(&limited));
-        // As in docs/moving-reference.md.
+        // docs/moving-reference.md recommends this command.
         let loaded = world.tallyd(&["reconcile", "--reload"]);
         assert!(loaded.status.success(), "{}", stderr(&loaded));
         world.outbox_added().await;

@@ -1,4 +1,5 @@
-//! The import removes only rows that the site deleted without an event.
+//! If a like is missing in the site's table, the import removes it only if the import wrote it and no event has changed
+//! it since.
 
 use super::{
     Schema, assert_brought_over, counters_equal_rows, here, old_likes, on_site, paused_at, publish, report, resumed,
@@ -29,7 +30,7 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         expected.extend([(3, 900), (1_000, 900), (2, 1)]);
         assert_eq!(here(&world).await, expected);
         counters_equal_rows(&world).await;
-        // Removed rows stay removed, even if the import runs again.
+        // If the import runs again, the removed rows are not added again.
         report(&world, 0, &[]);
         assert_eq!(here(&world).await, expected);
         assert!(daemon.stop().success());

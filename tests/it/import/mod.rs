@@ -1,4 +1,4 @@
-//! Imports a site's own table while the site's users like and its own worker writes.
+//! Imports a site's own table, while users like and while the site's own worker writes to the table.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -22,10 +22,10 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{World, body, eventually, stderr, target};
 
-/// The three kinds of tables that a site can have.
+/// The three types of tables that a site can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Schema {
-    /// An unlike keeps the row. The row has `deleted` and the time of the last change.
+    /// An unlike keeps the row, and sets its column `deleted`. The row contains the time of its last change.
     SoftDelete,
     /// An unlike deletes the row. Each row contains the time of its insert.
     HardDelete,
@@ -52,7 +52,7 @@ impl Schema {
         )
     }
 
-    /// Returns the configuration with an import of the table. `more` is added to the import's block.
+    /// Returns the configuration of an import of this table. `more` is added to the `[[import]]` block.
     fn settings(self, more: &str) -> String {
         let keeps_deleted = if self == Self::SoftDelete { "keeps_deleted = true\n" } else { "" };
         block(&self.query(), &format!("{keeps_deleted}{more}"))
@@ -69,7 +69,7 @@ const TABLE: &str = "CREATE TABLE old_like (user_id BIGINT UNSIGNED NOT NULL, po
                      deleted BOOLEAN NOT NULL DEFAULT 0, changed_at DATETIME NOT NULL DEFAULT '2024-05-06 07:08:09', \
                      PRIMARY KEY (post_id, user_id))";
 
-/// A world with an empty table of the site.
+/// Makes a test environment in which the site's table is empty.
 async fn world(name: &str, settings: &str) -> World {
     let world = World::new(name, settings).await;
     world.publisher().await;
@@ -81,7 +81,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Likes as the site's own worker does.
+/// Writes likes to the site's table, as the site's own worker does.
 async fn old_likes(world: &World, pairs: impl IntoIterator<Item = (u64, u64)>) {
     let rows: Vec<String> = pairs.into_iter().map(|(post, user)| format!("({post},{user})")).collect();
     for rows in rows.chunks(5_000) {
@@ -93,13 +93,13 @@ async fn old_likes(world: &World, pairs: impl IntoIterator<Item = (u64, u64)>) {
     }
 }
 
-/// Returns the pairs of target and user that a query finds.
+/// Returns the rows of a query, each as a target and a user.
 async fn pairs(world: &World, sql: &'static str) -> BTreeSet<(u64, u64)> {
     let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// Returns the likes on the site.
+/// Returns the likes in the site's table.
 async fn on_site(world: &World) -> BTreeSet<(u64, u64)> {
     pairs(world, "SELECT post_id, user_id FROM old_like WHERE deleted = 0").await
 }
@@ -109,17 +109,17 @@ async fn here(world: &World) -> BTreeSet<(u64, u64)> {
     pairs(world, "SELECT target_id, user_id FROM like_record WHERE kind = 1 AND is_del = 0").await
 }
 
-/// Fails unless each counter of likes equals its rows.
+/// Checks that each like counter is equal to the number of its rows in `like_record`.
 async fn counters_equal_rows(world: &World) {
     let off = "SELECT COUNT(*) FROM (SELECT target_id, CAST(SUM(value) AS SIGNED) AS counted FROM counter WHERE metric = 1 GROUP BY target_id) AS c \
                LEFT JOIN (SELECT target_id, COUNT(*) AS likes FROM like_record WHERE is_del = 0 GROUP BY target_id) AS l USING (target_id) \
                WHERE counted <> COALESCE(likes, 0)";
-    assert_eq!(world.count(off).await, 0, "some counters differ from their rows");
+    assert_eq!(world.count(off).await, 0, "some counters differ from the number of their rows");
     let sums = "SELECT (SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 1) - (SELECT COUNT(*) FROM like_record WHERE is_del = 0)";
     assert_eq!(world.count(sums).await, 0, "likes without a counter");
 }
 
-/// Both sides must have the same likes, and the counters must match.
+/// Checks that the site's table and tallyd's tables have the same likes, and that the counters match these likes.
 async fn assert_brought_over(world: &World) {
     assert_eq!(here(world).await, on_site(world).await);
     counters_equal_rows(world).await;
@@ -141,7 +141,7 @@ async fn publish(world: &World, publisher: &Publisher, events: impl IntoIterator
     world.publish(publisher, &events.into_iter().map(event).collect::<Vec<_>>()).await;
 }
 
-/// Starts an import and waits until it has stopped itself at this point.
+/// Starts an import, and waits until it has stopped itself at the pause point `point`.
 async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     let mut import = world.command();
     import.arg("import").args(arguments).args(["--format", "json"]).env("TALLYD_PAUSE_POINT", point);
@@ -154,7 +154,7 @@ async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     child
 }
 
-/// Resumes the import, and returns its report at the end.
+/// Lets the import continue to its end, and returns its report.
 fn resumed(child: Child) -> serde_json::Value {
     assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

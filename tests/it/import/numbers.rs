@@ -1,4 +1,4 @@
-//! Opening balances: counts that have no rows of users.
+//! Imports opening balances. These are counts without a row per user.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -15,7 +15,7 @@ fn settings(what: &str) -> String {
     )
 }
 
-/// Returns the views in `counter` that are not zero.
+/// Returns the view counters in `counter` that are not zero, by target.
 async fn views(world: &World) -> Vec<(u64, i64)> {
     sqlx::query_as(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) AS views FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id \
@@ -43,7 +43,7 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     report(&world, 0, &["views"]);
     assert_eq!(views(&world).await, [(1, 110), (2, 17), (9, 3_000_000)]);
     assert_eq!(report(&world, 0, &["--verify"])["differing"], 0);
-    // A reconcile uses the imported counts like all other counters in MySQL.
+    // A reconcile treats imported counts in the same way as all other counters in MySQL.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let reconciled = world.reconcile("--full").await;
@@ -79,7 +79,7 @@ async fn numbers_of_keys_in_redis_are_found_by_their_pattern() {
     world.set(&settings(&format!("keys = \"{keys}\"")));
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let mut redis = world.redis().await;
-    // As in docs/moving-reference.md.
+    // docs/moving-reference.md describes this permission.
     let allow = ["SETUSER", account.split('\'').nth(1).unwrap(), "+scan"];
     let () = redis::cmd("ACL").arg(&allow).query_async(&mut redis).await.unwrap();
     let set = |id: &str, value: &str| redis::cmd("SET").arg(keys.replace("{id}", id)).arg(value).to_owned();
