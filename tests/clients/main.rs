@@ -1,4 +1,4 @@
-//! The example clients in Python and Node. With real servers and the real daemon, they must behave as
+//! The example clients in Python and Node. With real servers and the real daemon, the example clients must behave as
 //! docs/clients-that-count.md says. For every vector they must compute the same results as tallyd.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]

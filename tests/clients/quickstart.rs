@@ -116,8 +116,8 @@ fn permit(world: &World, account: &str, beginning: &str) {
     rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
 }
 
-/// Makes an account in Redis for the world's keys. Its rights come from the document's line that starts with this
-/// prefix.
+/// Makes an account in Redis for the world's keys. The account's rights come from the document's line that starts with
+/// this prefix.
 async fn allow(world: &World, account: &str, beginning: &str) {
     let rules =
         documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));
@@ -265,7 +265,7 @@ async fn the_documented_rights_are_enough() {
     world.close().await;
 }
 
-/// Repairs a wrong counter in Redis. Also archives a board with late writes until the board expires.
+/// Repairs a wrong counter in Redis. Then archives a board, also after late writes, until the board expires.
 async fn repair_and_archive(
     world: &World,
     tallyd: &dyn Fn(&[&str]) -> String,

@@ -1,4 +1,5 @@
-//! A proxy in front of a server. It reads the callers' requests and then never answers, like a server that hangs.
+//! A proxy in front of a server. The proxy reads the callers' requests and then never answers, like a server that
+//! hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,13 +1,13 @@
-//! A separate machine for installations. It begins with the files of this machine, and all its changes are dropped in
-//! the end.
+//! A separate machine for installations. The separate machine begins with the files of this machine, and all its
+//! changes are dropped in the end.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::{fs, io};
 
-/// Mounts everything in a namespace that ends with the process. A folder in memory lies over `/` and receives all
-/// changes. `/run` is empty, so programs don't find this machine's systemd. The network is the network of this machine.
-/// This machine can already have the package.
+/// Mounts everything in a namespace that ends with the process. A folder in memory covers `/` and receives all changes.
+/// `/run` is empty, so programs don't find this machine's systemd. The separate machine uses the network of this
+/// machine. This machine can already have the package.
 const MOUNT: &str = r#"
 set -e
 top=$1

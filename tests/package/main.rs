@@ -1,5 +1,5 @@
-//! The Debian package of this build, made by dev/package. It is installed, upgraded, removed and purged on a separate
-//! machine.
+//! The Debian package of this build, made by dev/package. The tests install, upgrade, remove and purge the package on a
+//! separate machine.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -6,9 +6,9 @@ use super::common::first_day::FirstDay;
 use super::common::{World, eventually};
 use super::{Machine, Package};
 
-/// This script replaces systemctl, because a second systemd can't run here. It reports that the daemon is running, also
-/// reports the daemon's process id, and records the commands that it receives. It fails to restart a daemon while
-/// `/tmp/broken` exists.
+/// This script replaces systemctl, because a second systemd can't run here. The script reports that the daemon is
+/// running, with the daemon's process id, and records the commands that it receives. While `/tmp/broken` exists, a
+/// restart of a daemon fails.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n\
     case $* in *is-active*gateway*) exit 3 ;; show*) cat /tmp/pid ;; restart*) ! test -e /tmp/broken ;; esac\n";
 
@@ -67,7 +67,7 @@ fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
 /// Starts the daemon, and waits until it consumes.
 async fn start(machine: &Machine, environment: &str, command: &str) -> Child {
     let daemon = as_unit(machine, environment, command).stdin(Stdio::null()).spawn().unwrap();
-    eventually("it listens to the queue", || async {
+    eventually("the daemon consumes from the queue", || async {
         machine.run("touch /tmp/log && cat /tmp/log").contains("\"consuming\"")
     })
     .await;

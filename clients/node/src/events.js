@@ -10,7 +10,7 @@ const VALUE_MAX = 2 ** 53;
 const EVENT_ID_MAX = 64;
 const TYPES = ['like', 'unlike', 'count', 'set', 'reset'];
 
-// Returns the id as text. It must have only digits, no sign and no leading zero. So each id has only one spelling.
+// Returns the id as text. An id must have only digits, no sign and no leading zero. So each id has only one spelling.
 export function anId(value, field = 'target_id') {
   const reason = `${field.replace('_', '-')}-out-of-range`;
   if (typeof value === 'number' && !Number.isSafeInteger(value)) {

@@ -8,7 +8,7 @@ import { GatewayError, ReadError } from './errors.js';
 const IDS_MAX = 500;
 export const EVENTS_MAX = 1_000;
 
-// The gateway did not answer. It may have published the events nevertheless.
+// The gateway did not answer. The gateway may have published the events nevertheless.
 export class NoAnswer extends Error {}
 // The gateway answered that it is busy. It has not processed the events.
 export class Busy extends NoAnswer {}

@@ -104,8 +104,8 @@ export class Sender {
         for (const one of sent) one.result = new RejectedError(message, one.event, { cause: error });
       } else if (error instanceof NoAnswer) {
         for (const one of sent) one.why = error.message;
-        // Don't send a count again: Redis may have counted the event already, and would count it twice. MySQL counts
-        // its `event_id` once.
+        // Don't send a count again: Redis may have counted the event already, and would then count it twice. MySQL
+        // counts its `event_id` once.
         if (this.#publisher && !(error instanceof Busy)) return sent.filter(({ event }) => event.type !== 'count');
       } else throw error;
     }

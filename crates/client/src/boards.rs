@@ -1,7 +1,7 @@
 //! Adds to the scores of boards' members in all current periods, and reads boards.
 //!
-//! This machine's clock decides which period is the current one. A [`Ranking`] decides the places of members with equal
-//! scores.
+//! This machine's clock decides which period is the current period. A [`Ranking`] decides the places of members with
+//! equal scores.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ impl Client {
     }
 
     /// Reads those of `members` that are on the board of the current period, and ranks these members among themselves.
-    /// Use it for a board of a user's friends: one round trip is enough, and nothing is stored.
+    /// For example, this call makes a board of a user's friends in one round trip, and stores nothing.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`]; [`ClientError::Redis`].

@@ -17,7 +17,7 @@ use tallyd_redis::{COUNT, Cache, Call, text};
 /// The largest number that is counted exactly: 2^53-1. The smallest number is -2^53+1.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
 
-/// The error for an answer that count.lua never returns.
+/// The error for an unexpected answer of count.lua.
 const OTHER: ClientError = ClientError::Answer("count.lua returned an unexpected answer");
 
 /// How a number changes.

@@ -93,7 +93,7 @@ pub enum LikeError {
         #[source]
         source: BrokerError,
     },
-    /// The like counted in Redis. The client published the event twice, but the broker did not confirm it.
+    /// The like was counted in Redis. The client published the event twice, but the broker did not confirm it.
     #[error("publish the like")]
     NotPublished {
         /// The counted like.

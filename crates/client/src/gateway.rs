@@ -43,8 +43,8 @@ impl Client {
     /// message that arrives a second time changes nothing.
     ///
     /// # Errors
-    /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (one for a connection and one for
-    /// the confirms). Each of the messages may have arrived.
+    /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (once for a connection and once
+    /// for the confirms). Each of the messages may have arrived.
     pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
         timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))

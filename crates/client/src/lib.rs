@@ -64,8 +64,8 @@ const CONNECTIONS: u32 = 16;
 const READS: usize = 4;
 
 /// Counts and publishes likes and other numbers. Share one client between all requests of a process, in an [`Arc`]. The
-/// client has one connection to Redis (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL. These
-/// connections serve many calls at the same time.
+/// client has one connection to Redis (or to each node of a Cluster), one connection to RabbitMQ, and up to 16
+/// connections to MySQL. These connections serve many calls at the same time.
 pub struct Client {
     cache: Cache,
     /// The second layout, in which the client also counts.
@@ -123,7 +123,7 @@ pub struct Counted {
 pub enum Clicked {
     /// The event of the click is published. The daemon counts the click if the click changes what the user likes.
     Published(LikeEvent),
-    /// The click changed what the user likes. It counts, and its event is published.
+    /// The click changed what the user likes. The click was counted, and its event is published.
     Counted(Counted),
     /// The click changed nothing, because the user already liked the target, or already did not like it. Nothing was
     /// counted. The user's last event was published again, because the first request may have failed to publish it.
@@ -147,7 +147,7 @@ impl Clicked {
     }
 }
 
-/// Whether a change that could not be published still counts in Redis.
+/// Says whether Redis still counts a change that could not be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenBack {
     /// The change no longer counts. The caller can make the same call again.

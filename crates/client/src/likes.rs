@@ -23,7 +23,7 @@ use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, TAKE_BACK, text};
 /// The value that replaces the missing row of a user who never clicked.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
-/// The error for an answer that like.lua never returns.
+/// The error for an unexpected answer of like.lua.
 const OTHER: ClientError = ClientError::Answer("like.lua returned an unexpected answer");
 
 /// The largest number of targets of one call of [`Client::liked`]. The pipeline has two commands for each target, or

@@ -50,8 +50,8 @@ pub struct Number {
 pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// Returns the number of that metric. Returns `None` if no server knows the number now, or if `[metrics]` does not
-    /// name the metric.
+    /// Returns the target's number of `metric`. Returns `None` if no server knows the number now, or if `[metrics]`
+    /// does not name the metric.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }

@@ -9,12 +9,12 @@ use tallyd_mysql::config::Mysql;
 use tallyd_rabbitmq::config::Amqp;
 use tallyd_redis::config::Redis;
 
-/// The settings of a [`Client`](crate::Client). They must have the values of the daemon's configuration file. With
-/// different names, codes, layouts or prefixes, the client and the daemon use different keys. Only accounts and time
-/// limits may differ.
+/// The settings of a [`Client`](crate::Client). The settings must have the values of the daemon's configuration file.
+/// With different names, codes, layouts or prefixes, the client and the daemon use different keys. Only accounts and
+/// time limits may differ.
 ///
-/// The defaults are those of the configuration file: all servers on 127.0.0.1, the kind `video`, the metric `like`, no
-/// boards.
+/// The defaults are the same as in the configuration file: all servers on 127.0.0.1, the kind `video`, the metric
+/// `like`, no boards.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `[amqp]`: the broker, and how the client spreads likes over partitions (`partition_by`).

@@ -55,7 +55,8 @@ pub struct Amqp {
     /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). For large
     /// messages, tallyd lowers it.
     pub prefetch: u16,
-    /// Seconds between heartbeats. After twice this time a connection is dead, and another daemon gets its partitions.
+    /// Seconds between heartbeats. A connection that is silent for twice this time ends, and another daemon gets its
+    /// partitions.
     #[schemars(range(min = 1, max = 60))]
     pub heartbeat_s: u16,
     /// Time limit of one call in milliseconds.

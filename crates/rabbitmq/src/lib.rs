@@ -2,9 +2,9 @@
 //! memory alarm, the broker stops reading from connections that publish. If such a connection also consumed messages,
 //! the broker would not read its acknowledgements either.
 //!
-//! This crate does not reconnect. The caller drops a [`Link`] after the first error and opens a new one. The library's
+//! This crate does not reconnect. The caller drops a [`Link`] after the first error and opens a new link. The library's
 //! own recovery is switched off, because after some errors a recovered consumer would wait forever. The library's calls
-//! have no time limit, so this crate sets one for each call.
+//! have no time limit, so this crate sets a time limit for each call.
 
 #![warn(unreachable_pub)]
 
@@ -76,7 +76,7 @@ pub struct Publisher(Link);
 /// A queue's length, as the broker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
-    /// The number of ready messages. It does not include messages that are delivered but not acknowledged.
+    /// The number of ready messages. This number does not include messages that are delivered but not acknowledged.
     pub messages: u32,
     pub consumers: u32,
 }
@@ -179,7 +179,7 @@ impl Link {
         limit(self.timeout, action, call).await
     }
 
-    /// Reads a queue's length. This call costs the broker little. If the queue is missing, the broker closes this
+    /// Reads a queue's length. This call is cheap for the broker. If the queue is missing, the broker closes this
     /// link's channel.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ impl Broker {
                 }
                 Err(error) if matches!(error.code(), Some((NOT_FOUND, _))) => {
                     depths.push((queue.to_owned(), None));
-                    // The error has closed the channel, so the next call needs a new one.
+                    // The error has closed the channel, so the next call needs a new channel.
                     channel = link.another_channel().await?;
                 }
                 Err(error) => return Err(error.about(format!("queue {queue}"))),

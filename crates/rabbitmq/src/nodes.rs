@@ -12,8 +12,8 @@ use tracing::{info, warn};
 use super::{BrokerError, Result};
 use crate::config::Amqp;
 
-/// For this duration after a failure, a node is tried after all other nodes. The reason is that each attempt takes the
-/// whole time limit if the node's machine is down.
+/// For this duration after a failure, a node is tried after all other nodes. If the node's machine is down, each
+/// attempt takes the whole time limit.
 const LAST_FOR: Duration = Duration::from_secs(30);
 
 /// AMQP's default ports: without TLS, and with TLS.

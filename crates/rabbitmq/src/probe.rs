@@ -1,5 +1,5 @@
 //! Checks the broker without changing it. Finds out which exchanges and queues exist, whether their arguments differ
-//! from the expected ones, and which rights the account has.
+//! from the expected arguments, and which rights the account has.
 //!
 //! Each check begins with a passive declaration, because a normal declaration would create a missing exchange or queue.
 //! Each check uses its own channel, because an error closes the channel.
@@ -94,7 +94,7 @@ impl Broker {
         join_all(asked).await
     }
 
-    /// Checks all exchanges. Returns each name with its result.
+    /// Checks all exchanges. Returns the name of each exchange with its result.
     pub async fn probe_exchanges(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, kind) in self.exchanges() {
@@ -113,7 +113,7 @@ impl Broker {
         Ok(found)
     }
 
-    /// Checks all queues. Returns each name with its result.
+    /// Checks all queues. Returns the name of each queue with its result.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {

@@ -39,16 +39,16 @@ impl Broker {
         format!("{}.partitions", self.config.prefix)
     }
 
-    /// The queue of returned messages. It contains messages that the broker dead-lettered after too many redeliveries.
-    /// It also contains dead letters that exceeded the quota of dead letters.
+    /// The queue of returned messages. This queue contains messages that the broker dead-lettered after too many
+    /// redeliveries, and dead letters that exceeded their quota.
     pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
 
     /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Several daemons can
-    /// call this while events are published, because it adds the new binding before it removes the old one. While both
-    /// bindings exist, an event can reach two queues, but its second copy changes nothing. If no binding existed, the
-    /// broker would return the event to its publisher.
+    /// call this while events are published, because the call adds the new binding before it removes the old binding.
+    /// While both bindings exist, an event can reach two queues, but its second copy changes nothing. If no binding
+    /// existed, the broker would return the event to its publisher.
     ///
     /// # Errors
     /// Fails if an exchange or queue exists with other arguments, or if the account lacks a right.
@@ -79,8 +79,8 @@ impl Broker {
             FieldTable::default(),
         );
         link.call("bind the exchanges", bind).await?;
-        // Removes the binding that was used with a single partition, if it exists. This old binding would deliver each
-        // event a second time.
+        // Removes the binding of a site with a single partition, if this binding exists. Otherwise the old binding
+        // would deliver each event a second time.
         let unbind =
             link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
         link.call("unbind the queue", unbind).await

@@ -39,7 +39,7 @@ fn run(command: &mut Command) -> String {
     stdout(&output)
 }
 
-/// Builds Python's wheel and installs it. Its dependencies come from Debian.
+/// Builds Python's wheel and installs it. The wheel's dependencies come from Debian.
 fn install_python(folder: &Path) {
     // pip writes into the folder of the sources, so pip gets a copy of this folder.
     let sources = folder.join("sources");
@@ -124,7 +124,8 @@ pub struct Driver {
     answers: Answers,
 }
 
-/// An error of the package. It contains the events that must be published again: one event, or some events of a list.
+/// An error of the package. The error contains the events that must be published again: one event, or some events of a
+/// list.
 #[derive(Debug)]
 pub struct Failure {
     pub class: String,

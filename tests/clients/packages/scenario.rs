@@ -71,7 +71,7 @@ impl Site {
 }
 
 fn assert_is(failure: &Failure, class: &str, says: &str) {
-    assert!(failure.class == class && failure.message.contains(says), "{failure:?} must be a {class} with {says}");
+    assert!(failure.class == class && failure.message.contains(says), "{failure:?} must be a {class} and say {says}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

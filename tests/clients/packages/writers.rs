@@ -1,5 +1,5 @@
-//! The packages choose how to publish an event by the writer of the event's metric. They use the gateway if API servers
-//! count the metric, and RabbitMQ if no gateway answers.
+//! The packages choose how to publish an event by the writer of the event's metric. A package uses the gateway if API
+//! servers count the metric, and RabbitMQ if no gateway answers.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};

@@ -214,7 +214,8 @@ fn every_test_that_the_documents_name_exists() {
             let is_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
             span.matches('_').count() >= 3 && span.chars().all(is_letter)
         };
-        // These names are not names of tests. They are settings and plugins of other programs, metrics, and figures.
+        // These names are not names of tests. They are names of metrics, of figures, and of settings and plugins of
+        // other programs.
         let others =
             ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
         let is_metric = |name: &&str| ["tallyd_", "process_", "p99_"].iter().any(|it| name.starts_with(it));

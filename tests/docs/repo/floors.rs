@@ -86,7 +86,7 @@ fn imports_point_down_and_tasks_never_call_each_other() {
             }
         }
     }
-    assert!(wrong.is_empty(), "these imports point up to a higher floor, or from one task to another: {wrong:?}");
+    assert!(wrong.is_empty(), "these imports point to a higher floor, or from one task to another task: {wrong:?}");
 }
 
 /// The gateway is an API server. The daemon itself must not count or publish as an API server does.

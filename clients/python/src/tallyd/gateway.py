@@ -33,7 +33,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class NoAnswer(Exception):
-    """The gateway did not answer. It may have published the events nevertheless."""
+    """The gateway did not answer. The gateway may have published the events nevertheless."""
 
 
 class Busy(NoAnswer):

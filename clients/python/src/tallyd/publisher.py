@@ -156,7 +156,7 @@ class _Session:
         self._heard_at = self._loop.time()
 
     def _on_watch(self) -> None:
-        """A slow broker confirms from time to time. If it confirms nothing, it has stalled, and the connection is dropped."""
+        """A slow broker confirms from time to time. A broker that confirms nothing has stalled, and the connection is dropped."""
         self._watch = None
         if not self._pending:
             return
@@ -290,7 +290,7 @@ class Publisher:
     async def publish(
         self, event: Event, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
     ) -> None:
-        """Publishes an event. Returns when the broker has it on disk, in a queue. `ends_at` is a time of the event loop."""
+        """Publishes an event. Returns when the broker has the event on disk, in a queue. `ends_at` is a time of the event loop."""
         try:
             await asyncio.wait_for(self._until_confirmed(routing_key, body, traceparent), ends_at - self._loop.time())
         except asyncio.TimeoutError:

@@ -123,7 +123,7 @@ class Sender:
                 for one in sent:
                     one.why = str(error)
                 if self._publisher is not None and not isinstance(error, Busy):
-                    # Don't send a count again: Redis may have counted the event already, and would count it twice.
+                    # Don't send a count again: Redis may have counted the event already, and would then count it twice.
                     # MySQL counts its `event_id` once.
                     sent = [one for one in sent if one.event["type"] != "count"]
             except GatewayError as error:

@@ -90,7 +90,7 @@ class Base:
         return checked({**event, "at": at}, self._kinds, self._metrics)
 
     def _again(self, event: Mapping[str, Any]) -> Event:
-        """Checks an event that is published again. It keeps its `at`, because with a new `at` it would be another event."""
+        """Checks an event that is published again. The event keeps its `at`, because with a new `at` it would be another event."""
         return checked(event, self._kinds, self._metrics)
 
     def _many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:

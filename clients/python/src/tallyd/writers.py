@@ -20,7 +20,7 @@ READ_MAX_S = 0.5
 
 
 class Writers:
-    """Knows which numbers API servers count. It belongs to one event loop."""
+    """Knows which numbers API servers count. The object belongs to one event loop."""
 
     def __init__(self, redis_url: str, key: str) -> None:
         self._redis_url = redis_url
