@@ -49,7 +49,7 @@ stack_paths() {
     local root base recorded
     root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd -P)
     CHECKOUT=$root
-    # Absolute and without symbolic links, because it is part of the mark that identifies our processes.
+    # The path is absolute and without symbolic links, because it is part of the mark that identifies our processes.
     STACK_DIR=$(realpath -m -- "${TALLYD_STACK_DIR:-$root/target/stack}")
     [[ $STACK_DIR != / && $STACK_DIR != *[[:space:]]* ]] ||
         die "TALLYD_STACK_DIR is '$STACK_DIR': use a path without blanks, because RabbitMQ's scripts can't handle them."
@@ -78,7 +78,7 @@ stack_paths() {
 }
 
 # A folder's stack cannot move to other ports while one of its servers runs, or after RabbitMQ has stored data. RabbitMQ's node name, and so
-# the name of its database, contains the port base. With another port base, its queues would seem lost.
+# the name of its database, contains the port base. With another port base, the node's queues would seem lost.
 require_recorded_port_base() {
     local service
     [[ $RECORDED_PORT_BASE && $RECORDED_PORT_BASE != "$PORT_BASE" ]] || return 0
@@ -90,7 +90,8 @@ require_recorded_port_base() {
     done
 }
 
-# Fills SERVICES from the names on the command line, each once, in a fixed order. Without names, it has all services.
+# Fills SERVICES from the names on the command line, each once, in a fixed order. Without names, SERVICES gets all
+# services.
 choose_services() {
     local known name
     SERVICES=()
@@ -282,8 +283,8 @@ port_answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 # ---------------------------------------------------------------------------------------------- RabbitMQ
 
-# Fills RABBIT_ENV. With it, RabbitMQ's server and command line tools use our node, and ignore /etc and the caller's environment. Use the scripts in
-# RABBIT_BIN with it: those in /usr/sbin switch the user and drop the environment.
+# Fills RABBIT_ENV. With these variables, RabbitMQ's server and command line tools use our node, and ignore /etc and the caller's environment. Use
+# only the scripts in RABBIT_BIN with them: the scripts in /usr/sbin switch the user and drop the environment.
 RABBIT_BIN=/usr/lib/rabbitmq/bin
 rabbit_env() {
     local dir=$STACK_DIR/rabbitmq

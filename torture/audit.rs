@@ -62,7 +62,7 @@ async fn watch(pool: MySqlPool, seen: Arc<Mutex<Seen>>, stop: CancellationToken)
                 if told.insert(target) {
                     let class = if counter < rows { Class::Lost } else { Class::Doubled };
                     let says = format!(
-                        "in a committed state, at {}: `counter` of target {target} is {counter}, but it has {rows} rows",
+                        "in a committed state, at {}: `counter` of target {target} is {counter}, but {rows} rows exist",
                         now()
                     );
                     seen.found.push(Violation { class, about: About::Likes { target }, says });

@@ -74,9 +74,9 @@ pub struct Window {
     /// The time when the fault was undone.
     pub end: Micros,
     pub loses: Loses,
-    /// Calls from this time on may be lost. For boards, this is the last snapshot.
+    /// Calls from this time on may be lost. For boards, this is the time of the last snapshot.
     pub loses_since: Micros,
-    /// Calls up to this time may be lost. For boards, this is the restore.
+    /// Calls up to this time may be lost. For boards, this is the time of the restore.
     pub loses_until: Micros,
 }
 
@@ -122,7 +122,7 @@ impl History {
     }
 }
 
-/// Returns whether, at that time, `at` was so far in the future that the daemon rejects the event.
+/// Returns whether, at that time, `at` was so far in the future that the daemon rejected the event.
 pub fn is_ahead(at: Micros, now: Micros) -> bool {
     at - now > FUTURE_MAX
 }

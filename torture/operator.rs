@@ -22,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// too often.
 const SENT_AGAIN: [&str; 3] = ["at-in-future", "at-too-old", "returned-by-broker"];
 
-/// A fence is no event of a producer.
+/// A fence (a job's marker in the queues) is not an event of a producer.
 const FENCE: &str = "%\"fence\"%";
 
 pub struct Operator<'a>(pub &'a Site);
@@ -53,8 +53,8 @@ impl Operator<'_> {
         }
     }
 
-    /// Saves all boards and the late writes. Returns the start of the save. The save can lack scores that were added
-    /// after this time.
+    /// Saves all boards and the late writes. Returns the start of the save. The saved boards can lack scores that were
+    /// added after this time.
     pub async fn save_boards(&self) -> Result<Micros> {
         let began = now();
         self.done(&["archive"]).await?;
@@ -92,7 +92,7 @@ impl Operator<'_> {
         Ok(boards)
     }
 
-    /// Replays letters that were rejected for a reason that no longer exists. Returns how many. Fences of finished
+    /// Replays dead letters that were rejected for a reason that no longer exists. Returns how many. Fences of finished
     /// reconciles need no replay.
     pub async fn replay(&self) -> Result<u64> {
         // This command stores the messages that the broker dead-lettered.
@@ -103,8 +103,8 @@ impl Operator<'_> {
                         AND body NOT LIKE '%letter-%'";
             let open: i64 = sqlx::query_scalar(open).bind(reason).bind(FENCE).fetch_one(self.0.pool()).await?;
             if open > 0 {
-                // The exit code shows only that some letters were not replayed: fences, and messages that can never be
-                // applied.
+                // The exit code shows only that some dead letters were not replayed: fences, and messages that can
+                // never be applied.
                 let (code, text) = self.run(&["dead", "replay", "--reason", reason]).await?;
                 if code > 1 {
                     bail!("tallyd dead replay exited with {code}: {text}");

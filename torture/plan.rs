@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::dice::Dice;
 
-/// The first fault begins after this number of seconds. Before it, users begin, and the first reconcile and the first
-/// archive run.
+/// The first fault begins after this number of seconds. Before the first fault, users begin to click, and the first
+/// reconcile and the first archive run take place.
 const LEAD_S: u64 = 15;
 
 /// Shortest and longest time from the end of a fault until the next fault begins, in seconds.

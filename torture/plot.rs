@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
         assert!(svg.contains(">80 MiB<") && svg.contains(">10 min<") && !svg.contains(">12 min<"), "{svg}");
         let line = svg.lines().find(|line| line.starts_with("<polyline")).unwrap();
-        assert!(line.contains("points=\"60.0,12.0 "), "its begin at the left, its most at the top: {line}");
+        assert!(line.contains("points=\"60.0,12.0 "), "must begin at the left and have its maximum at the top: {line}");
     }
 
     #[test]

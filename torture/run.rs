@@ -271,7 +271,7 @@ fn since(from: Micros, to: Micros) -> Duration {
     Duration::from_micros((to - from).max(0).unsigned_abs())
 }
 
-/// Ends the users and undoes all faults. Replays dead letters, waits for the quiet time, and runs one archive and one
+/// Stops the users and undoes all faults. Replays dead letters, waits for the quiet time, and runs one archive and one
 /// reconcile.
 async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration) -> Result<()> {
     let users = crowd.end(USERS_END_MAX).await;
@@ -281,7 +281,7 @@ async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration)
     site.settle(SETTLE_MAX).await?;
     users?;
     let operator = Operator(site);
-    // A letter that is rejected each time stays open, and the comparison finds it.
+    // A dead letter that every replay rejects stays open, and the comparison finds it.
     for _ in 0..REPLAYS_MAX {
         if operator.replay().await? == 0 {
             break;

@@ -30,8 +30,9 @@ pub fn tell(violation: &Violation, history: &History, state: &State, began: Micr
     text
 }
 
-/// Returns the fewest calls with which the comparison still finds the violation. It removes many calls together, then
-/// fewer, then single calls (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002).
+/// Returns the fewest calls with which the comparison still finds the violation. The search removes many calls
+/// together, then fewer, then single calls (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
+/// 2002).
 fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, state: &State) -> Vec<&'a Call> {
     let state = state.of(&violation.about);
     let shows = |calls: &[&Call]| {
@@ -66,8 +67,8 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Returns whether the violation concerns only a few calls, which all differ. A sum, in contrast, is the result of
-/// thousands of equal calls.
+/// Returns whether the violation concerns only a few calls, which all differ. In contrast, a counter's sum is the
+/// result of thousands of equal calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }

@@ -28,7 +28,7 @@ pub async fn read(site: &Site) -> Result<State> {
     for bucket in 0..keys.buckets() {
         read_bucket(&mut redis, &keys.counters("video", bucket), &mut state).await?;
     }
-    // The board `past` has members in many days.
+    // The board `past` has members on many days.
     let live = format!("{}board:*", config.redis.key_prefix);
     let found: Vec<String> = redis::cmd("KEYS").arg(live).query_async(&mut redis).await?;
     for key in found {

@@ -99,7 +99,7 @@ impl Watch {
     pub fn longest(&self, from: Micros, to: Micros) -> Duration {
         let seen = self.seen.lock().unwrap();
         let within = seen.lags.iter().filter(|(at, _)| (from..=to).contains(at)).map(|(_, lag)| *lag);
-        // If MySQL does not answer a check, events still wait, so the lag is recorded.
+        // If MySQL does not answer a check, the events are still waiting, so the lag is recorded.
         Duration::from_micros(within.max().unwrap_or(0).unsigned_abs())
     }
 

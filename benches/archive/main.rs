@@ -20,10 +20,10 @@ use tallyd_redis::Cache;
 
 const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];
 
-/// The board of the generated configuration.
+/// The board that the generated configuration defines.
 const BOARD: &str = "bench";
 
-/// Number of rows that one bare statement inserts, equal to the rows of an archive page.
+/// The number of rows that one bare INSERT statement adds: as many as an archive page has.
 const ROWS: u64 = 1_000;
 
 /// Fill last week's board, then archive it with the real binary.
@@ -65,7 +65,7 @@ struct Saved {
     peak_rss_mib: f64,
 }
 
-/// Details that are written beside the figures.
+/// Details that the result file contains in addition to the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     bare_s: Vec<f64>,

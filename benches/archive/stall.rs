@@ -15,7 +15,7 @@ pub struct Stalls {
     pub longest_ms: f64,
 }
 
-/// Runs `work`. Meanwhile, another client constantly adds to another board.
+/// Runs `work`. While `work` runs, another client constantly adds members to another board.
 pub async fn beside<T>(world: &World, work: impl Future<Output = Result<T>>) -> Result<(T, Stalls)> {
     let client = redis::Client::open(world.config.redis.url.expose())?;
     let mut redis = client.get_multiplexed_async_connection().await?;

@@ -43,7 +43,7 @@ pub enum Runs {
     Tallyd,
     /// The benchmark's own program, started with a role as its argument.
     Role(&'static str),
-    /// A peer of `benches/peers`, with one of its write modes.
+    /// A peer (a consumer in `benches/peers`), with one of its write modes.
     Peer(Runtime, &'static str),
 }
 
@@ -72,7 +72,7 @@ impl Contender {
         Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
     }
 
-    /// Starts the contender. `arguments` are used only if the contender is a role.
+    /// Starts the contender. Only a role receives `arguments`. Peers and tallyd do not.
     pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
         let mut command = match self.runs {
             Runs::Tallyd => {
@@ -177,7 +177,7 @@ impl Running {
         }
     }
 
-    /// Waits until each of `partitions` is consumed.
+    /// Waits until the contender consumes each of `partitions`.
     pub async fn consuming(&mut self, partitions: u16) -> Result<()> {
         for _ in 0..partitions {
             while self.next().await? != Said::Consuming {}

@@ -14,7 +14,7 @@ pub struct Used {
     pub consumer: u64,
     pub mysql: u64,
     pub rabbitmq: u64,
-    /// All processes of the machine, including the three above and the benchmark itself.
+    /// All processes of the machine, including the consumer, MySQL, RabbitMQ and the benchmark itself.
     pub machine: u64,
     /// The benchmark itself.
     pub bench: u64,
@@ -61,7 +61,7 @@ impl Processes {
         Ok(Self { mysql: pid("mysql")?, rabbitmq: pid("rabbitmq")? })
     }
 
-    /// Returns the CPU times of the servers, the machine and this consumer up to now.
+    /// Returns the CPU times that the servers, the machine and this consumer have used up to now.
     pub fn used(self, consumer: Option<u32>) -> Result<Used> {
         Ok(Used {
             consumer: consumer.map_or(Ok(0), of_tree)?,

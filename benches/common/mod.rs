@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! workload -> preload (or publish at a rate) -> queue -> contender, a child process -> MySQL -> compared with the model
-//!                                                            cpu: what it and both servers used meanwhile
+//!                                                            cpu: the time that the contender and both servers used
 //! ```
 //!
 //! Every contender is a separate process, so its CPU and memory can be measured. The contender logs to stderr in the

@@ -54,13 +54,13 @@ impl Model {
         while let Some(row) = stored.try_next().await? {
             let row = ((row.try_get(0)?, row.try_get(1)?), (row.try_get(2)?, row.try_get(3)?));
             let wanted = expected.next();
-            ensure!(wanted == Some(&row), "like_record has {row:?}, but expected is {wanted:?}");
+            ensure!(wanted == Some(&row), "like_record has {row:?}, but the expected row is {wanted:?}");
         }
         ensure!(expected.next().is_none(), "{} rows are missing in like_record", expected.len() + 1);
         Ok(())
     }
 
-    /// Fails unless every counter is right. A counter's value is the sum over its slots.
+    /// Fails unless every counter is right. A counter's value is the sum of its slots (its rows in the table).
     pub async fn assert_counters(&self, pool: &MySqlPool) -> Result<()> {
         let stored = sqlx::query(
             "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 1 \
@@ -71,7 +71,10 @@ impl Model {
         let stored: BTreeMap<u64, i64> = stored.collect::<Result<_, sqlx::Error>>()?;
         for (target, likes) in &self.likes {
             let counter = stored.get(target);
-            ensure!(counter == Some(likes), "the counter of target {target} is {counter:?}, but expected is {likes}");
+            ensure!(
+                counter == Some(likes),
+                "the counter of target {target} is {counter:?}, but the expected count is {likes}"
+            );
         }
         ensure!(stored.len() == self.likes.len(), "there are counters of targets without likes");
         Ok(())

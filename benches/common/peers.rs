@@ -1,5 +1,5 @@
-//! The consumers of `benches/peers`. Peers are installed under target/bench/peers when they are needed. Peers run with
-//! the same settings as tallyd.
+//! Installs and describes the peers: the other consumers, in `benches/peers`. Peers are installed under
+//! target/bench/peers when they are needed. Peers run with the same settings as tallyd.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ impl Runtime {
         tallyd_testkit::root().join("target/bench/peers").join(self.name())
     }
 
-    /// Installs missing parts. Returns the versions in one line.
+    /// Installs missing parts. Returns the versions of the peer's software in one line.
     ///
     /// # Errors
     /// Fails if the peer can't be installed on this machine. The returned error contains the installer's message.
@@ -49,7 +49,7 @@ impl Runtime {
         Err(anyhow!(reason))
     }
 
-    /// Returns the command of a peer, with one of its write modes.
+    /// Returns the command that starts a peer in one of its write modes.
     pub fn command(self, way: &str, world: &World) -> Command {
         let installed = self.installed();
         let mut command = match self {

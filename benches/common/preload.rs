@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::cpu::Processes;
 use super::world::World;
 
-/// Maximum number of messages that wait for their confirm at the same time.
+/// The maximum number of published messages that are not confirmed yet.
 const IN_FLIGHT: usize = 10_000;
 
 /// The servers count as idle if together they use less than this part of a core.

@@ -37,7 +37,7 @@ impl Relay {
         self.silent.send_replace(true);
     }
 
-    /// Sends the data that the relay has kept back.
+    /// Sends the data that the relay has held back.
     pub fn speak(&self) {
         self.silent.send_replace(false);
     }
@@ -52,7 +52,7 @@ impl Drop for Relay {
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // The sender lives as long as the relay. When the sender is dropped, both connections are closed.
+        // The watch channel's sender lives as long as the relay. When the relay drops it, both connections are closed.
         if silent.wait_for(|silent| !silent).await.is_err() {
             return;
         }

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// The result file of a benchmark.
 #[derive(Serialize)]
 pub struct Results<M, R> {
-    /// Named numbers. The named figures, to which the targets of the benchmark apply.
+    /// Named numbers. The named figures. The benchmark's target values apply to these figures.
     pub figures: BTreeMap<String, f64>,
     pub machine: M,
     /// The command-line arguments.
@@ -101,7 +101,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Returns the percentile: the given share of the sorted values is at most this value.
+/// Returns the percentile: the value that the given share of the sorted values does not exceed.
 pub fn quantile(sorted: &[f64], part: f64) -> f64 {
     let place = (sorted.len() as f64 * part).ceil() as usize;
     sorted.get(place.saturating_sub(1)).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,5 @@
-//! The events that every benchmark writes: Zipf 1.0 over 100,000 targets, 1 million users, 10 % unlikes, 5 % duplicates.
+//! The events that every benchmark writes: 100,000 targets with a popularity of Zipf 1.0, 1 million users, 10 %
+//! unlikes, 5 % duplicates.
 
 use std::collections::HashMap;
 
@@ -65,8 +66,8 @@ impl Workload {
     }
 }
 
-/// Adds to each event the count that its target has after the event, as Redis would return this count. Counts begin at
-/// zero.
+/// Adds to each event the count that its target has after the event. In production, Redis returns this count. Counts
+/// begin at zero.
 pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
     let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
     let mut counts: HashMap<Target, i64> = HashMap::new();

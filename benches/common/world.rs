@@ -1,4 +1,4 @@
-//! A database and a prefix on the broker for one measurement, on the servers of `dev/up`.
+//! A world: the database, exchange and queues of one measurement, on the servers of `dev/up`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use tallyd::config::{Config, Consumer, Writes};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 
-/// The settings of tallyd. Peers get the same numbers.
+/// The settings of tallyd. Peers get the same values.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub partitions: u16,
@@ -17,9 +17,9 @@ pub struct Setup {
     /// Only for peers. Other consumers often use a longer linger time (the wait for a full batch) than tallyd.
     pub peer_linger_ms: u64,
     pub dead_letters_max: u64,
-    /// Says who counts likes in Redis: the daemon or the API servers.
+    /// The writer of the like counters in Redis: the daemon or the API servers.
     pub likes_by: Writes,
-    /// Further configuration: `[metrics]` and their rules.
+    /// Further configuration: the `[metrics]` table and the `[[rule]]` blocks.
     pub metrics: &'static str,
 }
 

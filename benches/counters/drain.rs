@@ -23,11 +23,11 @@ use crate::common::world::{Setup, World, stack};
 pub enum Queue {
     /// Likes and unlikes.
     Likes,
-    /// Counts of a metric that API servers count in Redis.
+    /// Count events of a metric that API servers count in Redis.
     Counts,
-    /// Counts of a metric that the daemon adds to Redis. Each batch leaves a row in the outbox.
+    /// Count events of a metric that the daemon counts in Redis. Each batch adds a row to the outbox table.
     CountsByDaemon,
-    /// Counts of a single target.
+    /// Count events of a single target.
     HotCounts,
 }
 
@@ -88,17 +88,17 @@ impl Queue {
     }
 }
 
-/// For each of these targets, makes a count of one view. Each count consists of a routing key and a body.
+/// Makes a count event of one view for each of these targets. Each event is returned as a routing key and a body.
 fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (String, Vec<u8>)> {
     let now = tallyd::runtime::clock::now();
     (0_i64..).zip(targets).map(move |(number, id)| {
-        // The events are ten microseconds apart, and the last one is now.
+        // The events are ten microseconds apart, and the last event happens now.
         let at = Micros(now.0 - 60_000_000 + number * 10);
         (id.to_string(), encode_count(id, ("video", "view"), 1, at, &format!("view-{number}"), None))
     })
 }
 
-/// Fails unless every counter of views is right. A counter's value is the sum over its slots.
+/// Fails unless every counter of views is right. A counter's value is the sum of its slots (its rows in the table).
 pub async fn assert_sums(world: &World, sums: &BTreeMap<u64, i64>) -> Result<()> {
     let rows = sqlx::query(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id",

@@ -1,5 +1,5 @@
-//! Measures the speed of counts, and compares it with likes and with single statements. Also measures the ledger's
-//! cost, and a hot target.
+//! Measures how fast count events are written, compared with likes and with single statements. Also measures the cost
+//! of the ledger (the table of applied events) and of a hot target.
 
 mod drain;
 mod writes;
@@ -16,11 +16,11 @@ use drain::Queue;
 use tallyd_benches as common;
 use writes::Write;
 
-/// Drain queues of likes and of counts, and write counts to MySQL without a broker in other ways. The counters of every
-/// run are compared with a model.
+/// Drain queues of likes and of count events, and also write count events to MySQL in other ways, without a broker. The
+/// counters of every run are compared with a model.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Events in each queue.
+    /// Number of events in each queue.
     #[arg(long, default_value_t = 300_000)]
     events: u64,
 
@@ -47,7 +47,7 @@ enum Case {
 struct Ran {
     events_per_second: f64,
     events_per_batch: f64,
-    /// If the case writes a ledger: the ledger's bytes for each event.
+    /// The bytes that the ledger needs for each event, if the case writes a ledger.
     ledger_bytes: Option<f64>,
 }
 
@@ -57,7 +57,7 @@ struct Standing {
     runs: Vec<Ran>,
 }
 
-/// The values that the figures of counts should reach.
+/// The values that the figures for count events should reach.
 const AIMS: [(&str, Aim); 3] = [
     ("like_ratio", Aim::AtLeast(1.0)),
     ("row_by_row_ratio", Aim::AtLeast(10.0)),
@@ -118,7 +118,7 @@ fn figures(standings: &BTreeMap<Case, Standing>) -> BTreeMap<String, f64> {
     let rate = |case: Case| standings.get(&case).map_or(f64::NAN, |standing| standing.median.events_per_second);
     let (queue, write) = (|queue| rate(Case::Queue(queue)), |it| rate(Case::Write(it)));
     let bytes = standings.get(&Case::Write(Write::WithLedger)).and_then(|standing| standing.median.ledger_bytes);
-    // The share of a count's time in MySQL that is needed for the ledger.
+    // The ledger's share of the time that MySQL needs for a count event.
     let cost = 100.0 * (1.0 - write(Write::WithLedger) / write(Write::WithoutLedger));
     [
         ("like_ratio", queue(Queue::Counts) / queue(Queue::Likes)),

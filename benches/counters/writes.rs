@@ -1,4 +1,4 @@
-//! Writes counts to MySQL without a broker. This shows the cost of each part of a batch.
+//! Writes count events to MySQL without a broker. This shows the cost of each part of a batch.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,10 @@ use crate::common::world::{Setup, World, stack};
 use crate::drain::assert_sums;
 use crate::{Arguments, Ran};
 
-/// A way to write counts.
+/// A way to write count events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Write {
-    /// One statement and one commit for each count, as in many other consumers. A duplicate counts twice.
+    /// One statement and one commit for each count event, as in many other consumers. A duplicate counts twice.
     RowByRow,
     /// Batches without a ledger. A duplicate counts twice.
     WithoutLedger,
@@ -30,7 +30,7 @@ pub enum Write {
     WithLedger,
     /// One hot target and four writers. The writers share one row.
     Hot1,
-    /// One hot target and four writers, each with its own row, as the daemon does it with four partitions.
+    /// One hot target and four writers. Each writer has its own row, as in a daemon with four partitions.
     Hot4,
     /// One hot target and twice as many rows as writers. Each writer uses its rows in turn.
     Hot8,
@@ -38,10 +38,11 @@ pub enum Write {
 
 const VIEW: Metric = Metric(2);
 
-/// Events in a batch: the daemon's default.
+/// The number of events in a batch: the daemon's default.
 const BATCH: usize = 10_000;
 
-/// Events in a batch for a hot target: at 20,000 events a second, each of four writers gets this number within 5 ms.
+/// The number of events in a batch for a hot target. At 20,000 events a second, each of four writers gets this number
+/// within 5 ms.
 const HOT_BATCH: usize = 25;
 
 const WRITERS: usize = 4;
@@ -124,7 +125,7 @@ fn count((number, target): (u64, Target)) -> CountEvent {
     CountEvent { target, metric: VIEW, delta: 1, at, id: EventId::of(target, VIEW, &format!("view-{number}")) }
 }
 
-/// Runs the part of the consumer's transaction that concerns counts.
+/// Runs the part of the consumer's transaction that writes count events.
 async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slot: u16, ledger: bool) -> Result<()> {
     let counts = distinct(batch.iter().copied());
     let mut tx = connection.begin().await?;
@@ -160,8 +161,7 @@ async fn write_hot(world: &World, counts: &[CountEvent], slots: usize) -> Result
     Ok(counts.len().div_ceil(HOT_BATCH))
 }
 
-/// Returns the bytes that the ledger needs for each event in MySQL's files. Empty partitions of the ledger are not
-/// included.
+/// Returns the ledger's size in MySQL's files, in bytes per event. Empty partitions of the ledger are not included.
 async fn ledger_bytes(world: &World, events: usize) -> Result<f64> {
     sqlx::query("ANALYZE TABLE applied_event").fetch_all(&world.pool).await?;
     let bytes: i64 = sqlx::query_scalar(

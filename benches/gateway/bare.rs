@@ -1,4 +1,4 @@
-//! The bare handler. The handler reads the body, and publishes the body's events with confirms, on one channel. It
+//! The bare HTTP handler. It reads the request's body and publishes the body's events with confirms on one channel. It
 //! checks nothing.
 
 use std::sync::Arc;

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 const AIMS: [(&str, Aim); 2] = [("gateway_ratio", Aim::AtLeast(0.8)), ("gateway_lists_ratio", Aim::AtLeast(0.8))];
 
-/// Events in a request with a list.
+/// The number of events in a request with a list.
 const LIST: u64 = 100;
 
 /// Any free port.
@@ -42,7 +42,8 @@ struct Arguments {
     #[arg(long, default_value_t = 200_000)]
     list_events: u64,
 
-    /// Connections. Number of connections. Each sends its next request after the answer to the previous request.
+    /// Connections. Number of connections. Each connection sends its next request after the answer to the previous
+    /// request.
     #[arg(long, default_value_t = 64)]
     connections: u64,
 
@@ -74,7 +75,7 @@ struct Ran {
     /// CPU time of the server and of RabbitMQ, in microseconds for each event.
     server_us: f64,
     rabbitmq_us: f64,
-    /// CPU time of everything else: the load, Redis, and the kernel.
+    /// CPU time of everything else: the load generator, Redis, and the kernel.
     others_us: f64,
     peak_rss_mib: f64,
 }

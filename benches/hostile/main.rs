@@ -21,17 +21,17 @@ use tallyd_benches as common;
 
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
-/// The percentage of bad messages, and the quota of dead letters. Letters within the quota are stored. Further letters
-/// are only counted. Such a flood fills the default quota within seconds. So the case `at the bound` shows the rate
-/// after these seconds.
+/// The name of the case, the percentage of bad messages, and the quota of dead letters. Dead letters within the quota
+/// are stored, further ones are only counted. A flood of bad messages fills the default quota within seconds. The case
+/// `at the bound` shows the rate after that.
 const FLOODS: [(&str, u64, u64); 4] =
     [("none", 0, ROOM), ("half", 50, ROOM), ("half, at the bound", 50, 1_000), ("nine of ten", 90, ROOM)];
 
-/// The default of the configuration.
+/// The default quota of the configuration.
 const ROOM: u64 = 100_000;
 
-/// The rates are compared with a queue without bad messages, which shows the limit of the partition. If nine of ten
-/// messages are bad, good events can have at most a tenth of this rate.
+/// The rates are compared with the rate of a queue without bad messages, which is the limit of the partition. If nine
+/// of ten messages are bad, good events can have at most a tenth of this rate.
 const AIMS: [(&str, Aim); 3] = [
     ("good_rate_half_rubbish", Aim::AtLeast(0.5)),
     ("good_rate_half_rubbish_at_the_bound", Aim::AtLeast(0.5)),
@@ -139,15 +139,15 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     })
 }
 
-/// Returns messages as routing key and body. Good messages are spread evenly among the bad messages, and the last
-/// message is good.
+/// Returns the messages, each as a routing key and a body. Good messages are spread evenly among the bad messages, and
+/// the last message is good.
 fn mixed(
     mut good: impl Iterator<Item = LikeEvent>,
     messages: u64,
     percent: u64,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
     let is_good = move |number: u64| number * (100 - percent) / 100 > (number - 1) * (100 - percent) / 100;
-    // A bad body is as long as an event and cut off in the middle, as a faulty producer could send it.
+    // A bad body is almost as long as an event, and is cut off inside a field, as a faulty producer could send it.
     let rubbish = |number: u64| {
         let body = format!(
             r#"{{"type":"like","kind":"video","target_id":"{number}","user_id":"{number}","at":17900000{number:08},"co"#

@@ -15,11 +15,11 @@ use old::{Old, Shape, Tables, Waits};
 use serde::Serialize;
 use tallyd_benches as common;
 
-/// Duration of the old worker's measurement without other work.
+/// How long the old worker is measured without other work on the servers.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// The smaller tables have this part of the rows. A comparison with the smaller tables shows whether memory is
-/// constant.
+/// Each smaller table has this part of the rows of the large table. A comparison with the smaller tables shows whether
+/// memory is constant.
 const PARTS: u64 = 4;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -32,8 +32,8 @@ const AIMS: [(&str, Aim); 4] = [
 /// Fill a like table with another schema, and import it with the real binary while an old worker writes to it.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Rows of the old table. A second table has a quarter of them on one target, a third table a quarter on many
-    /// targets.
+    /// Rows of the old table. A second and a third table have a quarter of these rows: the second on one target, the
+    /// third on many targets.
     #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(100_000..=200_000_000))]
     rows: u64,
 

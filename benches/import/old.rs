@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::common::report::quantile;
 use crate::common::world::World;
 
-/// Likes of each target in a table with many targets.
+/// The number of likes of each target in a table with many targets.
 const LIKES_OF_TARGET: u64 = 20;
 
 /// Number of rows that one statement inserts.
@@ -35,9 +35,9 @@ pub enum Shape {
 /// The tables that the old worker writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// Only the old table.
+    /// The worker writes only to the old table.
     Old,
-    /// The old table and `like_record`, as if the daemon applied the events.
+    /// The worker writes to the old table and to `like_record`, as if the daemon applied the events.
     Both,
 }
 
@@ -81,7 +81,7 @@ impl Old {
                 "INSERT INTO {database}.likes SELECT {target}, {user}, '2025-01-01' + INTERVAL seq DIV 1000 SECOND \
                  FROM seq_{from}_to_{last}"
             );
-            run(&world.pool, sql).await.context("insert from a sequence, which only MariaDB has")?;
+            run(&world.pool, sql).await.context("insert from a sequence (only MariaDB has sequences)")?;
         }
         let pool = MySqlPoolOptions::new()
             .max_connections(WORKERS)
@@ -96,7 +96,7 @@ impl Old {
         Ok(())
     }
 
-    /// Returns the part of config.toml for the table.
+    /// Returns the part of config.toml that describes the old table.
     pub fn block(&self) -> String {
         format!(
             "\n[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"\"\"\nSELECT post_id AS target, user_id AS user, created_at AS at \
@@ -120,7 +120,7 @@ impl Old {
         run(&world.pool, "DROP TABLE bare".to_owned()).await
     }
 
-    /// Reads both tables once, with a count and a checksum.
+    /// Reads both tables once, to count their rows and to compute a checksum.
     pub async fn scan_both(&self, world: &World) -> Result<()> {
         for (target, user, table) in
             [("target_id", "user_id", "like_record"), ("post_id", "user_id", &*format!("{}.likes", self.database))]
@@ -131,7 +131,7 @@ impl Old {
         Ok(())
     }
 
-    /// Copies the rows that the old worker wrote during the import to `like_record`.
+    /// Copies to `like_record` the rows that the old worker wrote during the import.
     pub async fn catch_up(&self, world: &World) -> Result<()> {
         let sql = format!(
             "INSERT IGNORE INTO like_record SELECT 1, post_id, user_id, 0, created_at FROM {}.likes WHERE user_id >= {NEW_USERS}",

@@ -18,7 +18,7 @@ use crate::rounds::{CELLS, Standing, cells, medians};
 
 const BATCHES: [usize; 4] = [100, 1_000, 5_000, 20_000];
 
-/// The rows of [`fill_table`] have this number of targets: all targets of the workload.
+/// The number of targets in the rows of [`fill_table`]: all targets of the workload.
 const TARGETS: u64 = 100_000;
 
 /// One point of the curve.
@@ -51,7 +51,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let in_order = points.iter().filter_map(|point| Some((&point.name, standings.get(point.name.as_str())?)));
     let rows: Vec<Vec<String>> =
         in_order.map(|(name, standing)| [vec![name.clone()], cells(&standing.median)].concat()).collect();
-    println!("\ntallyd, one partition. Medians. Microseconds are CPU time per event.");
+    println!("\ntallyd, one partition. Medians. Values in microseconds are CPU time per event.");
     print_table(&[["point"].as_slice(), &CELLS].concat(), &rows);
     let figures = standings.iter().map(|(name, standing)| (figure(name), standing.median.events_per_second)).collect();
     let arguments = std::env::args().skip(1).collect();

@@ -25,7 +25,7 @@ pub struct Load<'a> {
     pub model: &'a Model,
 }
 
-/// The result of a run. Microseconds are CPU time per event.
+/// The result of a run. Values in microseconds are CPU time per event.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Drained {
     pub events: u64,
@@ -46,9 +46,9 @@ pub struct Drained {
     /// The mean number of transactions in flight, or 0 if the contender doesn't log it. If this number is close to the
     /// number of partitions, the contender waits for the database.
     pub writing: f64,
-    /// Bytes between the consumer and MySQL, for each event.
+    /// Bytes that the consumer and MySQL exchange for each event.
     pub mysql_bytes: f64,
-    /// Statements for each batch. The number includes the statements at the start of the session.
+    /// The number of SQL statements for each batch. The number includes the statements at the start of the session.
     pub mysql_statements: f64,
     /// Bytes of `like_record` on disk, for each row.
     pub row_bytes: f64,
@@ -79,7 +79,7 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     // The contender `floor` generates its events itself.
     if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
         let events = crate::events(load.events, load.hot);
-        // The counters do not include rows that the table had before.
+        // The counters do not include rows that the table had before the run.
         let said = |(event, count): (LikeEvent, Option<i64>)| (event, count.filter(|_| load.rows_before == 0));
         preload::preload(world, counted(events).map(said), contender.per_message).await?;
     }

@@ -42,19 +42,21 @@ struct Arguments {
     #[arg(long, value_name = "EVENTS")]
     backlog: Option<u64>,
 
-    /// Instead, run tallyd with batches of 100 to 20,000, with a hot target, and on a table with rows.
+    /// Instead of all contenders, run only tallyd: with batches of 100 to 20,000 events, with a hot target, and on a
+    /// large table.
     #[arg(long)]
     curve: bool,
 
-    /// Rows in the table before the curve's last point.
+    /// Number of rows that the table has before the run for the curve's last point.
     #[arg(long, default_value_t = 20_000_000, value_name = "ROWS")]
     preloaded_rows: u64,
 
-    /// One target gets half of all events.
+    /// Give half of all events to one target.
     #[arg(long)]
     hot: bool,
 
-    /// tallyd also counts the likes in Redis, as it does by default. Without this option, API servers count them.
+    /// Let tallyd also count the likes in Redis, as in its default configuration. Without this option, API servers
+    /// count them.
     #[arg(long)]
     by_daemon: bool,
 

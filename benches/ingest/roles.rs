@@ -59,7 +59,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     }
 }
 
-/// Writes the same batches without a broker. The rate shows the database's limit.
+/// Writes the same batches as tallyd, without a broker. The rate shows the database's limit.
 pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();
     let store = Store::new(&config.mysql, 1)?;

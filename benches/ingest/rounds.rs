@@ -125,11 +125,11 @@ fn print_standings(contenders: &[Contender], standings: &BTreeMap<&str, Standing
             [vec![contender.name.to_owned(), kept.to_owned()], cells(&standing.median)].concat()
         })
         .collect();
-    println!("\nMedians. Microseconds are CPU time per event.");
+    println!("\nMedians. Values in microseconds are CPU time per event.");
     print_table(&[["contender", "writes"].as_slice(), &CELLS].concat(), &rows);
 }
 
-/// The titles of [`cells`].
+/// The titles of the columns that [`cells`] fills.
 pub const CELLS: [&str; 10] = [
     "events/s",
     "consumer us",

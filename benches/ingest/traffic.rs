@@ -20,7 +20,7 @@ impl Traffic {
         let rows =
             sqlx::query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')");
         let mut traffic = Self::default();
-        for row in rows.fetch_all(pool).await.context("ask MySQL for its counts")? {
+        for row in rows.fetch_all(pool).await.context("read MySQL's status counters")? {
             let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
             let value: f64 = value.parse().with_context(|| format!("read {name}"))?;
             *(if name == "Questions" { &mut traffic.statements } else { &mut traffic.bytes }) += value;

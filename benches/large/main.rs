@@ -1,4 +1,5 @@
-//! Measures a full run, a changed run and a reload of 100 million counters, also with 2^23 nearly empty buckets.
+//! Measures three jobs on 100 million counters: a full reconcile, a reconcile of changed counters, and a reload. Also
+//! measures them with 2^23 nearly empty buckets.
 
 #[path = "../reconcile/child.rs"]
 mod child;
@@ -17,7 +18,7 @@ use site::Site;
 use slow::Statement;
 use tallyd_benches as common;
 
-/// The default: the number of rows of `counter`, and a number of buckets that suits these rows.
+/// The default site: the number of rows in the table `counter`, and a number of buckets that suits these rows.
 const ROWS: u64 = 100_000_000;
 const BUCKET_BITS: u32 = 20;
 
@@ -25,10 +26,10 @@ const BUCKET_BITS: u32 = 20;
 const WIDE_BITS: u32 = 3;
 const WIDE_ROWS: u64 = 10_000;
 
-/// `memory_max` in docs/operations/install.md, with one partition.
+/// The value of `memory_max` that docs/operations/install.md gives for one partition.
 const MEMORY_MAX_MIB: f64 = 256.0;
 
-/// `[mysql] transaction_timeout_ms`: a longer statement is aborted, and its run fails.
+/// The value of `[mysql] transaction_timeout_ms`. A longer statement is aborted, and its run fails.
 const STATEMENT_MAX_MS: f64 = 30_000.0;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -38,15 +39,16 @@ const AIMS: [(&str, Aim); 4] = [
     ("changed_rows_read_per_target", Aim::AtMost(4.0)),
 ];
 
-/// Fill MySQL in bulk, then run the real binary on it. There are two kinds and three metrics; one kind has no rows of
-/// one metric.
+/// Fill MySQL in bulk, then run the real binary on this data. There are two kinds and three metrics. One kind has no
+/// rows of one metric.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Rows of `counter`. Like records are a fifth of this number, and the number of buckets fits it.
+    /// Number of rows in the table `counter`. The number of like records is a fifth of it, and the number of buckets is
+    /// chosen to suit it.
     #[arg(long, default_value_t = ROWS, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
     rows: u64,
 
-    /// Likes that arrive each second while Redis is reloaded.
+    /// Number of likes that arrive each second while Redis is reloaded.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(50..=50_000))]
     rate: u32,
 
@@ -75,11 +77,11 @@ impl Arguments {
     }
 }
 
-/// Details that are written beside the figures.
+/// Details that the result file contains in addition to the figures.
 #[derive(Serialize)]
 struct Seen {
     rows: u64,
-    /// The run that loaded the data also compared the data that was in Redis at that time.
+    /// The full run. The run before it loaded Redis, but could compare only the data that was in Redis at that time.
     full: Ran,
     changed: Ran,
     reloaded: Ran,
@@ -115,7 +117,8 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("large")
 }
 
-/// Measures a full run, a changed run and a reload, and the daemon's peak memory during the reload.
+/// Measures a full reconcile, a reconcile of changed counters, a reload, and the daemon's peak memory during the
+/// reload.
 async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     let full = tell("full", exact(site.reconcile(&["--full"]).await?)?);
     let rows = site.change().await?;

@@ -1,4 +1,4 @@
-//! Makes a site with many counters in bulk. The site's daemon has a separate MySQL account.
+//! Fills MySQL in bulk with a site that has many counters. The site's daemon has a separate MySQL account.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const METRICS: &str = "[kinds]\nvideo = 1\ncomment = 2\n[metrics]\nlike = 1\nsha
 /// A target of each kind has five rows: three of `video`, two of `comment`.
 const ROWS_OF_TARGETS: u64 = 5;
 
-/// Rows that one statement inserts.
+/// The number of rows that one statement inserts.
 const ROWS_PER_STATEMENT: u64 = 1_000_000;
 
 /// The benchmark changes this percentage of targets.
@@ -30,7 +30,7 @@ const CHANGED_PERCENT: u64 = 1;
 /// Pause between two groups of likes.
 const TURN: Duration = Duration::from_millis(20);
 
-/// Time limit until the queue is empty after the last like, and the time between two checks.
+/// The time limit for the queue to become empty after the last like, and the time between two checks.
 const EMPTY_MAX: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -42,7 +42,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Creates tables with this number of rows of `counter`, and an empty Redis.
+    /// Creates the tables, with this number of rows in `counter`, and empties Redis.
     pub async fn open(name: &str, rows: u64, bucket_bits: u32) -> Result<Self> {
         let setup = Setup { metrics: METRICS, ..Setup::default() };
         let mut world = World::new(name, setup).await?;
@@ -72,8 +72,8 @@ impl Site {
         Ok(())
     }
 
-    /// Inserts the rows in key order, from a sequence, in pieces that fit into a transaction. Each video is liked by
-    /// one user.
+    /// Inserts the rows in key order from a sequence. Each statement is small enough for one transaction. Each video is
+    /// liked by one user.
     async fn fill(&self) -> Result<()> {
         let targets = self.targets;
         println!("filling MySQL with the rows of {targets} videos and {targets} comments");
@@ -93,13 +93,13 @@ impl Site {
                 let last = rows.min(from + ROWS_PER_STATEMENT) - 1;
                 let sql = format!("{select} FROM seq_{from}_to_{last}");
                 let made = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.world.pool).await;
-                made.context("insert from a sequence, which only MariaDB has")?;
+                made.context("insert from a sequence (only MariaDB has sequences)")?;
             }
         }
         Ok(())
     }
 
-    /// Marks one target of a hundred as changed, all at the same time. Returns the number of changed counters.
+    /// Marks one in a hundred targets as changed, all with the same time. Returns the number of changed counters.
     pub async fn change(&self) -> Result<u64> {
         let changed = sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6) WHERE target_id % 100 < ?")
             .bind(CHANGED_PERCENT)
@@ -139,7 +139,7 @@ impl Site {
         Ok((ran, peak))
     }
 
-    /// Sends likes through the client at this rate, until it is aborted.
+    /// Sends likes through the client at this rate, until the task is aborted.
     async fn arrive(&self, rate: u32) -> Result<()> {
         let client = client_of(&self.world.config);
         let per_turn = usize::try_from(u128::from(rate) * TURN.as_millis() / 1_000)?;

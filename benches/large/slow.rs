@@ -9,7 +9,7 @@ use crate::site::Site;
 /// Number of statements that are reported.
 const TOLD: u32 = 5;
 
-/// MySQL does not log shorter statements.
+/// The shortest duration of a statement that MySQL logs.
 const SECONDS_LEAST: f64 = 0.02;
 
 /// A statement of the daemon.
@@ -20,7 +20,7 @@ pub struct Statement {
     pub sql: String,
 }
 
-/// Reads the server's log of slow statements, from the time of its creation on.
+/// Reads the statements that the server adds to its log of slow statements after the `Log` is created.
 pub struct Log {
     pool: MySqlPool,
     account: String,
@@ -29,7 +29,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the log. The log contains only statements of connections that are opened later, such as the daemon's.
+    /// Starts the log. The server logs only the statements of connections that are opened after this call, such as the
+    /// daemon's.
     pub async fn start(site: &Site) -> Result<Self> {
         let pool = site.world.pool.clone();
         let before: (i64, String, f64) = sqlx::query_as(

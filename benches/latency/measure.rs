@@ -30,9 +30,9 @@ pub struct Quantiles {
 pub struct Measured {
     pub latency_ms: Quantiles,
     pub samples: u64,
-    /// Time between two polls. A measured latency can be too long by this time.
+    /// Time between two polls. A measured latency can be too high by up to this time.
     pub poll_ms: Quantiles,
-    /// The delays of the publishes, compared with the plan.
+    /// How much later than planned the events were published.
     pub late_ms: Quantiles,
     pub events_per_batch: f64,
     pub consumer_us: f64,
@@ -78,7 +78,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     Ok(Some(summary(&published, &seen, rate, batches, used, took)))
 }
 
-/// Runs `work` to its end, and counts the batches until then.
+/// Runs `work` to its end, and counts the batches that are committed until then.
 async fn listen<T>(running: &mut Running, work: impl Future<Output = T>) -> Result<(u64, T)> {
     let mut batches = 0;
     tokio::pin!(work);

@@ -1,6 +1,6 @@
 //! Records when samples become visible to another connection. The poller reads samples by primary key, as often as
-//! possible without disturbing the machine. A sample's commit is after the start of the previous poll, and before the
-//! end of the poll that finds the sample. The recorded time is the end of that poll.
+//! possible without disturbing the machine. If a poll finds a sample, the sample was committed after the start of the
+//! previous poll and before the end of this poll. The recorded time is the end of the poll that found the sample.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 pub struct Seen {
     /// Maps a sample's number to the time when the sample was first visible.
     pub samples: Vec<Option<Micros>>,
-    /// Time from the start of the previous poll to the end of this poll, in ms. A measured latency can be too long by
-    /// this time.
+    /// Time from the start of the previous poll to the end of this poll, in ms. A measured latency can be too high by
+    /// up to this time.
     pub gaps_ms: Vec<f64>,
 }
 

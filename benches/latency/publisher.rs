@@ -17,12 +17,12 @@ use crate::common::world::World;
 /// users.
 pub const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
-/// One event in this number of events is a sample.
+/// The number of events of which one is a sample.
 pub const SAMPLE_EVERY: u64 = 10;
 
-/// Channels that publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a quorum queue (the soft
-/// limit of `rabbit_fifo_client`). A single channel would measure only this limit, and a site with this rate has more
-/// than one channel.
+/// The number of channels, which publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a quorum
+/// queue (the soft limit of `rabbit_fifo_client`). With a single channel, the benchmark would measure only this limit.
+/// A site with this rate has more than one channel.
 const CHANNELS: usize = 8;
 
 /// The publisher wakes up at this interval to send due events.
@@ -42,7 +42,7 @@ pub fn sample_of(user: u64) -> Option<usize> {
     usize::try_from(user.checked_sub(USERS + 1)?).ok()
 }
 
-/// Publishes `count` events at `rate` per second and waits until the broker has confirmed all.
+/// Publishes `count` events at `rate` per second and waits until the broker has confirmed all of them.
 pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> {
     let url = world.config.amqp.url.expose();
     let connection = Connection::connect(url, ConnectionProperties::default()).await.context("connect to RabbitMQ")?;

@@ -11,14 +11,15 @@ use tokio_util::sync::CancellationToken;
 use crate::TARGETS;
 use crate::common::world::World;
 
-/// Users who like each target.
+/// The number of users who like each target.
 const LIKERS: u64 = 10;
 
 /// Number of targets whose rows one statement writes.
 const AT_ONCE: u64 = 500;
 
-/// Writes the rows and builds the filters before anything is published. No consumer runs here, so a filter run could
-/// not wait for a fence after events were published. Returns the configuration for a client that uses filters.
+/// Writes the rows and builds the filters before anything is published. No consumer runs here. If events were already
+/// published, the filter run would wait in vain until a consumer commits its fence (its marker in the queues). Returns
+/// the configuration for a client that uses filters.
 pub async fn prepare(world: &World) -> Result<Config> {
     for first in (1..=TARGETS).step_by(AT_ONCE as usize) {
         let targets = first..=TARGETS.min(first + AT_ONCE - 1);

@@ -1,4 +1,4 @@
-//! Measures the cost of a like for an API server, compared with a bare INCR, and the times of pages of counters.
+//! Measures the cost of a like for an API server, compared with a bare INCR, and the time to read a page of counters.
 
 mod filtered;
 mod published;
@@ -24,7 +24,7 @@ use tallyd_testkit::client_of;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 
-/// A body with the length of an event.
+/// A message body that is as long as an event.
 const BODY: &[u8] =
     br#"{"type":"like","kind":"video","target_id":"42","user_id":"7","at":1795251385004538,"count":12}"#;
 
@@ -65,24 +65,25 @@ struct Rate {
     redis_cpu_us: f64,
 }
 
-/// The times of pages of targets, in milliseconds.
+/// The times to read a page of targets, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Page {
     targets: usize,
-    /// The counters of the targets.
+    /// The time to read the counters of the targets.
     counters_ms: f64,
-    /// Finds the targets that a user likes. One measurement has the likes in Redis, the other has them only in MySQL.
+    /// The time to find the targets that a user likes. Here the likes are in Redis. For `rows_ms`, they are only in
+    /// MySQL.
     recent_ms: f64,
     rows_ms: f64,
-    /// Finds the targets that a user likes, while filters show that the user likes none of them.
+    /// The time to find the targets that a user likes, if filters show that the user likes none of them.
     filtered_ms: f64,
-    /// One GET for each target, one after the other.
+    /// The time to send one GET for each target, one after the other.
     gets_ms: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 struct Round {
-    /// INCR and a confirmed publish.
+    /// One INCR and one confirmed publish for each like.
     bare: Rate,
     /// The like is counted without a check for duplicates, and published.
     blind: Rate,
@@ -90,7 +91,7 @@ struct Round {
     first: Rate,
     /// The user's first click on a target with a Bloom filter. Almost no click needs a query to MySQL.
     filtered: Rate,
-    /// A later click of the user. Redis has the previous click.
+    /// A later click of the user on the target. Redis still has the previous click.
     again: Rate,
     /// Calls only the script, 128 times in a pipeline: first without a check of recent clicks, then with this check.
     script_blind: Rate,
@@ -180,7 +181,7 @@ fn user(number: u64) -> UserId {
 }
 
 async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Round> {
-    // Redis remembers the users of the round before.
+    // Redis remembers the users of the previous round.
     let user = |number: u64| UserId(round * (1 << 32) + user(number).0);
     let client = client_of(&world.config);
     let by_filter = client_of(&filtered::prepare(world).await?);

@@ -187,7 +187,7 @@ async fn settled() -> Result<()> {
     rest(Processes::of_stack(Path::new(&stack("DIR")?))?).await
 }
 
-/// Publishes likes and unlikes through the client, each with its confirm. Returns the events.
+/// Publishes likes and unlikes through the client, which waits for the confirm of each. Returns the events.
 async fn publish(client: &Client, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
     stream::iter(Workload::new(seed).take(usize::try_from(arguments.likes)?))
         .map(|wish| click(client, wish.target, wish.user, wish.liked))
@@ -204,7 +204,7 @@ pub(super) async fn click(client: &Client, target: Target, user: UserId, liked: 
     }
 }
 
-/// Publishes the same likes in lists, as a service does that collects events.
+/// Publishes the same likes in lists, as a service that collects events does.
 async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();

@@ -15,7 +15,7 @@ const COUNT_MAX: f64 = 1e8;
 pub enum Ids {
     /// 1, 2, 3, ...
     Dense,
-    /// 42 bits of milliseconds, 10 bits of machine, 12 bits of sequence.
+    /// 42 bits for the milliseconds, 10 bits for the machine, and 12 bits for the sequence number.
     Snowflake,
 }
 

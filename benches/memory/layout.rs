@@ -37,7 +37,7 @@ pub enum Layout {
     Articles,
     /// The hash as the articles' author intended it: the key is id >> 9, the field is id & 511.
     Corrected,
-    /// A hash for each target: counter:video:42, a field for each counter.
+    /// A hash for each target (for example counter:video:42), with a field for each counter.
     Entity,
     /// tallyd's default.
     Packed,
@@ -79,14 +79,14 @@ impl Layout {
         let mut strings = Filling::new("MSET", server);
         for (id, values) in counts.iter() {
             for (metric, value) in NAMES.iter().zip(values) {
-                // For strings, one command sets pairs of any keys.
+                // For strings, one command sets the values of any keys.
                 strings.add("", &self.place(*id, metric).0, &value.to_string())?;
             }
         }
         strings.write()
     }
 
-    /// For hashes, one command sets some fields of one hash.
+    /// For hashes, one command sets several fields of one hash.
     fn load_hashes(self, counts: &Counts, server: &mut Server) -> Result<()> {
         let mut hashes = Filling::new("HSET", server);
         for (id, values) in counts.iter() {
@@ -98,7 +98,7 @@ impl Layout {
         hashes.write()
     }
 
-    /// Reads pages as clients do, and compares them.
+    /// Reads pages as clients do, and compares the values with the stored counts.
     pub fn check(self, counts: &Counts, server: &mut Server) -> Result<()> {
         for seed in 0..50 {
             let page = counts.page(seed, PAGE);
@@ -137,7 +137,7 @@ impl Layout {
         pipeline
     }
 
-    /// Returns pipelines that read pages. Each round has other targets.
+    /// Returns pipelines that read pages. Each round reads other targets.
     pub fn pages(self, counts: &Counts, round: u64, pages: u64) -> Vec<Pipeline> {
         (0..pages).map(|page| self.read(counts, &counts.page(1_000 + round * pages + page, PAGE))).collect()
     }
@@ -209,8 +209,8 @@ fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     (1..=METRICS).map(|place| layout::value(text, Metric(place as u8))).collect()
 }
 
-/// Pairs for keys that are being filled, in the format of Redis's protocol. When there are many pairs, one command for
-/// each hash is sent.
+/// The pairs of keys that are being filled, in the format of Redis's protocol. When there are many pairs, one command
+/// for each hash is sent.
 struct Filling<'a> {
     command: &'static str,
     server: &'a mut Server,

@@ -31,11 +31,11 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 5_000_000])]
     targets: Vec<u64>,
 
-    /// Pages of 20 targets in a measurement of CPU time.
+    /// Number of pages of 20 targets that a measurement of CPU time reads.
     #[arg(long, default_value_t = 2_000)]
     pages: u64,
 
-    /// Rounds in which pages are measured. The figures are medians. Memory is the same each time.
+    /// Number of rounds that read pages. The figures are medians. The memory is the same in every round.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
 
@@ -55,7 +55,7 @@ struct Filled {
     /// CPU time of the server for a page of 20 targets, in microseconds: the median, and all rounds.
     page_us: f64,
     page_us_rounds: Vec<f64>,
-    /// If the layout has one key for each counter: the CPU time with MGET.
+    /// The CPU time with MGET, if the layout has one key for each counter.
     mget_page_us: Option<f64>,
 }
 

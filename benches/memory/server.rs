@@ -60,7 +60,7 @@ impl Server {
                 let () = redis::cmd("CONFIG").arg("SET").arg("hz").arg(10).query(&mut self.connection)?;
                 return Ok(now);
             }
-            ensure!(Instant::now() < until, "the memory of Redis does not settle");
+            ensure!(Instant::now() < until, "the memory of Redis does not become constant");
             known = now;
         }
     }

@@ -1,5 +1,5 @@
-//! Measures a full and a changed reconcile, and a reload after Redis lost its data. Also measures how much these runs
-//! slow down the consumer.
+//! Measures a full reconcile, a reconcile of changed targets, and a reload after Redis lost its data. Also measures how
+//! much these runs slow down the consumer.
 
 mod child;
 mod site;
@@ -26,7 +26,8 @@ const AIMS: [(&str, Aim); 4] = [
 /// The share of changed targets, in thousandths of all targets.
 const CHANGED: [u64; 3] = [1, 10, 100];
 
-/// Fill MySQL with like records (Zipf 1.0 over a fortieth as many targets), then run the real binary on them.
+/// Fill MySQL with like records, then run the real binary on them. There is one target for forty records, and the
+/// popularity of the targets is Zipf 1.0.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
     /// Like records.
@@ -38,7 +39,7 @@ struct Arguments {
     #[arg(long, default_value_t = 5_000_000)]
     small_rows: u64,
 
-    /// Runs of each kind. The figures are medians.
+    /// Number of runs of each kind. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -51,7 +52,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// Details that are written beside the figures.
+/// Details that the result file contains in addition to the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     targets: u64,

@@ -26,11 +26,11 @@ const ROWS_PER_TARGET: u64 = 40;
 /// Number of rows that one statement inserts.
 const ROWS_PER_STATEMENT: usize = 10_000;
 
-/// Likes in one group, and the time between two groups: 4,000 likes a second.
+/// The number of likes in one group, and the time between two groups. Together they give 4,000 likes a second.
 const ARRIVING_PER_TURN: usize = 80;
 const TURN: Duration = Duration::from_millis(20);
 
-/// Time limit until the queue is empty after the last like, and the time between two checks.
+/// The time limit for the queue to become empty after the last like, and the time between two checks.
 const EMPTY_MAX: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -62,7 +62,8 @@ impl Site {
         child::reconcile(&self.world, arguments).await
     }
 
-    /// Measures the minimum work of any recount, in seconds.
+    /// Measures how long the minimum work of any recount takes, in seconds: read each target's count from
+    /// `like_record`.
     pub async fn bare_recount(&self) -> Result<f64> {
         let began = Instant::now();
         let sql = "SELECT kind, target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record GROUP BY kind, target_id";
@@ -76,7 +77,8 @@ impl Site {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Measures the minimum work of any rebuild, in seconds: read `counter`, and set each count in Redis.
+    /// Measures how long the minimum work of any rebuild takes, in seconds: read `counter`, and set each count in
+    /// Redis.
     pub async fn bare_hset(&self) -> Result<f64> {
         let counters: Vec<(u64, i64)> =
             sqlx::query_as("SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY kind, target_id")
@@ -116,7 +118,7 @@ impl Site {
         Ok(())
     }
 
-    /// Marks this number of thousandths of the targets as changed since the last run.
+    /// Marks `thousandths` of every 1,000 targets as changed since the last run.
     pub async fn change(&self, thousandths: u64) -> Result<u64> {
         // All other targets must be older than the overlap, so that the run does not include these targets again.
         sqlx::query("UPDATE counter SET update_at = '2026-01-01' WHERE update_at > '2026-01-01'")
@@ -161,7 +163,7 @@ impl Site {
         Ok(rate)
     }
 
-    /// Sends likes through the client at this rate, until it is aborted.
+    /// Sends likes through the client at this rate, until the task is aborted.
     async fn arrive(&self) -> Result<()> {
         let client = client_of(&self.world.config);
         let mut turn = tokio::time::interval(TURN);
@@ -216,7 +218,7 @@ impl Site {
     }
 }
 
-/// Distributes rows by Zipf 1.0: the target in place i has 1/i of the rows of the first target.
+/// Distributes rows by Zipf 1.0: the target with rank i has 1/i of the rows of the first target.
 async fn fill(world: &World, rows: u64, targets: u64) -> Result<()> {
     let harmonic: f64 = (1..=targets).map(|place| 1.0 / place as f64).sum();
     let mut values = Vec::with_capacity(ROWS_PER_STATEMENT);

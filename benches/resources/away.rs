@@ -27,7 +27,7 @@ const WELL: Duration = Duration::from_secs(20);
 /// Time limit to write the backlog.
 const CAUGHT_UP_MAX: Duration = Duration::from_secs(1_200);
 
-/// Time limit to write events that arrive after the newest event.
+/// Time limit to write the events that are delivered after the newest event.
 const EXACT_MAX: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     pub messages: usize,
-    /// When MySQL answered again, this number of these messages was in the queue and not in the daemon.
+    /// The number of these messages that were in the queue, and not in the daemon, when MySQL answered again.
     pub waited: u64,
     pub before_rss_mib: f64,
     pub peak_rss_mib: f64,

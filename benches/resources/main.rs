@@ -3,7 +3,7 @@
 mod away;
 #[path = "../reconcile/child.rs"]
 mod child;
-#[expect(dead_code, reason = "written for the other benchmark, which uses all of it")]
+#[expect(dead_code, reason = "the benchmark that owns this module uses all of it")]
 #[path = "../reconcile/site.rs"]
 mod site;
 
@@ -23,7 +23,7 @@ use serde::Serialize;
 use site::Site;
 use tallyd_benches as common;
 
-/// `memory_max` in docs/operations/install.md, with one partition.
+/// The value of `memory_max` that docs/operations/install.md gives for one partition.
 const MEMORY_MAX_MIB: f64 = 256.0;
 
 const AIMS: [(&str, Aim); 3] = [
@@ -50,7 +50,7 @@ struct Arguments {
     #[arg(long, default_value_t = 10)]
     away_minutes: u64,
 
-    /// Messages that arrive each second during this time.
+    /// Messages that arrive each second while MySQL is unreachable.
     #[arg(long, default_value_t = 2_000)]
     rate: u64,
 
@@ -70,7 +70,7 @@ enum Part {
     Reconcile,
 }
 
-/// Details that are written beside the figures.
+/// Details that the result file contains in addition to the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     away: Option<away::Seen>,

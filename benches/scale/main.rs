@@ -26,7 +26,7 @@ const AIMS: [(&str, Aim); 3] = [
 ];
 
 /// Measure the separate costs of broker and database, predict tallyd's rate with 1, 2 and 4 partitions from these
-/// costs, and compare it with the measured rate. Then plan larger sites with the same costs.
+/// costs, and compare the prediction with the measured rate. Then plan larger sites with the same costs.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Events that each run drains.

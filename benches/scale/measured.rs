@@ -34,7 +34,7 @@ struct Standing {
     median: Run,
 }
 
-/// A run. Microseconds are CPU time per event.
+/// A run. Values in microseconds are CPU time per event.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Run {
     pub events: f64,
@@ -88,7 +88,7 @@ impl Measured {
         let (far, near) = (large.events_per_batch(), small.events_per_batch());
         ensure!(
             far > near * 2.0,
-            "batches of {near:.0} and {far:.0} events are too similar for a line: use more --events"
+            "batches of {near:.0} and {far:.0} events are too similar to fit a line: use more --events"
         );
         let (batch, row) = line(&large, &small, |run| run.mysql_us * run.events_per_batch());
         let (batch_s, row_s) = line(&large, &small, |run| 1e6 / run.events_per_second * run.events_per_batch());

@@ -27,13 +27,13 @@ const PARTITIONS: u16 = 4;
 /// Time between two reads of the partitions' owners.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// The benchmark waits for this time until a daemon consumes. A daemon needs about a tenth of a second. RabbitMQ's
-/// number of consumers would not show this moment, because the number does not include waiting consumers.
+/// The benchmark waits this long for a daemon to start consuming. A daemon needs about a tenth of a second. RabbitMQ's
+/// number of consumers would not show that a daemon consumes, because it does not include waiting consumers.
 const LISTENS_AFTER: Duration = Duration::from_secs(3);
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Number of events before the fault. From this number of events, a daemon learns the size of messages.
+/// Number of events before the fault. From these events, a daemon learns the size of messages.
 const FIRST: u64 = 10_000;
 
 /// The figures are medians. For a daemon that gets SIGTERM, there is no limit.
@@ -43,7 +43,7 @@ const AIMS: [(&str, Aim); 3] = [
     ("takeover_cut_ms", Aim::AtMost(30_000.0)),
 ];
 
-/// Two daemons share four partitions under load. The second one takes over the partitions of the first.
+/// Two daemons share four partitions under load. The second daemon takes over the partitions of the first daemon.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Rounds. The figures are medians.
@@ -134,7 +134,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     preload::preload_messages(world, first_events).await?;
     sent.store(FIRST, Ordering::Relaxed);
     let first = Daemon::start(world, &environment)?;
-    wait::until("the first daemon has written all", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? == FIRST))
+    wait::until("the first daemon has written all events", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? == FIRST))
         .await?;
     let second = Daemon::start(world, &[])?;
     tokio::time::sleep(LISTENS_AFTER).await;
@@ -169,7 +169,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// Publishes likes until it is aborted.
+/// Publishes likes until the task is aborted.
 fn spawn_load(world: &World, publisher: &Arc<Publisher>, sent: &Arc<AtomicU64>, rate: u64) -> JoinHandle<Result<()>> {
     let (exchange, publisher, sent) = (world.broker.exchange(), Arc::clone(publisher), Arc::clone(sent));
     tokio::spawn(async move {

@@ -30,7 +30,7 @@ struct Arguments {
     #[arg(long, default_value_t = 200_000)]
     events: usize,
 
-    /// Runs of each method. The figures are medians.
+    /// Number of runs of each method. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -93,7 +93,7 @@ async fn main() -> Result<()> {
             [vec![name(*way), batch.to_string(), kept.to_owned()], cells.to_vec()].concat()
         })
         .collect();
-    println!("\nMedians. Microseconds are CPU time per event.");
+    println!("\nMedians. Values in microseconds are CPU time per event.");
     print_table(&["way", "events/batch", "writes", "events/s", "MySQL us", "client us"], &rows);
     let figures = figures(&standings);
     print_figures(&figures, &[]);
@@ -149,7 +149,7 @@ fn medians(runs: &[Written]) -> Written {
     }
 }
 
-/// Compares tallyd's method with each other method, by the size of the batch.
+/// Compares tallyd's method with every other method, for each size of the batches.
 fn figures(standings: &BTreeMap<(usize, Way), Standing>) -> BTreeMap<String, f64> {
     let ours = |batch| standings.get(&(batch, Way::Noted)).map(|standing| standing.median.events_per_second);
     let others = standings.iter().filter(|((_, way), _)| *way != Way::Noted);

@@ -17,7 +17,7 @@ use tallyd_mysql::{Text, likes};
 /// The method to find the old states of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 pub enum Way {
-    /// The method does not read old states: it is an upsert without counters, as peers do it.
+    /// The method does not read old states: it is an upsert without counters, as in the peers.
     Plain,
     /// The upsert stores the old states in a user variable: tallyd's first choice.
     Noted,
@@ -88,7 +88,8 @@ async fn run(connection: &mut MySqlConnection, sql: String) -> Result<()> {
     Ok(())
 }
 
-/// Upserts the batch. The assignments in `first` come before the row's columns change.
+/// Upserts the batch. The statement has the assignments in `first` before the assignments that change the row's
+/// columns.
 async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, State)], first: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} ON DUPLICATE KEY UPDATE {first} {}",

@@ -125,7 +125,7 @@ fn compare(
         let score = scores.get(&member).copied().unwrap_or(0);
         if let Some(class) = range.judge(score) {
             let Range { least, most } = range;
-            let says = format!("{of}: member {member} has {score}; the additions make {least} to {most}");
+            let says = format!("{of}: member {member} has the score {score}, but its additions make {least} to {most}");
             found.push(Violation::new(class, about(member), says));
         }
     }
@@ -173,7 +173,7 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
         if let Some(frozen) = state.frozen.get(&key)
             && *frozen != scores
         {
-            let says = format!("board past {}: the archive differs from what Redis keeps of it", key.1);
+            let says = format!("board past {}: the archive differs from the board's copy in Redis", key.1);
             found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
         }
         if state.boards.get(&key).is_some_and(|live| !live.is_empty()) {

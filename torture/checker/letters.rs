@@ -8,14 +8,14 @@ use crate::history::{Answer, Call, History, Micros, What, event_id};
 /// The body of a message that can't be applied contains this text, followed by the message's number.
 const MARK: &str = "letter-";
 
-/// The reason of dead letters that RabbitMQ 4 returned.
+/// The reason that a dead letter has if RabbitMQ 4 returned its message.
 const RETURNED: &str = "returned-by-broker";
 
-/// The reason of events that are ahead of the daemon's clock.
+/// The reason that a dead letter has if its event is ahead of the daemon's clock.
 const AHEAD: &str = "at-in-future";
 
 /// The valid events that wait as dead letters, because a fault had set Redis's clock ahead. If the broker redelivered
-/// such an event too often before a daemon judged the event, the dead letter has the broker's reason.
+/// such an event too often before a daemon checked the event, the dead letter has the broker's reason.
 #[derive(Default)]
 pub struct Aside(HashSet<String>);
 
@@ -102,7 +102,8 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         match number.and_then(|number| Some((number, sent.get(&number)?))) {
             Some((number, (reason, _))) => {
                 *kept.entry(number).or_default() += 1;
-                // The consumers of this message ended too often, so no daemon judged the message.
+                // The consumers of this message ended too often, so the broker dead-lettered it before a daemon checked
+                // it.
                 let is_returned = letter.reason == RETURNED && may_set_aside(history, RETURNED);
                 if *reason != letter.reason && !is_returned {
                     let says = format!("the dead letter {number} has the reason {}, not {reason}", letter.reason);
@@ -112,12 +113,12 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
             // The event was dead-lettered and then replayed, so it is checked like any other event.
             None if letter.is_replayed && may_set_aside(history, &letter.reason) => {}
             None if aside.has_letter(letter) => {}
-            // The letter is a fence of a run that has ended.
+            // The dead letter is a fence (a marker) of a job's run that has ended.
             None if letter.reason == RETURNED
                 && letter.body.contains(r#""type":"fence""#)
                 && may_set_aside(history, RETURNED) => {}
             None => {
-                let says = format!("a dead letter ({}) that should not be one: {}", letter.reason, letter.body);
+                let says = format!("this message should not be a dead letter ({}): {}", letter.reason, letter.body);
                 found.push(Violation::new(Class::Invented, about, says));
             }
         }

@@ -74,7 +74,7 @@ fn check_counters(state: &State, found: &mut Vec<Violation>) {
         let rows = liked.get(&target).copied().unwrap_or(0);
         let counter = state.counters.get(&(target, LIKE)).copied().unwrap_or(0);
         if rows != counter {
-            let says = format!("`counter` says {counter} likes of target {target}, but it has {rows} rows");
+            let says = format!("`counter` says {counter} likes of target {target}, but the target has {rows} rows");
             found.push(Violation::new(Class::of(counter, rows), About::Likes { target }, says));
         }
     }

@@ -1,5 +1,5 @@
-//! Compares the stored data with every answer. The checker has no side effects: it calculates the violations from a
-//! history and a state.
+//! Compares the stored data with every answer that the users got. The checker has no side effects: it calculates the
+//! violations from a history and a state.
 //!
 //! There are three rules for an event. The event must be stored if the broker confirmed it and no fault is allowed to
 //! lose it. The event can be stored if its answer was lost. An event must not be stored if no user sent it. The rules
@@ -31,7 +31,7 @@ pub struct State {
     pub rows: HashMap<(u64, u64), (Micros, bool)>,
     /// The table `counter`, by target and metric. A counter that is zero can be missing.
     pub counters: BTreeMap<(u64, u8), i64>,
-    /// The same counters as Redis has them.
+    /// The same counters in Redis.
     pub redis: BTreeMap<(u64, u8), i64>,
     /// Number of buckets that Redis lost and that no daemon has loaded again.
     pub unloaded: usize,
@@ -49,8 +49,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the part of the state that concerns this subject. For a count this part is empty: if a count is missing
-    /// in the ledger, it is also missing in an empty ledger.
+    /// Returns the part of the state that concerns this subject. For a count event this part is empty, because an event
+    /// that is missing in the ledger is also missing in an empty ledger.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -83,7 +83,7 @@ pub struct Archive {
 pub struct Letter {
     pub body: String,
     pub reason: String,
-    /// True if the letter was replayed. The checker then checks the result of the replay instead.
+    /// True if the dead letter was replayed. The checker then checks the result of the replay instead.
     pub is_replayed: bool,
 }
 

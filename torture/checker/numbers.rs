@@ -12,7 +12,7 @@ use crate::history::{Answer, History, Micros, What, event_id};
 /// The metric whose counts the daemon adds to Redis and to a board.
 pub const VIEW: u8 = 2;
 
-/// A count that a user sent.
+/// A count event that a user sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     pub target: u64,
@@ -124,8 +124,9 @@ fn check_values(sets: &BTreeMap<(u64, u8), Sets>, state: &State, applied: &Appli
         let should = base + after.map(|event| event.delta).sum::<i64>();
         let is = state.counters.get(&of).copied().unwrap_or(0);
         if is != should {
-            let says =
-                format!("`counter` says {is} of metric {metric} of target {target}; the applied events make {should}");
+            let says = format!(
+                "`counter` has {is} for metric {metric} of target {target}, but the applied events make {should}"
+            );
             found.push(Violation::new(Class::of(is, should), about, says));
         }
     }
@@ -157,7 +158,7 @@ pub fn compare_with_redis(state: &State, found: &mut Vec<Violation>) {
         let (is, should) = (number(&state.redis), number(&state.counters));
         if is != should {
             let about = if metric == LIKE { About::Likes { target } } else { About::Number { target, metric } };
-            let says = format!("Redis says {is} of metric {metric} of target {target}, but `counter` says {should}");
+            let says = format!("Redis has {is} for metric {metric} of target {target}, but `counter` has {should}");
             found.push(Violation::new(Class::of(is, should), about, says));
         }
     }

@@ -266,7 +266,7 @@ fn a_dead_letter_that_is_missing_twice_or_of_nobody_is_found() {
         Window { fault: "clock-stepped", begin: 0, end: 1, loses: Loses::Nothing, loses_since: 0, loses_until: 1 };
     story.history.windows.push(window);
     assert_eq!(story.verdict(), []);
-    // The broker dead-letters a message only if something caused it.
+    // The broker may dead-letter this message only if a fault of the run can cause that.
     story.state.letters[3].reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: Some(3) })]);
     story.history.windows.push(Window { fault: "twenty-five-deaths", ..window });
@@ -352,10 +352,10 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone())]);
     story.state.letters.push(ahead_letter(3, 50, at));
     assert_eq!(story.verdict(), []);
-    // The broker redelivered the event too often before a daemon judged it.
+    // The broker redelivered the event too often before a daemon checked it.
     story.state.letters.last_mut().unwrap().reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), []);
-    // The letter contains another event than the sent event, or was sent before the clock was ahead.
+    // The dead letter contains another event than the sent event, or the event was sent before the clock was ahead.
     story.state.letters.push(ahead_letter(3, 50, at + 1));
     assert_eq!(story.verdict(), std::slice::from_ref(&stray));
     story.state.letters.pop();

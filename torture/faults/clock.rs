@@ -21,7 +21,7 @@ const HOUR: i64 = 3_600;
 /// Jobs that the daemons run every few seconds.
 const JOBS: [&str; 3] = ["reconcile", "archive", "filters"];
 
-/// Time limit for these runs after the clock was corrected. Another fault can be active at that time.
+/// Time limit for a run of each of these jobs after the clock was corrected. Another fault can be active at that time.
 const JOBS_MAX: Duration = Duration::from_secs(150);
 
 pub fn all() -> Vec<Fault> {
@@ -31,8 +31,8 @@ pub fn all() -> Vec<Fault> {
         "a daemon's clock jumps back and forth by minutes",
         |site, dice, hold| Box::pin(stepped(site, dice, hold)),
     );
-    let ahead = "its clock goes ahead by hours, and is corrected";
-    let back = "its clock goes back by hours, and is corrected";
+    let ahead = "the server's clock goes ahead by hours, and is corrected";
+    let back = "the server's clock goes back by hours, and is corrected";
     vec![
         stepped.hold(10, 20),
         off("mysql-clock-ahead", ahead, Server::Mysql, 1),

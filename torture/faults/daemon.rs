@@ -39,7 +39,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Daemon,
             "daemons-leave",
-            "daemons leave one by one until none is left; then all come back",
+            "daemons are stopped one by one until none is left; then all are started again",
             |site, dice, hold| Box::pin(leave(site, dice, hold)),
         ),
         Fault::new(

@@ -38,7 +38,7 @@ fn needs(_: &Site) -> Option<String> {
         .stderr(Stdio::null())
         .status();
     let can = tried.is_ok_and(|status| status.success());
-    (!can).then(|| "it needs root with the right to mount, mkfs.ext4 and loop devices".to_owned())
+    (!can).then(|| "it needs root, the right to mount, mkfs.ext4 and loop devices".to_owned())
 }
 
 async fn full(site: &Site, _: Dice, hold: Duration) -> Result<()> {

@@ -19,7 +19,7 @@ const RIVALS: u64 = 3;
 
 pub fn all() -> Vec<Fault> {
     vec![
-        Fault::new(Server::Mysql, "mysql-killed", "SIGKILL of MySQL, and a start", |site, dice, hold| {
+        Fault::new(Server::Mysql, "mysql-killed", "MySQL gets SIGKILL and is started again", |site, dice, hold| {
             Box::pin(super::killed(site, dice, hold, Server::Mysql))
         }),
         Fault::new(Server::Mysql, "mysql-frozen", "SIGSTOP of MySQL", |site, dice, hold| {
@@ -155,7 +155,7 @@ async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
 async fn partitions_locked(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
-        // The locks last sometimes less and sometimes more than a batch's time limit.
+        // Some locks last less than a batch's time limit, and some last longer.
         let held = Duration::from_millis(500 + dice.below(8_000));
         site.stack.lock_partitions(Instant::now() + held).await?;
         sleep_until(until.min(Instant::now() + Duration::from_millis(500))).await;

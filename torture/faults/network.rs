@@ -104,7 +104,8 @@ async fn cut_until(lines: &[&Proxy], until: Instant) {
     }
 }
 
-/// Returns the number of bytes after which the connection ends. The end is within the server's greeting or later.
+/// Returns the number of bytes after which the connection ends. The connection ends within the server's greeting or
+/// later.
 fn truncated_after(dice: &mut Dice) -> usize {
     let most = if dice.percent(30) { 100 } else { 20_000 };
     usize::try_from(1 + dice.below(most)).unwrap()

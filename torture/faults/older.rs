@@ -81,7 +81,7 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends likes of targets that get no other likes. If Redis loses these likes later, a run finds the loss only if it
+/// Sends likes for targets that get no other likes. If Redis loses these likes later, a run finds the loss only if it
 /// also compares data from before the overlap.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());

@@ -21,9 +21,12 @@ const LISTENING_MAX: Duration = Duration::from_secs(10);
 
 pub fn all() -> Vec<Fault> {
     vec![
-        Fault::new(Server::Rabbitmq, "rabbitmq-killed", "SIGKILL of RabbitMQ, and a start", |site, dice, hold| {
-            Box::pin(super::killed(site, dice, hold, Server::Rabbitmq))
-        }),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-killed",
+            "RabbitMQ gets SIGKILL and is started again",
+            |site, dice, hold| Box::pin(super::killed(site, dice, hold, Server::Rabbitmq)),
+        ),
         Fault::new(Server::Rabbitmq, "rabbitmq-frozen", "SIGSTOP of RabbitMQ", |site, dice, hold| {
             Box::pin(super::frozen(site, dice, hold, Server::Rabbitmq))
         })
@@ -55,7 +58,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-ack-timeout",
-            "RabbitMQ closes the channels of consumers that keep messages for a second",
+            "RabbitMQ closes the channels of consumers that do not acknowledge messages for a second",
             |site, dice, hold| Box::pin(ack_timeout(site, dice, hold)),
         )
         .hold(10, 20),
@@ -133,7 +136,7 @@ async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         patience(site, 1_000, 500).await?;
         while Instant::now() < until {
             sleep(Duration::from_secs(1)).await;
-            // The batches and their messages wait for this lock. If MySQL is unreachable, the batches wait without a
+            // The batches and their messages wait for this lock. If MySQL is unreachable, the batches wait without this
             // lock.
             let locked = site.stack.lock_partitions(Instant::now() + Duration::from_secs(3)).await;
             if locked.is_err() {

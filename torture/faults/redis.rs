@@ -14,7 +14,8 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Site, redis_at};
 
-/// The script with which a daemon repairs a counter. The script adds the measured drift.
+/// The script with which a daemon repairs a counter. The script adds the measured drift (the counter's error) to the
+/// counter.
 const REPAIR: &str = include_str!("../../crates/redis/lua/repair.lua");
 
 /// One of the run's free ports.
@@ -23,7 +24,7 @@ const REPLICA_PORT: u16 = 30;
 /// Time limit for a repair by a daemon. Several runs can be necessary, because each run waits for events in flight.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
-/// Time from one new drift to the next.
+/// The time between two drifts that the fault makes.
 const DRIFT_EVERY: Duration = Duration::from_secs(10);
 
 /// Time limit until the replica has the master's data.
@@ -153,8 +154,8 @@ async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     then_undo(begun, undo).await
 }
 
-/// Makes a drift, and delays the repair before it reaches Redis. The run that sent the repair fails. Other runs repair
-/// the drift. Then the delayed repair arrives.
+/// Makes a drift (a wrong counter in Redis), and delays the repair before it reaches Redis. The run that sent the
+/// repair fails. Other runs repair the drift. Then the delayed repair arrives.
 async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let script = redis::Script::new(REPAIR);
     let lines = &site.all_lines(Server::Redis)[1..];

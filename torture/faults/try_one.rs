@@ -23,7 +23,7 @@ const HOLD_S: u64 = 8;
 /// Time limit until everything works again after a fault.
 const SETTLE_MAX: Duration = Duration::from_secs(90);
 
-/// Fences are never replayed.
+/// Dead letters that are fences (markers of jobs) are never replayed.
 const NOT_REPLAYED: &str = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL AND body NOT LIKE '%\"fence\"%'";
 
 /// Maps a target and a user to the newest click: its `at`, and true for a like. `None` after an error, because the
@@ -101,7 +101,7 @@ async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> 
     let settled = settled.elapsed();
     replay(site, fault).await?;
     println!(
-        "{:32} took {:5.1} s; clicks before {before}, meanwhile {}, in 3 s after {}; settled {:.1} s after the users ended; unknown {}",
+        "{:32} took {:5.1} s; clicks: {before} before the fault, {} during it, {} in the 3 s after it; settled {:.1} s after the users ended; unknown {}",
         fault.name,
         (undone - begun).as_secs_f64(),
         during - before,
@@ -150,7 +150,7 @@ async fn replay(site: &Site, fault: &Fault) -> Result<()> {
         return Ok(());
     }
     println!("{:32} dead letters: {letters:?}", fault.name);
-    // The command does not replay fences of finished runs. If there are such fences, it exits with 1.
+    // The command does not replay fences of finished runs. If there are such fences, the command exits with 1.
     site.tallyd(&["dead", "replay", "--all"]).await?;
     site.tallyd(&["dead", "list"]).await?;
     site.settle(SETTLE_MAX).await
@@ -175,7 +175,7 @@ async fn compare(site: &Site, fault: &Fault, clicks: &Clicks) -> Result<()> {
     for name in ["drifted", "left", "counters_off", "unknown"] {
         anyhow::ensure!(last[name] == 0, "the third reconcile reports {name}: {}", last[name]);
     }
-    anyhow::ensure!(first["counters_off"] == 0, "numbers in `counter` differed from their rows");
+    anyhow::ensure!(first["counters_off"] == 0, "values in `counter` differed from the number of their rows");
     if fault.allows != Allows::Nothing {
         return Ok(());
     }

@@ -34,7 +34,7 @@ pub use settle::CONNECTIONS;
 pub use stack::{Server, Stack, redis_at};
 
 /// An error within this time after a fault can still be a result of the fault. After many crashes, daemons consume
-/// messages one by one, and a reconcile can time out while it waits for its fence.
+/// messages one by one, and a reconcile can time out while it waits for its fence (its marker in the queues).
 const ERRORS_AFTER: Duration = Duration::from_secs(60);
 
 /// The name of the configuration of one-shot commands.
@@ -44,7 +44,7 @@ const OPERATOR: &str = "operator.toml";
 #[derive(Clone, Debug)]
 pub struct Options {
     pub daemons: usize,
-    /// Says who counts likes in Redis: the daemons or the API servers.
+    /// The writer of the like counters in Redis: the daemons or the API servers.
     pub likes_by: Writes,
     /// The folder for configurations and logs.
     pub folder: PathBuf,

@@ -21,8 +21,8 @@ const ROOM_MAX: Duration = Duration::from_secs(30);
 const CALM: Duration = Duration::from_secs(6);
 
 impl Site {
-    /// Undoes all faults. Then it waits for four conditions: every server answers, daemons hold all partitions, the
-    /// queues are empty, and Redis has all rows of the outbox.
+    /// Undoes all faults, then waits for four conditions: every server answers, daemons hold all partitions, the queues
+    /// are empty, and Redis has all rows of the outbox.
     ///
     /// # Errors
     /// Fails at the deadline. The error names the condition that was still false.
@@ -89,7 +89,7 @@ impl Site {
     /// Makes MySQL accept writes again, and the usual number of connections.
     ///
     /// # Errors
-    /// Fails if MySQL doesn't answer, or if root gets no connection for long.
+    /// Fails if MySQL doesn't answer, or if root gets no connection for a long time.
     pub async fn reset_mysql(&self) -> Result<()> {
         let until = Instant::now() + ROOM_MAX;
         let mut mysql = loop {

@@ -43,10 +43,10 @@ const PAUSE_MS_MAX: u64 = 60;
 /// Shortest pause of a user after an error.
 const AFTER_ERROR: Duration = Duration::from_millis(150);
 
-/// Maximum number of times that an unconfirmed count is sent again.
+/// Maximum number of times that an unconfirmed count event is sent again.
 const SENT_AGAIN_MAX: usize = 8;
 
-/// Number of old events that a task keeps. Sometimes it sends one of them again.
+/// Number of old events that a task keeps. Sometimes the task sends one of these events again.
 const KEPT: usize = 40;
 
 /// All users.

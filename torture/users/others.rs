@@ -1,4 +1,4 @@
-//! Users' calls beside clicks and counts: boards, pages, and messages that can't be applied.
+//! The users' calls other than clicks and counts: boards, pages, and messages that can't be applied.
 
 use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, TargetId};

@@ -22,14 +22,14 @@ use crate::common::world::World;
 /// Likes a second.
 const RATE: u64 = 1_000;
 
-/// Measured seconds, after the time for connections and warm-up.
+/// The duration of the measurement in seconds, after the time for connections and warm-up.
 const SECONDS: u64 = 12;
 const WARM_UP_S: u64 = 2;
 
-/// One like in this number of likes is for the sampled target.
+/// The number of likes of which one is for the sampled target.
 const SAMPLE_EVERY: u64 = 10;
 
-/// The sampled target. Other likes have other targets.
+/// The sampled target. The likes in between have other targets.
 const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_998) };
 
 /// Pause between two reads of this target's counter. The thread sleeps, because the runtime's timer rounds up to
@@ -45,9 +45,9 @@ pub(super) struct Delays {
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
-    /// Time from one read of the counter to the next. A measured delay can be too long by this time.
+    /// Time from one read of the counter to the next. A measured delay can be too high by up to this time.
     pub poll_p99: f64,
-    /// The delays of the publishes, compared with the plan.
+    /// How much later than planned the likes were published.
     pub late_p99: f64,
     pub samples: usize,
 }
@@ -116,7 +116,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Publishes at the rate, each like in its own task, and waits until all are confirmed.
+/// Publishes at the measured rate, each like in its own task, and waits until all are confirmed.
 async fn publish(client: &Arc<Client>, count: u64, seed: u64) -> Result<Published> {
     let (mut published, mut clicks) = (Published::default(), JoinSet::new());
     let mut tick = tokio::time::interval(Duration::from_millis(1));

@@ -1,6 +1,6 @@
 //! Creates the accounts that daemons and commands use in tests. The rights of these accounts come from the files under
-//! ops/, with the test's names. The account that created the world has all rights. Programs that run in the world have
-//! only the rights in these files.
+//! ops/, in which the names are replaced by the test's names. The account that created the world has all rights.
+//! Programs that run in the world have only the rights in these files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,8 +37,8 @@ impl Accounts {
         let sql = sql.replace("'tallyd", &format!("'{}", self.short));
         let sql =
             ["choose-one", "choose-another", "choose-a-third"].iter().fold(sql, |sql, it| sql.replace(it, PASSWORD));
-        // A failed test leaves its accounts behind. A later process can have the same number, and so the same account
-        // names.
+        // A failed test leaves its accounts behind. A later process can have the same process id, and so the same
+        // account names.
         sqlx::raw_sql(AssertSqlSafe(self.drop_sql("IF EXISTS"))).execute(admin).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("create the accounts in MySQL");
     }
@@ -82,8 +82,8 @@ impl Accounts {
             let words: Vec<&str> = if words[0] == "add_user" { vec![words[0], words[1], PASSWORD] } else { words };
             let mut output = rabbitmqctl(&words);
             if words[0] == "add_user" && !output.status.success() {
-                // The account exists. The reason can be that another test is creating the account, or that the account
-                // has another password.
+                // The account exists. This can fail because another test is creating the account, or because the
+                // account has another password.
                 output = rabbitmqctl(&["change_password", words[1], PASSWORD]);
             }
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -134,7 +134,7 @@ fn has_plain_keys(settings: &toml::Table) -> bool {
     [redis, also].into_iter().flatten().filter_map(layout).any(|layout| layout != "packed")
 }
 
-/// Returns the rules for an account in a file.
+/// Returns the rules that a file contains for an account.
 fn lines(file: &str, account: &str) -> Vec<String> {
     let text = fs::read_to_string(ops("redis").join(file)).unwrap();
     text.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} "))).map(str::to_owned).collect()

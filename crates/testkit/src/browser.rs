@@ -40,7 +40,7 @@ pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
-    /// The number of Chromium's process. Chromium keeps running when chromedriver is killed.
+    /// Chromium's process id, because Chromium keeps running when chromedriver is killed.
     process: i64,
     profile: tempfile::TempDir,
 }

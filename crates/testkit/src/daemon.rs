@@ -49,7 +49,7 @@ impl Daemon {
         }
     }
 
-    /// Returns a size in KiB from `/proc/PID/status`, by its name there.
+    /// Returns the size in KiB that has this name in `/proc/PID/status`.
     pub fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();

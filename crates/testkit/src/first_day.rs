@@ -76,7 +76,8 @@ impl FirstDay {
         let administrators = environment.iter().filter(|(name, _)| name.starts_with("TALLYD_INIT_"));
         let administrators =
             administrators.filter_map(|(_, url)| Some(url::Url::parse(url).ok()?.password()?.to_owned()));
-        // The administrator's password on RabbitMQ is an ordinary word, which the output can contain.
+        // The administrator's password on RabbitMQ is an ordinary word. The output can contain this word for other
+        // reasons.
         let administrators: Vec<String> = administrators.filter(|password| password != "tally").collect();
         let passwords: Vec<&str> =
             secret.iter().map(|(_, text, _)| text.trim()).chain(administrators.iter().map(String::as_str)).collect();

@@ -19,7 +19,7 @@ pub struct Gateway {
     pub address: String,
 }
 
-/// The gateway's answer to a request. The head is in lower case.
+/// The gateway's answer to a request. The head is converted to lower case.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,

@@ -46,10 +46,10 @@ use tallyd_redis::keys::NO_TARGET;
 /// How long a test waits for an expected state. This time is long, because the machine can be under heavy load.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
-/// The most unconfirmed messages of a publisher.
+/// The maximum number of unconfirmed messages of a publisher.
 const IN_FLIGHT: usize = 1_000;
 
-/// How many daemons this process has started.
+/// The number of daemons that this process has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// The environment that the systemd unit sets for the daemon. A build without optimization needs a larger stack for
@@ -76,9 +76,9 @@ pub struct World {
 }
 
 impl World {
-    /// Creates a migrated database. The broker and Redis are empty. `settings` is TOML that overrides the default
-    /// configuration. Programs in the world use the accounts of ops/. The test itself uses `config`, which has all
-    /// rights.
+    /// Creates a migrated database. The world's prefixes on the broker and in Redis have no data yet. `settings` is
+    /// TOML that overrides the default configuration. Programs in the world use the accounts of ops/. The test itself
+    /// uses `config`, which has all rights.
     pub async fn new(name: &str, settings: &str) -> Self {
         Accounts::make_in_rabbitmq();
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -246,7 +246,7 @@ impl World {
         self.broker.connect_publisher("test").await.unwrap()
     }
 
-    /// Publishes bodies in order, with many in flight.
+    /// Publishes bodies in order, without waiting for each confirm.
     pub async fn publish(&self, publisher: &Publisher, bodies: &[(UserId, Vec<u8>)]) {
         let exchange = self.broker.exchange();
         stream::iter(bodies)
@@ -292,9 +292,9 @@ impl World {
         counters
     }
 
-    /// Waits until the daemon has written all messages that were published before. It publishes one more event to the
-    /// queue of each partition, for a target that no test uses. Queues are read in order, so the test waits for these
-    /// events. The broker's queue depths can't be used, because they are seconds old.
+    /// Waits until the daemon has written all messages that were published before. To detect this, the test publishes
+    /// one more event to the queue of each partition, for a target that no test uses. Queues are read in order, so the
+    /// test waits for these events. The broker's queue depths can't be used, because they are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);
@@ -320,8 +320,8 @@ impl World {
 /// The target of the events that [`World::drained`] publishes.
 const LAST: u64 = 999_999_999_999;
 
-/// Returns an environment variable for servers that a test starts itself. With `TALLYD_STACK_SYNC=no` these servers
-/// don't wait for the disk, as the servers of dev/up do.
+/// Returns an environment variable for servers that a test starts itself. With `TALLYD_STACK_SYNC=no`, neither these
+/// servers nor the servers of dev/up wait for the disk.
 pub fn without_disk() -> Option<(&'static str, std::ffi::OsString)> {
     std::env::var_os("TALLYD_STACK_PRELOAD").map(|library| ("LD_PRELOAD", library))
 }
@@ -342,7 +342,7 @@ pub fn program() -> PathBuf {
     folder.parent().filter(|_| folder.ends_with("deps")).unwrap_or(folder).join("tallyd")
 }
 
-/// Waits until `fact` is true, at most [`DEADLINE`].
+/// Waits until `fact` is true, but not longer than [`DEADLINE`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
     let until = Instant::now() + DEADLINE;
     while !fact().await {

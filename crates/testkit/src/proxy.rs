@@ -114,7 +114,7 @@ impl Proxy {
         self.line.held.send_replace(true);
     }
 
-    /// Starts to hold when a client sends these bytes. These bytes are held, too.
+    /// Starts to hold back bytes when a client sends `words`. These bytes are held back, too.
     pub fn hold_from(&self, words: &[u8]) {
         *self.line.last_words.lock().unwrap() = Some(words.to_vec());
     }

@@ -15,8 +15,8 @@ const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
 
-/// A site whose users like and unlike through the client until it is stopped. A click that can't be published ends the
-/// test.
+/// A site whose users like and unlike through the client until the test stops the site. A click that can't be published
+/// ends the test.
 pub struct Site {
     stop: Arc<AtomicBool>,
     clicks: Arc<AtomicU64>,
