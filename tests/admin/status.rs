@@ -74,7 +74,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     eventually("a rejected reload is reported", || async { told_now(&world).contains(refused) }).await;
     world.write(ANY);
     daemon.signal("HUP");
-    eventually("after an accepted reload the line is missing", || async { !told_now(&world).contains(refused) }).await;
+    eventually("an accepted reload removes the line", || async { !told_now(&world).contains(refused) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

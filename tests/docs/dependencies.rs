@@ -1,6 +1,6 @@
 //! Checks deny.toml without `cargo deny`, which takes minutes to build. Checks the sources and licences of
-//! dependencies, and the banned crates. Only `cargo deny` itself can check security advisories. `.ci/run` runs it on
-//! machines that have it.
+//! dependencies, and the banned crates. Only `cargo deny` itself can check security advisories. `.ci/run` runs `cargo
+//! deny` on machines that have this command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -38,7 +38,7 @@ const isText = (value) => typeof value === 'string' && value !== '' && !/\p{Cs}/
 
 function integer(given, field, least, most) {
   const value = typeof given === 'bigint' ? Number(given) : given;
-  // 2^53 is allowed, although it is not a safe integer.
+  // The limit 2^53 is allowed, although JavaScript does not count it as a safe integer.
   const isExact = Number.isSafeInteger(value) || value === VALUE_MAX || value === -VALUE_MAX;
   if (!isExact || BigInt(value) !== BigInt(given) || value < least || value > most) {
     throw new RefusedError(`${field}-out-of-range`, `${field} is ${inspect(given)}, allowed is an exact integer, ${least} to ${most}`);

@@ -110,8 +110,8 @@ impl Client {
     }
 
     /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in the order of `ids`. If
-    /// the daemon counts likes, the answer is MySQL's row, or a later click that a gateway published. Otherwise it is
-    /// the answer of [`Client::liked`].
+    /// the daemon counts likes, the answer is MySQL's row, or a later click that a gateway published. If API servers
+    /// count likes, the answer is that of [`Client::liked`].
     ///
     /// # Errors
     /// [`ClientError::Invalid`] for more targets; [`ClientError::MySql`]; [`ClientError::Redis`], but only if API

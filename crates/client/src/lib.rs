@@ -227,7 +227,8 @@ impl Client {
     }
 
     /// Publishes, and retries once after a failure, because perhaps only the connection had broken. A repeated event
-    /// changes nothing. The call ends within twice `[amqp] timeout_ms`. This is less than `[reconcile] publish_grace`.
+    /// changes nothing. The call ends within twice `[amqp] timeout_ms`. This limit is less than `[reconcile]
+    /// publish_grace`.
     async fn twice<P>(&self, publish: impl Fn() -> P) -> Result<(), BrokerError>
     where
         P: Future<Output = Result<(), BrokerError>>,

@@ -150,7 +150,7 @@ impl Client {
 
     /// Counts a like (`liked`) or an unlike without checking whether it changes what the user likes. The call also adds
     /// to the boards, in the same round trip. The call is for callers that know that the click changes something. Call
-    /// [`Client::publish`] next. In the layouts `entity` and `string` it returns no number.
+    /// [`Client::publish`] next. In the layouts `entity` and `string`, the call returns no number.
     ///
     /// # Errors
     ///
@@ -183,8 +183,8 @@ impl Client {
     }
 
     /// Takes back a counted click whose event could not be published. Returns false and changes nothing if another
-    /// request can still publish the same event, or if the user has clicked again. Call it once for each click.
-    /// [`Client::like`] and [`Client::unlike`] call it automatically.
+    /// request can still publish the same event, or if the user has clicked again. Call `take_back` once for each
+    /// click. [`Client::like`] and [`Client::unlike`] call it automatically.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ pub struct Amqp {
     pub url: ServerUrl,
     /// Other nodes of the cluster, as `host:port`. Leave it empty behind a load balancer.
     pub seeds: Vec<String>,
-    /// The password. Only the environment sets it.
+    /// The password. Only an environment variable can set it.
     #[schemars(skip)]
     pub password: Option<Secret>,
     /// File with the password, not world-readable. A relative path is a systemd credential.

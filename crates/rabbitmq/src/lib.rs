@@ -207,9 +207,9 @@ impl Publisher {
     /// Publishes a persistent message and waits for the broker's confirm.
     ///
     /// # Errors
-    /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. After another error than
-    /// a rejected or returned message, it is unknown whether the message arrived. The caller can publish the message
-    /// again, because applying an event twice changes nothing.
+    /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. After any other error, it
+    /// is unknown whether the message arrived. The caller can publish the message again, because applying an event
+    /// twice changes nothing.
     pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
         self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
     }

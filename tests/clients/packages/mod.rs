@@ -83,7 +83,7 @@ impl Package {
         }
     }
 
-    /// Makes a new user's folder with the installed package.
+    /// Makes a folder as a new user has it, with the installed package.
     fn install(self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         match self {

@@ -1,4 +1,4 @@
-//! Runs the README's first example from a new user's folder. The example publishes the first event.
+//! Runs the README's first example in a folder as a new user has it. The example publishes the first event.
 
 use std::fs;
 

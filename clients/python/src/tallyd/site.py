@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Thread:
-    """An event loop, and the sender in it. A fork does not copy threads, so each process has its own."""
+    """An event loop, and the sender in it. A fork does not copy threads, so each process has its own event loop."""
 
     def __init__(self, new_sender: Callable[[], Sender]) -> None:
         self.pid = os.getpid()

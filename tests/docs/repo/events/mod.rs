@@ -175,7 +175,7 @@ fn events() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Tells whether a name is text that no configuration has.
+/// Tells whether the event has a kind or a metric that is not in the configuration.
 fn is_by_configuration(event: &Value) -> bool {
     let unknown = |field: &str, known: &[&str]| event[field].as_str().is_some_and(|name| !known.contains(&name));
     unknown("kind", &["video"]) || unknown("metric", &["view", "unread", "like"])
