@@ -15,13 +15,13 @@
 //!
 //! Reading order:
 //!
-//! 1. The crate `tallyd_core` has the terms as types.
+//! 1. The crate `tallyd_core` defines the project's terms as types.
 //! 2. [`consumer`], `outbox` and the [`jobs`] are the tasks, which never call each other.
 //! 3. `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` access the servers; [`servers`] connects to them.
 //! 4. [`app`] builds and supervises the tasks.
 //!
-//! The crate `tallyd_client` is the library for API servers. `gateway`, which runs as a separate process, uses it.
-//! ARCHITECTURE.md describes the whole system.
+//! The crate `tallyd_client` is the library for API servers. The module `gateway` uses this library, and runs as a
+//! separate process. ARCHITECTURE.md describes the whole system.
 
 #![warn(unreachable_pub)]
 

@@ -42,7 +42,7 @@ const PAGE: usize = 500;
 
 const ERROR_SHOWN: usize = 160;
 
-/// The caller named a letter that does not exist.
+/// A command named a dead letter that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no dead letter {}", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
 pub struct NoLetter(pub Vec<u64>);
@@ -123,7 +123,7 @@ pub struct Whole {
     #[serde(flatten)]
     pub row: Row,
     pub headers: Value,
-    /// The body in hex if it is not UTF-8. Otherwise `body` is the whole body.
+    /// The body in hex, if the body is not UTF-8. If it is UTF-8, `body` contains the whole body.
     pub body_hex: Option<String>,
     pub now: Now,
     #[serde(skip)]

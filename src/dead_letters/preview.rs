@@ -11,7 +11,7 @@ use tallyd_core::mapping;
 use tallyd_core::model::Micros;
 use tallyd_rabbitmq::Broker;
 
-/// The routing key of a body without an id. Any key would do.
+/// The routing key of a body without an id. Any other key would work, too.
 const NOBODY: &str = "0";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,20 +19,20 @@ pub struct Preview {
     pub taken: usize,
     pub refused: usize,
     pub refusal: Option<Refusal>,
-    /// The body is a fence of a run that ended long ago. This fence is no longer needed.
+    /// The body is a fence message of a run that ended long ago. The message is no longer needed.
     pub is_fence: bool,
     /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
     pub has_likes: bool,
-    /// The routing key that producers use. For likes the key follows `[amqp] partition_by`. For counts the key is the
-    /// target's id. For a list of events the key is that of the first event.
+    /// The routing key that producers use. For likes, `[amqp] partition_by` determines the key. For counts, the key is
+    /// the target's id. For a list of events, the key is that of the first event.
     pub routing_key: String,
     /// The map's queue that the letter came through. The letter is replayed to this queue, and not through tallyd's
     /// exchange.
     pub map_queue: Option<String>,
 }
 
-/// Judges letters. The queue that a letter came through decides how it is decoded, because messages of maps are not
-/// tallyd's own JSON.
+/// Judges letters. The queue that a letter came through decides how the letter is decoded, because messages of maps are
+/// not tallyd's own JSON.
 pub(crate) struct Judge {
     terms: Terms,
     /// Maps the name of a queue to the map that decodes its messages.
@@ -47,7 +47,7 @@ impl Judge {
         Self { terms: Terms::from(config), maps: maps.collect(), map_queues: broker.map_queues() }
     }
 
-    /// Returns whether the consumer of that queue would accept the body.
+    /// Returns whether the consumer of `queue` would accept the body.
     pub(crate) fn judge(&self, queue: &str, body: &[u8], now: Micros) -> Preview {
         let Some(name) = queue.strip_prefix(&self.map_queues) else { return judge(body, &self.terms, now) };
         let mut preview = match self.maps.get(queue) {
@@ -110,7 +110,7 @@ impl Preview {
     pub fn words(&self) -> String {
         match (&self.refusal, self.taken) {
             _ if self.is_fence => "a fence of a run that has ended: it is no longer needed".to_owned(),
-            (None, 0) => "it holds no event".to_owned(),
+            (None, 0) => "it contains no event".to_owned(),
             (None, 1) => "would be accepted".to_owned(),
             (None, taken) => format!("all {taken} events would be accepted"),
             (Some(Refusal { reason, error }), 0) => format!("would be refused: {}: {error}", reason.code()),

@@ -67,7 +67,7 @@ pub(crate) async fn purge(store: &Store, which: &Which, meant: Meant, stop: &Can
             return Ok(Report { stopped: true, ..report });
         }
         after = *last;
-        // If a letter was refused again after this page was read, the letter is no longer in the selection.
+        // A letter that was refused again after this page was read is no longer in the selection, so it is kept.
         report.deleted += store.delete_dead_letters(&page, &selection).await?;
         fault::point("dead:deleted");
     }

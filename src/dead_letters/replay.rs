@@ -44,8 +44,8 @@ pub(crate) struct Report {
     pub found: u64,
     /// The count of letters that were sent and confirmed. In a dry run: letters that would be sent.
     pub replayed: u64,
-    /// The count of replayed letters that could not be recorded as replayed. Either the consumer refused them again
-    /// immediately, or they were deleted.
+    /// The count of replayed letters that could not be recorded as replayed. Either the consumer refused these letters
+    /// again immediately, or they were deleted.
     pub open_again: u64,
     pub left: u64,
     pub left_because: Vec<Left>,
@@ -60,16 +60,18 @@ pub(crate) struct Left {
     pub because: String,
 }
 
-/// Replayed likes are in no filter. Filters get only recent likes that lua/like.lua counted.
-const REBUILD: &str = "the replayed letters contain likes: once these are written, run `tallyd filters rebuild`";
+/// If API servers count likes, a replay adds no likes to the Bloom filters, which get only likes that lua/like.lua
+/// counted recently.
+const REBUILD: &str =
+    "the replayed letters contain likes: after the daemon has written these likes, run `tallyd filters rebuild`";
 
 impl Replay<'_> {
     /// Replays at most `limit` letters, in the order in which they were stored. Skipped letters don't count towards the
     /// limit.
     ///
     /// # Errors
-    /// Fails with [`super::NoLetter`] before anything is sent. Also fails if a server fails. Letters that were replayed
-    /// before the failure are recorded as replayed.
+    /// If a named letter does not exist, fails with [`super::NoLetter`] before anything is sent. Also fails if a server
+    /// fails. Letters that were replayed before the failure are recorded as replayed.
     pub(crate) async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
         let mut report = Report { dry_run: self.dry_run, ..Report::default() };
         if let Which::Ids(ids) = which {
@@ -130,13 +132,13 @@ impl Replay<'_> {
         }
     }
 
-    /// Publishes the letters that are eligible, waits for the confirms, and records them.
+    /// Publishes the letters that are eligible, waits for the confirms, and records the replays.
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {
             let preview = self.judge.judge(&letter.queue, &letter.body, clock::now());
             let because = match letter.replayed_at {
-                // No run waits for the fence any more, and the fence could now be sent to a different partition.
+                // No run waits for this fence message any more, and a replay could send it to a different partition.
                 _ if preview.is_fence => Some(preview.words()),
                 Some(at) if !self.force => Some(format!("it was replayed at {}; --force sends it again", instant(at))),
                 _ if !self.force && !preview.is_taken() => Some(preview.words()),

@@ -32,11 +32,11 @@ const REPLY_SUCCESS: u16 = 200;
 pub struct Returned {
     pub queue: String,
     pub taken_in: u64,
-    /// The count of removed fences, whose runs have ended. They are discarded.
+    /// The count of fence messages that were discarded because their runs have ended.
     pub fences: u64,
     /// The count of messages that are still in the queue, because one call takes a limited number of messages.
     pub left: u32,
-    /// Whether the quota of dead letters is full. The other messages then wait in the queue.
+    /// Whether the quota of dead letters is full. If so, the remaining messages wait in the queue.
     pub full: bool,
     pub problem: Option<String>,
 }
@@ -77,15 +77,15 @@ async fn take_so_many(
     returned: &mut Returned,
 ) -> Result<()> {
     let link = broker.connect("dead letters").await?;
-    // The default configuration is sufficient here, because only fences must be recognized.
+    // The default configuration is sufficient here, because only fence messages must be recognized.
     let terms = Terms::from(&Config::default());
     let mut refused = None;
     while returned.taken_in + returned.fences < room {
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
         let Some(taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
         match store.keep_dead_letters(&taken.letters).await {
-            // The message stays unacknowledged, so that the broker delivers the next one. The message is requeued when
-            // the channel closes.
+            // The message stays unacknowledged, so that the broker delivers the next message. The unacknowledged
+            // message is requeued when the channel closes.
             Err(error) if at_once == 1 && is_of_one(&error) => {
                 refused = Some(error);
                 continue;
@@ -105,7 +105,7 @@ async fn take_so_many(
         returned.left = link.depth(&returned.queue).await?.messages;
         returned.full = returned.left > 0;
     }
-    // When the broker replies, the acknowledgements have arrived.
+    // The broker's reply shows that the acknowledgements have arrived, too.
     link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await?;
     refused.map_or(Ok(()), |error| Err(error.into()))
 }

@@ -31,7 +31,7 @@ pub(super) struct BoardPage {
     pub period: String,
     /// The first members, best first.
     pub members: Vec<Member>,
-    /// The requested member with its neighbours. Empty if it is not on the board.
+    /// The requested member with its neighbours. Empty if the member is not on the board.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub around: Option<Vec<Member>>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Member {
     /// The place, from 1.
     pub rank: u64,
     pub member: String,
-    /// The score to rank by.
+    /// The score that determines the rank.
     #[schemars(with = "f64")]
     pub score: Number,
     /// The second score, which orders equal scores. Only for boards with `tie = "second"`.

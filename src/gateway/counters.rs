@@ -31,7 +31,7 @@ pub(super) struct Counter {
     /// The target's id.
     pub id: String,
     pub source: NumberSource,
-    /// The count for each name of a metric. Null means unknown, not zero.
+    /// The count of each metric, by the metric's name. Null means unknown, not zero.
     #[serde(flatten)]
     pub numbers: BTreeMap<String, Option<i64>>,
 }

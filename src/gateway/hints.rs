@@ -17,7 +17,7 @@ const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// Redis gets no request before this time. `None` while Redis answers.
+    /// The gateway sends Redis no request before this time. `None` while Redis answers.
     rests: Mutex<Option<Instant>>,
 }
 
@@ -59,7 +59,7 @@ mod tests {
         let hints = Hints::default();
         assert_eq!(hints.ask(async { Ok(7) }).await, Some(7));
         assert_eq!(hints.ask(async { Err::<u8, _>(ClientError::Answer("no")) }).await, None);
-        assert_eq!(hints.ask(async { Ok(7) }).await, None, "it is not asked");
+        assert_eq!(hints.ask(async { Ok(7) }).await, None, "Redis is not asked during the delay");
         *locked(&hints.rests) = Some(Instant::now());
         assert_eq!(hints.ask(async { Ok(7) }).await, Some(7));
         assert!(locked(&hints.rests).is_none());

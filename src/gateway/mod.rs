@@ -1,10 +1,10 @@
 //! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. It is a separate process
 //! without state. Any number of gateways can run.
 //!
-//! The steps of an event: the daemon's own decoder judges it, the broker confirms it, and then the gateway answers. An
-//! answer with 202 means that every event of the request is on the broker's disk. Redis remembers a confirmed like for
-//! a minute, because the daemon has not written it yet. If API servers count likes (`writer = "api"`), an event takes
-//! all steps of [`tallyd_client`].
+//! The steps of an event: the daemon's own decoder checks the event, the broker confirms it, and then the gateway
+//! answers. An answer with 202 means that every event of the request is on the broker's disk. Redis remembers a
+//! confirmed like for a minute, because the daemon has not written it yet. If API servers count likes (`writer =
+//! "api"`), an event goes through all steps of [`tallyd_client`].
 //!
 //! The gateway consumes no partitions, runs no jobs and migrates no tables. Each wait for a server has a limit. Slow
 //! clients must not block other clients, so connections, requests, bodies and times are limited.
@@ -56,13 +56,12 @@ const HEAD_MAX: Duration = Duration::from_secs(10);
 /// /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// Then requests in flight have this time to finish. This time is longer than the time limit for a confirm, which is
-/// twice `[amqp] timeout_ms`. Both times together are shorter than the `TimeoutStopSec` of
+/// After [`DRAIN_PAUSE`], requests in flight have this time to finish. This time is longer than the time limit for a
+/// confirm, which is twice `[amqp] timeout_ms`. Both times together are shorter than the `TimeoutStopSec` of
 /// systemd/tallyd-gateway.service.
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// At most this number of bodies larger than [`events::BODY_SMALL`] are read at the same time. This limits the memory
-/// for bodies.
+/// The maximum number of bodies larger than [`events::BODY_SMALL`] that are read at the same time, to limit memory.
 const BODIES_MAX: usize = 128;
 
 /// The shared state of all requests.

@@ -91,11 +91,11 @@ fn publish(types: &mut SchemaGenerator) -> Value {
     };
     either(
         &mut refused,
-        "An event was refused, and the other events were published. Or the body is not a valid list of events.",
+        "Either an event was refused and the other events were published, or the body is not a valid list of events.",
     );
     either(
         &mut unconfirmed,
-        "An event was not confirmed: send the request again with the `at` of the answer. Or the gateway is busy.",
+        "Either the gateway is busy, or an event was not confirmed: send the request again with the `at` of the answer.",
     );
     limited["headers"] = retry_after.clone();
     unconfirmed["headers"] = retry_after;
@@ -195,7 +195,7 @@ fn ids() -> Value {
     json!({ "name": "ids", "in": "query", "required": true, "style": "form", "explode": false, "schema": schema })
 }
 
-/// Returns the schemas of the types of events, with the decoder's bounds.
+/// Returns the schema of each event type, with the decoder's bounds.
 fn events() -> [(&'static str, Value); 6] {
     let reference = |name: &str| json!({ "$ref": format!("#/components/schemas/{name}") });
     let any = ["LikeEvent", "CountEvent", "SetEvent", "ResetEvent"].map(reference);

@@ -1,5 +1,5 @@
-//! Sends confirmed likes to Redis. Sends the likes of several requests in one round trip. A round trip for each request
-//! would cost the gateway and Redis more than the likes.
+//! Sends confirmed likes to Redis, the likes of several requests in one round trip. A separate round trip for each
+//! request would cost the gateway and Redis more time than the likes themselves.
 
 use std::sync::Arc;
 

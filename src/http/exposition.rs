@@ -1,5 +1,5 @@
-//! Writes metrics as text for Prometheus: in OpenMetrics 1.0 if the client accepts it, as Prometheus does, otherwise in
-//! the text format 0.0.4.
+//! Writes metrics as text for Prometheus: in OpenMetrics 1.0 if the client accepts this format, otherwise in the text
+//! format 0.0.4. Prometheus accepts OpenMetrics.
 
 use std::fmt::{self, Write};
 

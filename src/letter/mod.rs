@@ -1,5 +1,5 @@
-//! A dead letter: a message that was not applied, stored raw with its headers and the reason. `text` makes it safe to
-//! display. Pure.
+//! A dead letter: a message that was not applied, stored raw with its headers and the reason. The module `text` makes a
+//! letter safe to display. Pure.
 
 pub mod text;
 
@@ -12,8 +12,8 @@ use tallyd_core::model::Micros;
 use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
 
-/// Maximum number of bytes of a body that are kept. This number is 16 times the limit of an event, and far below any
-/// `max_allowed_packet`.
+/// Maximum number of bytes of a body that are kept. This number is 16 times the size limit of an event, and far below
+/// every usual `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Makes the dead letter of a refused event. `body` is the event's part of the message.
@@ -34,14 +34,15 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: M
     }
 }
 
-/// The header that holds a dead letter's fields if the quota was full.
+/// The header that contains a dead letter's fields if the quota of dead letters was full.
 const LETTER: &str = "x-tallyd-letter";
 
 /// Maximum number of characters of a letter's error in that header. The number is limited because all headers must fit
 /// into one frame.
 const ERROR_CHARS_MAX: usize = 1_000;
 
-/// The properties of the message that represents a letter over the quota. [`returned`] turns them back into the letter.
+/// The properties of the message that represents a letter over the quota. [`returned`] restores the letter from these
+/// properties.
 pub fn properties(letter: &DeadLetter) -> BasicProperties {
     let text = |text: &str| AMQPValue::LongString(text.into());
     let mut said = FieldTable::default();
@@ -84,7 +85,7 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
 }
 
 /// Makes the dead letter of a message in the queue of returned messages. A message that does not represent a letter
-/// over the quota contains events that were never tried one by one.
+/// over the quota contains events that the consumer never tried one by one.
 pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
     if let Some(letter) = without_room(body, properties, now) {
         return letter;
@@ -120,7 +121,7 @@ impl Death {
             Some(AMQPValue::LongString(text)) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
             _ => None,
         };
-        // The newest death is first.
+        // The newest entry in `x-death` is the first.
         let newest = match headers.inner().get("x-death") {
             Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice().first(),
             _ => None,
@@ -134,7 +135,7 @@ impl Death {
         };
         Self {
             queue: text("x-first-death-queue").map(|queue| queue.chars().take(QUEUE_CHARS_MAX).collect()),
-            // A publisher can have set this header.
+            // A publisher can have set this header to any text.
             reason: text("x-first-death-reason").map(|reason| reason.chars().take(REASON_CHARS_MAX).collect()),
             at: at.and_then(|seconds| seconds.checked_mul(1_000_000)).map(Micros),
         }
@@ -143,7 +144,7 @@ impl Death {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// As JSON; empty if there are none.
+    /// The headers as JSON. Empty if the message has no headers.
     pub json: String,
     /// The length of the JSON of all headers, including the headers that were left out.
     pub bytes: usize,
@@ -176,16 +177,16 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     if bytes <= HEADERS_BYTES_MAX {
         return Headers { json, bytes, traceparent };
     }
-    // Each refused event of a list stores these headers. If headers filled a frame, they would need a hundred times as
-    // much space as the events.
+    // These headers are stored with each refused event of a list. Headers that fill a frame would need a hundred times
+    // as much space as the events.
     let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
     let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
     kept.extend(traceparent.iter().map(|traceparent| (HEADER.to_owned(), json!(traceparent))));
     Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
 }
 
-/// Maximum number of bytes of the JSON of the headers that are kept. A tracing context, an exchange and a few ids have
-/// some hundred bytes.
+/// Maximum number of bytes of the JSON of the headers that are kept. A tracing context, an exchange and a few ids need
+/// a few hundred bytes.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
 /// The broker's reason is shortened to this number of characters. RabbitMQ's own reasons have about a dozen characters.
@@ -195,7 +196,7 @@ const REASON_CHARS_MAX: usize = 100;
 /// longer text into the header.
 const QUEUE_CHARS_MAX: usize = 255;
 
-/// Headers are kept up to this depth of nesting. Deeper nesting is an attack.
+/// Headers are kept up to this depth of nesting. Only an attacker nests headers deeper.
 const DEPTH_MAX: u8 = 16;
 
 fn table(fields: &FieldTable, depth: u8) -> Map<String, Value> {
@@ -274,7 +275,7 @@ mod tests {
         assert_eq!((letter.queue.as_str(), letter.reason), ("tally.events.3", "returned-by-broker"));
         assert_eq!(letter.first_seen, Micros(1_795_251_385_000_000));
         assert!(letter.error.contains("(delivery_limit)"), "{}", letter.error);
-        // A clock that is ahead, and a message that someone published manually.
+        // First a broker whose clock is ahead, then a message that someone published manually.
         assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
         let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
         assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));

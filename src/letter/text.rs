@@ -13,8 +13,8 @@ const DUMPED: usize = 16;
 /// indentation.
 const INDENTED_MAX: usize = 40;
 
-/// Makes text safe for a terminal. It escapes characters that are not printable as `\u{1b}`, including escape sequences
-/// and marks that change the reading direction.
+/// Makes text safe for a terminal. Escapes characters that are not printable, for example as `\u{1b}`. These include
+/// escape sequences and marks that change the reading direction.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

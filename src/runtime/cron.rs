@@ -2,8 +2,8 @@
 //! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
 //! If a clock is set forward, patterns that are due in the skipped time fire when the clock is set. If a clock is set
-//! back, patterns that are due in the repeated time fire once. The exception is a pattern that fires in every hour. It
-//! also fires in the repeated hour, so that every hour has its runs.
+//! back, patterns that are due in the repeated time fire once. The exception is a pattern that fires in every hour.
+//! Such a pattern also fires in the repeated hour, so that every hour has its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// The search for the longest gap compares this number of instants. At one per minute, they cover four weeks.
+/// The search for the longest gap compares this number of instants. If a pattern fires every minute, these instants
+/// cover four weeks.
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
@@ -48,8 +49,8 @@ pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// The local time as seconds since the epoch, as if it were UTC. The cron library gets only this time, because its own
-/// time zones lose instants when clocks are set.
+/// The local time as seconds since the epoch, as if it were UTC. The cron library gets only this time, because the
+/// library's own time zones lose instants when clocks are set.
 type Shown = i64;
 
 /// A pattern in a time zone.
@@ -167,8 +168,8 @@ impl Triggers {
         let now = clock::now();
         let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
         let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // The library is only used for a tick each second. Its own schedules would keep the offset that a time zone
-        // had at startup.
+        // The library only calls this code each second. The library's own schedules would keep the offset that a time
+        // zone had at startup.
         let tick = Job::new("* * * * * *", move |_, _| {
             let now = clock::now();
             triggers.iter_mut().for_each(|trigger| trigger.look(now));
@@ -293,7 +294,7 @@ mod tests {
             prop_assert_eq!(schedule.last_fired(Micros(next.0 - 1)), Some(last));
         }
 
-        /// This includes weeks in which the clocks change.
+        /// The weeks include those in which the clocks change.
         #[test]
         fn a_daily_run_is_done_once_each_day_and_an_hourly_one_each_hour(
             zone in 0..ZONES.len() - 1, minute in 0..60_u8, hour in 0..24_u8, week in 0..520_i64,

@@ -1,5 +1,5 @@
-//! Tracks which loops are alive. Each loop beats at least once per second while it works or waits, even if a server is
-//! unreachable. The watchdog is fed only while all loops beat.
+//! Tracks which loops are alive. Each loop reports that it is alive (beats) at least once per second while it works or
+//! waits, even if a server is unreachable. The watchdog is fed only while all loops beat.
 
 use std::future::Future;
 use std::pin::pin;
@@ -74,6 +74,6 @@ mod tests {
         lively.beat();
         assert_eq!(liveness.stuck(Duration::from_millis(10)), ["silent"]);
         drop(silent);
-        assert!(liveness.stuck(Duration::from_millis(10)).is_empty(), "one that has ended is not");
+        assert!(liveness.stuck(Duration::from_millis(10)).is_empty(), "a loop that has ended is not stuck");
     }
 }

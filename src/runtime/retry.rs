@@ -24,13 +24,13 @@ const RIVALS_MAX: u32 = 10;
 /// finish.
 const RIVAL_DELAY: Duration = Duration::from_millis(1);
 
-/// Counts conflicts in a row. A conflict is a deadlock: MySQL rolled back this transaction, so another transaction
-/// could commit.
+/// Counts conflicts in a row. A conflict is a deadlock: MySQL rolls back this transaction, so that another transaction
+/// can commit.
 #[derive(Default)]
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Returns true if the next conflict is retried, and false if it is a failure.
+    /// Returns true if the transaction is retried after the next conflict, and false if that conflict is a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }

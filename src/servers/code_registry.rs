@@ -41,7 +41,7 @@ struct Doubt {
     found: String,
     /// The end of the error message: how to fix it if there are rows.
     advice: String,
-    /// A daemon can still use the code with its former name, so the change is rejected even without rows.
+    /// True if a daemon can still use the code with its former name. The change is then rejected even without rows.
     in_use: bool,
 }
 
@@ -178,8 +178,8 @@ impl fmt::Display for Change {
         match noted {
             Noted::New => write!(f, " is new"),
             Noted::Was(former) if former == name => write!(f, " is back"),
-            Noted::Was(former) => write!(f, " instead of {former}, which had no rows"),
-            Noted::Removed => write!(f, " is removed, it had no rows"),
+            Noted::Was(former) => write!(f, " replaces {former}, whose code had no rows"),
+            Noted::Removed => write!(f, " is removed: no rows had its code"),
         }
     }
 }
@@ -211,7 +211,7 @@ mod tests {
     fn what_is_new_is_noted_and_what_is_known_is_fine() {
         let both: &[(&str, u8)] = &[("like", 1), ("view", 2)];
         let (changes, doubts) = said(both, &[], &[]);
-        assert_eq!((changes.len(), doubts.len()), (2, 0), "an installation that was there before");
+        assert_eq!((changes.len(), doubts.len()), (2, 0), "an installation whose codes MySQL has not recorded yet");
         assert_eq!(said(both, &[], &[known(1, "like", false), known(2, "view", false)]), (vec![], vec![]));
         let (changes, doubts) = said(both, &[], &[known(1, "like", false)]);
         assert_eq!((changes, doubts), (vec!["[metrics] view = 2 is new".to_owned()], vec![]));

@@ -1,4 +1,5 @@
-//! Orders of operators. Each daemon reads them from MySQL once per second. Tasks check here whether they are paused.
+//! Orders of operators. Each daemon reads the orders from MySQL once per second. A task checks here whether it is
+//! paused.
 //!
 //! MySQL's clock decides when an order ends. While MySQL does not answer, the last known orders stay in force until
 //! their end.

@@ -25,7 +25,7 @@ pub(crate) struct Number {
     /// The count in Redis. `None` if Redis has lost the counter, or if the counter is being loaded.
     pub redis: Option<i64>,
     pub counter: i64,
-    /// The count of like records. `None` for other metrics.
+    /// The count of like records. `None` for metrics other than `like`.
     pub rows: Option<i64>,
 }
 

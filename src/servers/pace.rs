@@ -1,5 +1,5 @@
-//! Gives live traffic priority over runs. The measured time of pages determines the size of later pages. A run waits
-//! while a server is busy.
+//! Gives live traffic priority over runs. The time that earlier pages took determines the size of later pages. A run
+//! waits while a server is busy.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 /// A page has at least this number of targets or rows.
 const PAGE_MIN: usize = 100;
 
-/// Counts for each reason how often a run found a server busy.
+/// Counts, for each reason, how often a run found a server busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
     /// MySQL ran more threads than `threads_running_max`.
@@ -123,7 +123,7 @@ impl<'a> Pace<'a> {
     /// old size and twice the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // The last page can have few targets. The time of such a page is no measure for the best size.
+        // The last page can have few targets. Its time does not show the best page size.
         if targets < self.page / 2 {
             return;
         }
@@ -264,15 +264,15 @@ impl Health<'_> {
     }
 
     /// Measures how far a replica is behind. Returns as soon as the lag is certainly less or certainly more than `max`.
-    /// Returns `None` if the replica has no stamp of the run, because the run has just begun or because the replica is
-    /// further behind than the run's beginning.
+    /// Returns `None` if the replica has no time stamp of the run, because the run has just begun, or because the
+    /// replica's data is older than the run.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
         let max = self.limits.max_lag.0;
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;
-            // An old stamp on the replica does not prove a lag, because the run can have been busy since that stamp.
-            // The replica is too far behind only if it still lacks the new stamp after `max`.
+            // An old time stamp on the replica does not prove a lag, because the run can have been busy since that
+            // time. The replica is too far behind only if it still lacks the new time stamp after `max`.
             let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
             let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
             if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {
@@ -283,8 +283,8 @@ impl Health<'_> {
     }
 }
 
-/// Returns the minimum time for `targets`. It is at most one second, because pages are sized for one second. Only a
-/// page that began before the order can be larger.
+/// Returns the minimum time for `targets`. The minimum time is at most one second, because pages are sized for one
+/// second. Only a page that began before the throttling order can be larger.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }

@@ -49,7 +49,7 @@ impl ConsumerMetrics {
             "Committed events that were merged with another event of the same batch (same row, or same counter)";
         let dropped = "Dead letters that were only counted and not stored, because the dead-letter quota was full";
         let retries = counters_of_codes("code", RETRY_CODES.into_iter());
-        let takeovers = "Times that this process became the partition's writer: at startup, after another daemon, or after a lost connection";
+        let takeovers = "How often this process became the partition's writer: at startup, after another daemon, or after a lost connection";
         // The metrics page shows the metrics in this order.
         Self {
             messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered to this process"),
@@ -121,8 +121,8 @@ impl PartitionState {
         *locked(&self.standing) = standing;
     }
 
-    /// Records that a batch was written. The standing becomes `Writing` only if it is still `Listening`, because the
-    /// session can have ended meanwhile.
+    /// Records that a batch was written. The session can have ended meanwhile, so the standing becomes `Writing` only
+    /// if it is still `Listening`.
     pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);
         if *standing == Standing::Listening {

@@ -17,12 +17,12 @@ const POINTS_MAX: usize = 360;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Point {
-    /// End of the ten seconds, in microseconds since the epoch.
+    /// The end of the point's ten seconds, in microseconds since the epoch.
     pub at: i64,
     pub events_s: f64,
     /// Median of the seconds from an event's `at` to its commit. `None` if there were no events.
     pub lag_p50_s: Option<f64>,
-    /// 99th percentile of these seconds.
+    /// The 99th percentile of the seconds from an event's `at` to its commit.
     pub lag_p99_s: Option<f64>,
     /// Messages in the queues at the end of the ten seconds. `None` if the broker did not answer.
     pub queued: Option<u64>,

@@ -28,16 +28,16 @@ macro_rules! verdicts {
 verdicts! {
     /// Redis is right.
     Exact = "exact", "Redis is right";
-    /// Redis was wrong at two cuts (instants of comparison), and the difference was added.
+    /// Redis was wrong at both cuts (instants of comparison), and the difference was added.
     Repaired = "repaired", "Redis was wrong at two cuts, and the difference was added";
-    /// Redis is wrong at two cuts, in a dry run.
+    /// In a dry run, Redis is wrong at both cuts.
     Drifted = "drifted", "Redis is wrong at two cuts; a dry run adds nothing";
-    /// Redis was wrong at the first cut. At the second cut it was right, or wrong in the other direction.
+    /// Redis was wrong at the first cut. At the second cut, Redis was right, or wrong in the other direction.
     Transient = "transient", "Redis was not wrong in the same direction at both cuts: an event was in flight, and nothing was added";
-    /// No cut could be compared with MySQL.
+    /// At each cut, it was unknown whether Redis was right.
     Undecided = "undecided", "events arrived so close to each cut that their order is unknown; the next run checks again";
     /// Redis does not have the counter.
     Unknown = "unknown", "Redis has lost the bucket, or the field has no valid counters; a run without --target loads them";
-    /// Redis is wrong at two cuts, and was not repaired.
+    /// Redis is wrong at both cuts, and was not repaired.
     Left = "left", "Redis is wrong, but the bucket changed meanwhile or the counter would drop below zero: run again";
 }

@@ -237,7 +237,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let changed = reload(&world, &daemon, without, "reloaded").await;
     let keys = "[kinds] post, [metrics] unused, [metrics] view, [retired] kinds, [retired] metrics";
     assert_eq!(changed["changed"], keys);
-    assert!(daemon.log().contains("[metrics] unused = 3 is removed, it had no rows"));
+    assert!(daemon.log().contains("[metrics] unused = 3 is removed: no rows had its code"));
     world.publish(&publisher, &[counted(3, "view", "three")]).await;
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
@@ -246,7 +246,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     // metric's code can't get a new name, because the code has counters.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
-    assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no rows"));
+    assert!(daemon.log().contains("[metrics] share = 3 replaces unused, whose code had no rows"));
     let refused = reload(&world, &daemon, &other.replace("share = 3", "clap = 3"), "reload-refused").await;
     let said = "[metrics] clap = 3, but in MySQL 3 is the code of share, and a daemon with the former name can still be running";
     assert!(refused["problems"].as_str().unwrap().contains(said), "{refused}");

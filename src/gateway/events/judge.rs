@@ -17,7 +17,7 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// Returns the time of the event. Only a fence has no time, and the gateway never accepts a fence.
+    /// Returns the time of the event. Only a fence message has no time, and the gateway never accepts fence messages.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,
@@ -93,7 +93,7 @@ mod tests {
         let without = r#" { "type": "like", "kind": "video", "target_id": 42, "user_id": "7"}"#;
         let with = r#"{"at":1795251385004538, "type": "like", "kind": "video", "target_id": 42, "user_id": "7"}"#;
         assert_eq!(judged(without).unwrap(), [Ok(with.to_owned())]);
-        assert_eq!(judged(with).unwrap(), [Ok(with.to_owned())], "and is the same the next time");
+        assert_eq!(judged(with).unwrap(), [Ok(with.to_owned())], "a like with a time keeps its time");
         let unlike = without.replace("like", "unlike");
         assert!(judged(&unlike).unwrap()[0].is_ok());
         for wrong in ["null", "0", "\"1\"", "1.5"] {

@@ -21,7 +21,7 @@ use tallyd_core::event::LIST_BYTES_MAX;
 use tallyd_core::traceparent::HEADER;
 pub(super) use verdict::Verdicts;
 
-/// A body of at most this number of bytes is read without a permit.
+/// A body of at most this number of bytes needs no permit for large bodies.
 pub(super) const BODY_SMALL: usize = 16 << 10;
 
 /// Time limit for a body to arrive.

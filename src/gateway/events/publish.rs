@@ -22,7 +22,7 @@ use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEve
 use tallyd_core::model::{CounterKey, Micros, UserId};
 use tallyd_core::writers::Writers;
 
-/// The events of at most this number of users in a request are counted at the same time.
+/// The maximum number of users in a request whose events are counted at the same time.
 const USERS_AT_ONCE: usize = 32;
 
 /// An event, and its index in the request.
@@ -118,8 +118,8 @@ async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdi
     verdicts
 }
 
-/// Counts and publishes events that API servers count. Processes the events of one user or one counter one after the
-/// other.
+/// Counts and publishes events that API servers count. Events of the same user are processed one after the other, and
+/// so are events of the same counter.
 async fn count_all(gate: &Gate, events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     let mut groups: BTreeMap<String, Vec<Placed<'_>>> = BTreeMap::new();
     for (place, event) in events {

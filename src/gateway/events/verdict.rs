@@ -12,7 +12,7 @@ use crate::http::json;
 use tallyd_core::event::Refusal;
 use tallyd_core::model::Micros;
 
-/// The verdicts on all events of a request, in its order.
+/// The verdicts on all events of a request, in the order of the events.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(in crate::gateway) struct Verdicts {
     pub events: Vec<Verdict>,

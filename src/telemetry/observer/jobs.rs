@@ -95,7 +95,7 @@ impl Last {
             self.runs.pop_front();
         }
         if self.success.is_none() && !self.asked {
-            // No known run has succeeded, so the last success is older.
+            // No known run has succeeded, so the last successful run is older than all known runs.
             self.success = store.last_success(job, mode).await?;
             self.asked = true;
         }

@@ -77,7 +77,7 @@ impl Observer {
         broker: Broker,
         modes: fn(&Config) -> Vec<JobMode>,
     ) -> (Self, Sight) {
-        // The first call only sets the start of the first point.
+        // The first call adds no point. It only sets the start time of the first point.
         telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
@@ -126,7 +126,8 @@ impl Observer {
 
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, broker, queues, seen, .. } = self;
-        // This uses the partitions of the last pass, because MySQL and RabbitMQ are queried at the same time.
+        // The partitions come from the previous round of queries, because MySQL and RabbitMQ are queried at the same
+        // time.
         let partitions = match seen.in_use.count() {
             0 => broker.numbered(config.amqp.partitions),
             _ => seen.in_use.clone(),

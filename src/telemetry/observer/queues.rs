@@ -16,8 +16,8 @@ const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
 pub(super) struct Queues {
     broker: Broker,
-    /// The open connection. Each query takes the connection out and puts it back only after an answer. So a failed
-    /// connection is replaced.
+    /// The open connection. Each query takes the connection out of this field, and puts it back only after an answer.
+    /// So a failed connection is not used again.
     link: Option<Publisher>,
     missing: BTreeSet<String>,
     again: Rest,

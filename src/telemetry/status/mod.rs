@@ -58,7 +58,7 @@ pub(crate) struct Status {
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The share of its dead-letter quota that the fullest partition uses. At 1, the quota is full.
+    /// The used share of the dead-letter quota of the fullest partition. At 1, the quota is full.
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
@@ -79,13 +79,13 @@ pub(crate) struct ServerStatus {
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
-    /// The name of the partition's map. `None` for a partition that `[amqp] partitions` counts.
+    /// The name of the partition's map. `None` for a partition without a map, which `[amqp] partitions` counts.
     pub map: Option<String>,
     pub queue: String,
     pub standing: Standing,
     /// The daemon that wrote the partition last and has not released it.
     pub owner: Option<String>,
-    /// How often daemons have acquired the partition. `None` if no daemon ever has.
+    /// How often daemons have acquired the partition. `None` if no daemon has acquired it yet.
     pub epoch: Option<u64>,
     pub taken_at: Option<i64>,
     pub messages: Option<u64>,
@@ -198,7 +198,7 @@ pub(crate) struct Observed {
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The share of its dead-letter quota that the fullest partition uses.
+    /// The used share of the dead-letter quota of the fullest partition.
     pub dead_letters_full: Option<f64>,
 }
 

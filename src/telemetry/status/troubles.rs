@@ -206,7 +206,7 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
     }
     if let Some(full) = status.dead_letters_full.filter(|full| *full >= NEARLY_FULL) {
         let percent = (full * 100.0).floor();
-        let then = if full < 1.0 { "" } else { ": new ones go to the queue of returned messages" };
+        let then = if full < 1.0 { "" } else { ": new dead letters go to the queue of returned messages" };
         let what = format!(
             "dead letters: a partition uses {percent} % of its quota, which is its share of [consumer] dead_letters_max{then}"
         );

@@ -18,8 +18,8 @@ pub(crate) enum State {
 pub(crate) enum Standing {
     #[default]
     Connecting,
-    /// The daemon consumes the queue but gets no messages. The broker delivers them to another daemon, or the queue is
-    /// empty.
+    /// The daemon consumes the queue but gets no messages. The broker delivers the messages to another daemon, or the
+    /// queue is empty.
     Listening,
     Writing,
     /// An operator has paused the consumers of all daemons.
