@@ -1,49 +1,50 @@
-//! Adds to Redis the amounts that batches added to `counter`. Each amount is added exactly once. This concerns only
-//! metrics that the daemon writes to Redis.
+//! Adds the amounts that batches added to `counter` to Redis, too, each amount exactly once. This concerns only metrics
+//! that the daemon writes to Redis.
 //!
 //! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
 //! commit the task in this file reads the rows in order and adds them to Redis, bucket by bucket. Each daemon has one
 //! such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
 //! bucket contains completely. One call adds the sum of a pass to some buckets. The script (crates/redis/lua/apply.lua)
 //! adds the sum only if the bucket's mark is not above the last row before the pass. For a bucket with a higher mark,
-//! the task sends a sum of the rows after that mark. Once a second the task stores a row number in `outbox_state`: the
-//! number of the last row that is added everywhere. The next daemon begins after that row.
+//! the task sends the sum of only the rows after that mark. Once a second the task stores in `outbox_state` the number
+//! of the last row that is added to all buckets. The next daemon begins after that row.
 //!
-//! The races, and what decides them:
+//! Possible races, each with its outcome:
 //!
 //! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same daemon
 //!   after a restart, finds the row. Each daemon checks once a second for rows that have not been added yet.
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
-//!   daemon adds the rows again, and the marks skip the rows that Redis already has.
+//!   daemon adds the rows again, and because of the marks the script skips the rows that Redis already has.
 //! * A: a call times out. It is unknown whether the call has run, or will run later, even after later rows are added.
-//!   The marks decide again. One call contains all additions of its rows to a bucket. With two calls the first could
-//!   fail, and the second would raise the mark above missing data.
+//!   Because of the marks, the additions are made only once. One call contains all additions of its rows to a bucket.
+//!   With two calls the first could fail, and the second would raise the mark above rows that were not added.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
-//!   are in the middle of the pass, and the script returns them. The next call is for the buckets with exactly this
-//!   mark, and has the rows after the mark. If a mark has changed before this call, the script returns the new mark.
+//!   are between the first and the last row of the pass, so the script adds nothing and returns the marks. The next
+//!   call is for the buckets with exactly this mark, and has the rows after the mark. If a mark has changed before this
+//!   call, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. Daemon 2 skips rows of
-//!   other daemons' partitions that are younger than `OLD`. If both add, the marks decide.
+//!   other daemons' partitions that are younger than `OLD`. If both daemons add a row, the marks prevent the second
+//!   addition.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
 //!   reader that finds row 8 also finds row 7.
 //! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
 //!   Row numbers follow MySQL's clock, so new rows have numbers above every mark and are added. Until a full reconcile,
-//!   Redis keeps the additions that MySQL lost. The task logs this if the last recorded row is missing in MySQL, or if
-//!   Redis has marks of rows that MySQL does not have.
+//!   Redis keeps the additions that MySQL lost. The task logs a warning if the last recorded row is missing in MySQL,
+//!   or if Redis has marks of rows that MySQL does not have.
 //! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to a
 //!   bucket that readers do not use yet. The job that loads the bucket raises the marks to the committed rows, and then
-//!   loads the counters with the values that include exactly these rows (crates/redis/lua/load.lua).
+//!   loads the values of the counters that include exactly these rows (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
 //!   rows up to `applied` are not sent again. A reconcile finds the missing amounts, as it does for counters that API
 //!   servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
-//!   and skips the addition. After the operator has repaired the key, there are two cases: if Redis has lost the
-//!   bucket, a job loads it; otherwise a reconcile adds the missing amounts. Every other failure is retried until it
-//!   succeeds.
+//!   and skips the addition. After the operator has repaired the key, a job loads the bucket if Redis has lost it.
+//!   Otherwise a reconcile adds the missing amounts. After any other failure, the task retries until the call succeeds.
 //!
-//! If targets have Bloom filters, a row also has the users who began to like a target. The task adds them to the
-//! target's filter before the row counts as added. Adding a user twice is harmless.
+//! If targets have Bloom filters, a row also has the users who began to like a target. The task adds these users to the
+//! target's filter before it records the row as added. It is harmless to add a user twice.
 //!
-//! The task must never add a row before its commit, delete a row before it is added everywhere, or delay a batch.
+//! The task must never add a row before its commit, delete a row before it is added to all buckets, or delay a batch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -72,8 +73,7 @@ use tallyd_redis::keys::KindNames;
 /// If one of these tasks is paused, no rows are added.
 const PAUSED_BY: &[Task] = &[Task::Outbox];
 
-/// The interval at which the task checks for rows that other daemons left. At this interval it also records the last
-/// added row.
+/// At this interval the task checks for rows that other daemons have not added, and records the last added row.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// If a row is older than this, the daemon that wrote it is assumed to be down.
@@ -82,17 +82,17 @@ const OLD: Duration = Duration::from_secs(2);
 /// Maximum number of rows per read.
 const ROWS_MAX: u64 = 32;
 
-/// The task stops reading rows for one pass after this many items (some megabytes). A large pass is efficient, because
-/// more items belong to the same bucket.
+/// For one pass, the task reads rows until they have this many items (some megabytes). A large pass is efficient,
+/// because more of its items belong to the same bucket.
 const ITEMS_MAX: usize = 30_000;
 
-/// Added rows are kept for this time. This time is longer than the time between a reconcile's sample and its read from
-/// MySQL.
+/// Rows are kept in MySQL for this time after they were added to Redis. A reconcile needs the rows that were added
+/// between its sample of Redis and its read of MySQL, and this interval is always shorter.
 const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// Time limit for adding rows after the last batch. The next daemon adds the remaining rows.
+/// After the last batch the task adds rows for at most this time. The next daemon adds the remaining rows.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
@@ -101,18 +101,18 @@ pub(crate) struct Outbox {
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
     pub control: Control,
-    /// This daemon. Rows of its own partitions are added immediately.
+    /// The name of this daemon. The rows of its own partitions are added immediately.
     pub owner: String,
 }
 
 #[derive(Default)]
 struct State {
-    /// Maps each partition to the last row that is added everywhere in Redis. All earlier rows are added, too.
+    /// The last row of each partition that is added to all buckets in Redis. All earlier rows are added, too.
     added: OutboxOffsets,
-    /// The part of `added` that is recorded in MySQL.
+    /// The value of `added` that was last recorded in MySQL.
     noted: OutboxOffsets,
     kept: Kept,
-    /// Partitions that have more rows than the last pass read.
+    /// The partitions that have rows which the last pass did not read.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
     pruned: Option<Instant>,
@@ -127,7 +127,7 @@ impl Outbox {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
         loop {
-            // This is reset before the pass, so that a commit during the pass wakes the loop again.
+            // The wake-up is reset before the pass, so that a commit during the pass wakes the loop again.
             let ended = wake.has_changed().is_err();
             wake.mark_unchanged();
             if !self.control.allows(PAUSED_BY) {
@@ -152,14 +152,14 @@ impl Outbox {
                 return;
             }
             if state.more.is_empty() {
-                // An error means that all senders are dropped. The loop checks that above.
+                // An error means that all senders are dropped. The loop checks for that at its start.
                 let _ = tokio::time::timeout(state.until_looks(), wake.changed()).await;
             }
         }
     }
 
-    /// Waits for the end of a pause. Returns `false` if all senders of `wake` are dropped first: the next daemon adds
-    /// the remaining rows.
+    /// Waits for the end of a pause. Returns `false` if all senders of `wake` are dropped before that. The next daemon
+    /// then adds the remaining rows.
     async fn until_allowed(&self, wake: &mut watch::Receiver<()>) -> bool {
         tokio::select! {
             () = self.control.until_allowed(PAUSED_BY) => true,
@@ -167,7 +167,8 @@ impl Outbox {
         }
     }
 
-    /// Adds the rows of the last batches and records the last row. The batches' partitions are released by now.
+    /// Adds the rows of the last batches and records the last row. This daemon no longer holds the partitions of these
+    /// batches.
     async fn last_pass(&self, state: &mut State, beat: &Heartbeat) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -178,13 +179,13 @@ impl Outbox {
         }
     }
 
-    /// Adds some rows of each partition that has new rows. If one partition fails, the others continue, because it is
-    /// possible that only one node of a Cluster is unreachable.
+    /// Adds some rows of each partition that has new rows. If one partition fails, the others continue, because
+    /// possibly only one node of the Redis Cluster is unreachable.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
-            // Other daemons added these rows.
+            // These rows include the rows that other daemons have added.
             let applied = self.store.outbox_applied().await?;
             state.added.raise_all(&applied);
             let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);
@@ -197,7 +198,7 @@ impl Outbox {
         for End { partition, last, owner } in self.store.outbox_ends().await? {
             let ours = owner.as_ref() == Some(&self.owner) || (ends && owner.is_none());
             if last <= state.added.of(partition) {
-                // Other daemons can have added the remaining rows.
+                // The remaining rows can have been added by other daemons.
                 state.more.remove(&partition);
             } else if ours || looks || state.more.contains(&partition) {
                 let added = self.add(partition, ours, state).await;
@@ -214,7 +215,7 @@ impl Outbox {
     async fn add(&self, partition: u16, ours: bool, state: &mut State) -> Result<()> {
         state.more.remove(&partition);
         let (rows, full) = self.read(partition, state.added.of(partition)).await?;
-        // The rows are added strictly in order, even if the clock jumped: a skipped row would never be added.
+        // The rows are added strictly in order, even if the clock jumped, because a skipped row would never be added.
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
         let rows: Vec<OutboxRow> = rows.collect();
         let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
@@ -251,7 +252,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Reads the rows after `after` that are added together. Also returns whether more rows can follow.
+    /// Reads the rows after `after` for one pass. Also returns whether more rows can follow.
     async fn read(&self, partition: u16, after: u64) -> Result<(Vec<OutboxRow>, bool)> {
         let (mut rows, mut items) = (Vec::<OutboxRow>::new(), 0);
         loop {
@@ -277,12 +278,12 @@ impl Outbox {
         Ok(cache.note_likers(kinds, &likers).await?)
     }
 
-    /// Adds to boards as the rules say, in the periods in which the rows were written. Corrections by a job are not
-    /// added.
+    /// Adds the rows' amounts to the boards that the rules specify, in the periods in which the rows were written. A
+    /// job's corrections are not added to boards.
     async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
         let rules = Rules::from(config);
         let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
-        // Maps each board to the row and the place of the last addition to the board.
+        // The last addition to each board: its row, and its place in the row.
         let mut last: HashMap<&str, (u64, usize)> = HashMap::new();
         for OutboxRow { partition, number, written_at, additions, .. } in
             rows.iter().filter(|it| it.partition != CORRECTIONS)
@@ -322,7 +323,7 @@ impl Outbox {
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
             if self.store.prune_outbox(partition, number).await? {
-                // There are more rows than one prune deletes. The next pass prunes again.
+                // One prune deletes a limited number of rows, and more are left. The next pass prunes again.
                 state.pruned = None;
             }
         }
@@ -330,13 +331,14 @@ impl Outbox {
     }
 }
 
-/// Several instants, oldest first. For each instant it stores the last rows that were in Redis then. A row is
-/// deleted when it is older than `KEPT`.
+/// The last rows that were in Redis at several instants, oldest first. A row is deleted after it has been in Redis for
+/// `KEPT`.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 
 impl Kept {
-    /// Returns the last rows that have been in Redis for `KEPT`. The rows up to `noted` are in Redis `now`.
+    /// Returns the last rows that have been in Redis for at least `KEPT`. At `now`, the rows up to `noted` are in
+    /// Redis.
     fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
         self.0.push_back((now, noted.clone()));
         let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;

@@ -1,5 +1,5 @@
-//! The partitions in use across all daemons. Each daemon records its partitions in MySQL before the first event can
-//! arrive in these partitions.
+//! The partitions in use across all daemons. Each daemon records its partitions in MySQL before an event can arrive in
+//! them.
 
 use anyhow::Result;
 
@@ -14,9 +14,9 @@ use tallyd_rabbitmq::{Broker, MapQueue};
 pub(crate) struct InUse {
     /// All partitions in use, including those that this configuration adds.
     pub partitions: Partitions,
-    /// The maps recorded in MySQL.
+    /// The maps that are recorded in MySQL.
     pub maps: Vec<NotedMap>,
-    /// The count of partitions recorded in MySQL; `None` if no daemon has ever run.
+    /// The recorded count of partitions in MySQL; `None` if no daemon has ever run.
     pub noted: Option<Noted>,
 }
 

@@ -30,7 +30,7 @@ use tallyd_mysql::{Store, StoreError};
 /// The interval between renewals of the lease. The run tries three times before it gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
-/// The holder of the lock gives up before MySQL considers the lease expired.
+/// The holder of the lock gives up this long before the lease ends in MySQL.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub struct Job<'a> {
     pub name: &'static str,
     /// The kind of run: `full`, `changed`. Each mode has its own due time.
     pub mode: &'a str,
-    /// The daemon or command that runs the job. The text is shown to other processes that try to acquire the lock.
+    /// The daemon or command that runs the job. Other processes that try to acquire the lock show this text.
     pub owner: &'a str,
     pub keep: Duration,
 }
@@ -48,12 +48,12 @@ pub struct Job<'a> {
 pub trait Report: Serialize + Display {
     fn outcome(&self) -> Outcome;
 
-    /// Whether everything was done. Otherwise the run stays due.
+    /// Whether the run did all its work. If not, the mode stays due.
     fn is_done(&self) -> bool {
         self.outcome() == Outcome::Done
     }
 
-    /// For a reconcile: everything up to this time has been compared.
+    /// The time up to which a reconcile has compared everything.
     fn cut(&self) -> Option<Micros> {
         None
     }
@@ -179,7 +179,7 @@ pub async fn serve(
                 match schedule.next_due(now, instant) {
                     Some(entry) => run_due(entry, servers, live, beat, stop).await,
                     None => {
-                        // If a job was waiting for another run, that run has done the work that was due here.
+                        // No job is due. If a job was waiting for another run, that run has done the work.
                         schedule.jobs().for_each(|job| telemetry().jobs.waits(job.name(), None));
                         Some(schedule.wait(instant))
                     }
@@ -209,7 +209,7 @@ async fn run_due(
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
         info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");
         stop.run_until_cancelled(beat.during(control.until_allowed(needs))).await;
-        // Another daemon can run the mode first.
+        // The mode is checked again, because another daemon can have run it in the meantime.
         return None;
     }
     // The request is cleared first, so that a request during the run makes the mode due again.
@@ -246,7 +246,7 @@ fn retry_after_failure(error: JobError) -> RetryAfter {
             warn!(
                 event = "partitions-behind",
                 error = text,
-                "this daemon does not run jobs that wait for events in flight, and other daemons must run them: {text}"
+                "this daemon cannot run jobs that wait for events in flight, so other daemons must run them: {text}"
             );
             RetryAfter::LongerPause
         }

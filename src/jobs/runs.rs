@@ -18,7 +18,7 @@ use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
-/// For jobs that run every minute, the records of runs are kept for this time.
+/// The records of runs are kept for this time, if a job runs every minute.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Compares Redis with MySQL, and repairs it.
@@ -75,7 +75,7 @@ pub async fn snapshot(
 ) -> Result<Ran<archive::Report>, JobError> {
     let (scope, force, allowed) = match of {
         Snapshots::Due => (None, false, Some(Allowed::begin(servers, JobName::Archive, stop).await?)),
-        // An operator requested this snapshot, so a pause does not apply.
+        // An operator requested this snapshot, so it is taken even if the job is paused.
         Snapshots::Of { scope, force } => (Some(scope), force, None),
     };
     let stop = allowed.as_ref().map_or(stop, |allowed| &allowed.stop);

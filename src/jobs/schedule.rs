@@ -1,4 +1,4 @@
-//! Decides which mode of a job is due, and when to retry a mode that was not done.
+//! Decides which mode of a job is due, and when to retry a mode whose run did not do all its work.
 //!
 //! Due times are computed from the last completed run. So a run that was missed while the daemon was down is done
 //! later.
@@ -14,25 +14,27 @@ use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 use tallyd_mysql::{Store, StoreError};
 
-/// The pause before the next try, if a run failed or another run holds the lock.
+/// If a run failed or another run holds the lock, the next try is after this pause.
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// The longest pause before the next try.
 const PAUSE_MAX: Duration = Duration::from_secs(900);
 
-/// Maximum time until a missed cron trigger is noticed. A trigger is missed if the clock was set, or the machine slept.
+/// A missed cron trigger is noticed after this time at the latest. A trigger is missed if the clock was set, or the
+/// machine slept.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// The time at which a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// Due at the mode's next scheduled time: everything was done, or an operator must act first.
+    /// The mode is due at its next scheduled time, because everything was done, or an operator must act first.
     NextTime,
-    /// Due after a pause: the run failed, or another process runs the job.
+    /// The mode is due after a pause, because the run failed, or another process runs the job.
     Pause,
-    /// Due after a pause that grows with each such run: the run ended, but it could not do everything.
+    /// The mode is due after a pause, because the run ended and could not do everything. The pause grows with each such
+    /// run.
     LongerPause,
-    /// Due as soon as the operator ends the pause that stopped the run.
+    /// The mode is due when the operator ends the pause that stopped the run.
     Resume,
 }
 
@@ -63,16 +65,16 @@ pub(super) struct Schedule(Vec<Entry>);
 
 pub(super) struct Entry {
     pub spec: JobSpec,
-    /// When this daemon first had the mode, by MySQL's clock.
+    /// The time by MySQL's clock at which this daemon first had the mode.
     since: Option<Micros>,
-    /// The schedule in force; `None` for never.
+    /// The current schedule; `None` if the mode is never due by a schedule.
     times: Option<cron::Schedule>,
-    /// When the last completed run began.
+    /// The time at which the last completed run began.
     last: Option<Micros>,
     backoff: Option<Backoff>,
 }
 
-/// A mode that was not done.
+/// The pause after a run that did not do all its work.
 #[derive(Clone, Copy)]
 struct Backoff {
     /// The number of consecutive runs in which the mode could not do everything.
@@ -101,7 +103,8 @@ impl Schedule {
         let (now, _) = store.clock().await?;
         for Entry { spec, since, times, last, .. } in &mut self.0 {
             since.get_or_insert(now);
-            // Parsing fails if the pattern is empty, or was refused when the configuration was loaded.
+            // An empty pattern cannot be parsed. Neither can a pattern that was refused when the configuration was
+            // loaded.
             *times = cron::Schedule::parse(spec.pattern(config), &config.daemon.time_zone).ok();
             if times.is_some() {
                 *last = store.last_done(spec.job.name(), &spec.mode).await?;
@@ -110,13 +113,14 @@ impl Schedule {
         Ok(now)
     }
 
-    /// Returns the mode to run: the first due mode without a failed try, or else a mode whose pause is over.
+    /// Returns the due mode to run: the first one that needs no retry, or else one whose pause is over.
     pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
         let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
         ready.min_by_key(|entry| match entry.backoff {
             None => (false, entry.spec.rank),
-            // The last such mode is returned, because the modes before it have been tried already.
+            // If several modes must be retried, the last one is returned, because the modes before it have been tried
+            // already.
             Some(_) => (true, usize::MAX - entry.spec.rank),
         })
     }
@@ -124,7 +128,7 @@ impl Schedule {
     /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // If a pause is over and nothing is due, another daemon has run the paused mode during the pause.
+        // Pauses that are over are left out: nothing is due, so another daemon has run the mode during the pause.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }
@@ -149,8 +153,8 @@ impl Entry {
         }
     }
 
-    /// Records how a run ended. If the run had taken a request (`requested`) and was not done, the request is made
-    /// again.
+    /// Records how a run ended. If the run was started by a request (`requested`) and did not do all its work, the
+    /// request is made again.
     pub(super) fn ran(&mut self, retry: RetryAfter, requested: bool) {
         if requested && retry != RetryAfter::NextTime {
             self.spec.request.put_back();
@@ -213,7 +217,7 @@ mod tests {
     fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
         let mut modes = Vec::new();
         while let Some(entry) = schedule.next_due(now, Instant::now()) {
-            assert!(modes.len() < 10, "{modes:?} run for ever");
+            assert!(modes.len() < 10, "these modes run forever: {modes:?}");
             let requested = entry.spec.request.take();
             modes.push(entry.spec.mode.clone());
             entry.ran(RetryAfter::NextTime, requested);
@@ -227,8 +231,8 @@ mod tests {
     }
 
     proptest! {
-        /// The order of rows in the table has no effect: everything that is due runs, in the same order, and a request
-        /// reaches its own mode.
+        /// The order of rows in the table has no effect. Everything that is due runs in the same order, and a request
+        /// starts the mode that it is for.
         #[test]
         fn rows_in_another_order_run_all_the_same(reconcile in order(4), archive in order(2), recount in order(2)) {
             let (config, wakes) = (config(), Wakes::default());
@@ -244,7 +248,7 @@ mod tests {
                 if let Some((request, mode)) = requested {
                     request.make();
                     prop_assert_eq!(runs(&mut schedule, at(1)), [mode]);
-                    prop_assert!(Arc::strong_count(wakes.of(job)) > 1, "it wakes that loop");
+                    prop_assert!(Arc::strong_count(wakes.of(job)) > 1, "the request wakes the job's loop");
                 }
                 prop_assert_eq!(runs(&mut schedule, at(2)), Vec::<String>::new());
             }
@@ -281,7 +285,7 @@ mod tests {
         let requested = rebuild.spec.request.take();
         rebuild.ran(RetryAfter::Pause, requested);
         assert_eq!(runs(&mut schedule, at(0)), ["full", "scrub", "changed"]);
-        let Wait::Woken(pause) = schedule.wait(Instant::now()) else { panic!("it waits for a trigger, too") };
+        let Wait::Woken(pause) = schedule.wait(Instant::now()) else { panic!("the loop also waits for a trigger") };
         assert!(pause <= PAUSE && pause > PAUSE / 2, "{pause:?}");
         let later = Instant::now() + PAUSE;
         assert_eq!(

@@ -1,5 +1,5 @@
 //! The table of all jobs and their modes. The daemon's loops, its cron triggers, the observer and `config check` read
-//! it. The order of its rows only decides the order in which they are shown.
+//! this table. The order of its rows affects only the order in which commands show the modes.
 
 use futures_util::FutureExt;
 
@@ -78,7 +78,7 @@ fn reconcile(requests: &Requests) -> Vec<JobSpec> {
             rank: 2,
             ..row(Mode::Scrub, |config, _| &config.reconcile.scrub_cron, |work| reconciled(work, Mode::Scrub).boxed())
         },
-        // This mode runs first, because readers query MySQL until the mode's run is done.
+        // If several modes are due, this one runs first, because readers query MySQL until its run is done.
         JobSpec {
             rank: 0,
             request: requests.rebuild.clone(),
@@ -118,7 +118,7 @@ async fn archived(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryA
 
 async fn saved(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
     Ok(match runs::snapshot(servers, &config, Snapshots::Due, ProgressSink::Log, stop).await? {
-        // The next time does not depend on how the run ended: the snapshot clock decides when the next snapshot is due.
+        // The result of the run does not matter here, because the snapshot clock decides when the next snapshot is due.
         Ran::Ended(_) => RetryAfter::NextTime,
         held => retry_after(held),
     })
@@ -129,7 +129,7 @@ async fn filtered(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryA
 }
 
 async fn recounted(Work { servers, config, mode, stop }: Work<'_>) -> Result<RetryAfter, JobError> {
-    // A reload can have removed the recount.
+    // A reload of the configuration can have removed the recount.
     let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
         return Ok(RetryAfter::NextTime);
     };

@@ -137,7 +137,9 @@ pub(super) enum Reason {
     Frozen,
     #[error("MySQL has neither a complete snapshot nor an archive of the period")]
     NothingSaved,
-    #[error("Redis has not lost the board since the last snapshot: Redis has {live} members, and the snapshot has {saved}")]
+    #[error(
+        "Redis has not lost the board since the last snapshot: Redis has {live} members, and the snapshot has {saved}"
+    )]
     NotLost { live: u64, saved: u64 },
     #[error("tallyd added {filled} members to Redis, but Redis has {members}: try again")]
     NotFilled { filled: u64, members: u64 },

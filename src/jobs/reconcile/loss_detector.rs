@@ -1,8 +1,9 @@
 //! Checks whether Redis lost counters, and requests a run that loads them within seconds.
 //!
-//! A flush, an empty promoted replica or an evicted bucket leave buckets without the field `_`. Each check reads the
-//! next group of buckets, so all buckets are checked in turn. It also reads the buckets that readers reported as
-//! missing. It reads all buckets if Redis, or one master of a Cluster, has a different data set than at the last check.
+//! After a flush, the promotion of an empty replica or the eviction of a bucket, buckets lack the field `_`. Each check
+//! reads the next group of buckets, so all buckets are checked in turn. Each check also reads the buckets that readers
+//! reported as missing. It reads all buckets if Redis, or one master of a Redis Cluster, has a different data set than
+//! at the last check.
 
 use std::time::Duration;
 
@@ -61,7 +62,8 @@ impl LossDetector {
         }
     }
 
-    /// Checks the buckets that readers reported, and the next group of buckets. Returns how many of them are lost.
+    /// Checks the buckets that readers reported, and the next group of buckets. Returns how many of the checked buckets
+    /// are lost.
     async fn check(&self, kinds: &KindNames, last: &mut LastCheck) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();

@@ -1,7 +1,8 @@
-//! Measures counters: samples Redis (the cut), sends a fence and waits until it is committed, reads MySQL, and judges.
+//! Measures counters: takes a sample of Redis (at an instant called the cut), sends a fence and waits until it is
+//! committed, reads MySQL, and compares the values.
 //!
-//! A few counters are measured by their keys. Many counters are measured by a range of ids. One scan of all metrics
-//! then replaces many point reads. In that case the caller reads MySQL while the next range is sampled.
+//! A few counters are measured by their keys. Many counters are measured by a range of ids, because one scan of all
+//! metrics replaces many point reads. For ranges, the caller reads MySQL while the next range is sampled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -21,8 +22,8 @@ use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
 
-/// Maximum number of counters that are watched together. The number is limited because the consumers look up each event
-/// among the watched counters.
+/// Maximum number of counters that are watched together. The number is limited because the consumers look up every
+/// event in the list of watched counters.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
 /// Maximum number of uncorrected rows of `counter` that a dry run keeps in memory.
@@ -32,7 +33,7 @@ const UNCORRECTED_MAX: usize = 10_000;
 pub(super) struct Measure<'a> {
     run: &'a RunContext<'a>,
     fences: Fences<'a>,
-    /// Maps a target to the amount that a dry run would have added to the target's row of `counter`.
+    /// The amount that a real run would have added to each target's row of `counter`. Only a dry run fills this map.
     uncorrected: HashMap<Target, i64>,
     /// The durations of sampling, fencing and reading.
     pub steps: Steps,
@@ -42,7 +43,7 @@ pub(super) struct Measure<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Measurement {
     pub sample: Sample,
-    /// The instant by which Redis had answered, by this process' clock.
+    /// The instant at which Redis' answer had arrived, by this process' clock.
     pub taken: Instant,
     pub judgement: Judgement,
     pub truth: Truth,
@@ -56,10 +57,10 @@ pub(super) struct Measurements {
     pub truths: HashMap<CounterKey, Truth>,
 }
 
-/// A range that is sampled and whose fence is committed, so that MySQL can be read.
+/// A range that was sampled. Its fence is committed, so MySQL can be read.
 pub(super) struct SampledRange {
     pub range: Range,
-    /// In the order of `range.counters`.
+    /// The samples in the order of `range.counters`.
     pub samples: Vec<Option<Sample>>,
     /// For counters that the daemon adds to Redis: the outbox rows that were added before the sample.
     pub applied: Option<OutboxOffsets>,
@@ -109,10 +110,10 @@ impl<'a> Measure<'a> {
         Ok(Measurements { measurements, truths })
     }
 
-    /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read. If
-    /// an event's time is within `skew` of the cut (the instant of the sample), its counter stays busy. Counters that
-    /// the daemon adds to Redis are measured again without a watch: they were busy because rows of their outbox were
-    /// deleted.
+    /// Measures busy counters, which are sorted by key. The consumers log the events of these counters from before the
+    /// sample until MySQL is read. If an event's time is within `skew` of the cut (the instant of the sample), the
+    /// event's counter stays busy. Counters that the daemon adds to Redis are measured again without a watch, because
+    /// they were busy only because outbox rows had been deleted.
     pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
@@ -177,8 +178,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Whether a counter that is missing in the sample's bucket is known to be zero. If not, its value is unknown. A
-    /// bucket that this run is loading can also be measured.
+    /// Whether a counter that is missing in the sample's bucket is zero. If not, the counter's value is unknown. A
+    /// missing counter is also zero if this run is loading the bucket.
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
@@ -187,8 +188,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Returns an instant by Redis' clock: every event that API servers counted by then is in MySQL. Events of the last
-    /// `publish_grace` are excluded, because it is possible that they have not been published yet.
+    /// Returns an instant by Redis' clock. Every event that API servers counted before this instant is in MySQL. Events
+    /// of the last `publish_grace` are excluded, because it is possible that they have not been published yet.
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let servers = self.run.servers;
         let now = servers.redis_now().await?;
@@ -199,7 +200,7 @@ impl<'a> Measure<'a> {
         Ok(now.before(servers.limits.publish_grace.0))
     }
 
-    /// Waits for a fence, and has no timeout.
+    /// Waits for a fence without a timeout.
     pub(super) async fn fence_patiently(&mut self) -> Result<()> {
         let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
         let passed = self.fence(Duration::ZERO).await;
@@ -217,12 +218,12 @@ impl<'a> Measure<'a> {
         &self.fences.publisher
     }
 
-    /// Whether a dry run has left the target's row of `counter` uncorrected.
+    /// Whether a dry run has found that the target's row of `counter` is wrong, and has not corrected it.
     pub(super) fn is_uncorrected(&self, target: Target) -> bool {
         self.uncorrected.contains_key(&target)
     }
 
-    /// Records the amount that a dry run would have added to the target's row of `counter`.
+    /// Records the amount that a real run would have added to the target's row of `counter`.
     pub(super) fn leave_uncorrected(&mut self, target: Target, delta: i64) {
         if self.uncorrected.len() < UNCORRECTED_MAX {
             self.uncorrected.insert(target, delta);
@@ -289,13 +290,13 @@ impl Measurement {
     /// Lists the counter in the report, if the list is not full.
     pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
-        // For an undecided counter the value at the cut is unknown. Its current value is reported instead.
+        // The value of an undecided counter at the cut is unknown, so the report shows its current value instead.
         let drift = match self.judgement {
             Judgement::Drift(drift) => drift,
             Judgement::Busy => self.sample.value - self.truth.counted,
         };
         let redis = self.sample.value;
-        // A target usually has only a few of all metrics, so counters without any data are not listed.
+        // A target usually has counters for only a few of all metrics, so counters without any data are not listed.
         let is_void = metric != servers.metrics.like() && redis == 0 && self.truth.update_at.is_none();
         if is_void || !report.has_room() {
             return;

@@ -1,47 +1,48 @@
 //! Compares Redis' counters with MySQL and repairs drift, while the site keeps writing likes.
 //!
-//! A page of counters is measured in four steps: sample Redis (the cut, by Redis' own clock), send a fence through
-//! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The other
-//! counters are suspects, and are measured once more. If API servers count the suspects, the run waits `publish_grace`
-//! before the second sample, and again before the second fence. If two measurements find a drift in the same direction,
-//! the smaller drift is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter
-//! is measured again together with a few other counters. If the counter is still busy, it is watched. The consumers
-//! then log the counter's events with the rows' former states. The value at the cut is computed from the counter's
-//! current value and that log.
+//! A page of counters is measured in four steps. The run takes a sample of Redis (at an instant of Redis' clock, the
+//! cut). It sends a fence through every partition and waits until the fences are committed. Then it reads MySQL and
+//! compares the values. Nearly all counters are right at this measurement. The other counters are suspects, and are
+//! measured once more. If API servers count the suspects, the run waits `publish_grace` before the second sample, and
+//! again before the second fence. If two measurements find a drift in the same direction, the smaller drift is
+//! repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is measured again
+//! together with a few other counters. If the counter is still busy, it is watched. The consumers then log the
+//! counter's events with the rows' former states. The run computes the counter's value at the cut from its current
+//! value and this log.
 //!
 //! A run has three steps. `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one
 //! page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
-//! capacity. These modules do not use this file: the state that they share is in `context`.
+//! capacity. The state that these modules share is in `context`, not in this file.
 //!
-//! The races, and what decides them:
+//! Possible races, each with its outcome:
 //!
-//! * A: an API server counts a like in Redis. B: the first measurement's sample and fence. C: the like's event is
-//!   published. The first measurement finds +1. The second measurement samples `publish_grace` later, and sends its
-//!   fence after another `publish_grace`. So the second measurement includes C, and nothing is repaired. If C is later
-//!   than both fences, the like appears as a drift and is repaired. The same happens with two late events, if one
-//!   misleads the first measurement and the other one misleads the second measurement. The next run that finds the
-//!   events reverts the repair.
+//! * A: an API server counts a like in Redis. B: the first measurement takes its sample and sends its fence. C: the
+//!   like's event is published. The first measurement finds a drift of +1. The second measurement takes its sample
+//!   `publish_grace` later, and sends its fence after another `publish_grace`. So the second measurement includes C,
+//!   and nothing is repaired. If C is later than both fences, the like appears as a drift and is repaired. This also
+//!   happens if a late event causes a drift in the first measurement, and another late event causes one in the second.
+//!   The next run that finds the events reverts the repair.
 //! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
 //!   busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, and so keeps B
 //!   (invariant 4).
-//! * A: the repair times out. B: a later run measures. C: the repair runs after all. The script checks that the
+//! * A: the repair times out. B: a later run measures. C: the repair runs after all. The repair script checks that the
 //!   bucket's field `_` has not changed since the sample, and every repair changes that field. So only one repair is
-//!   added: either A's or B's.
+//!   made, either that of A or that of B.
 //! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the
-//!   repair runs. The script refuses the repair after a deadline of Redis' clock. No other run can begin before this
-//!   deadline.
+//!   repair runs. The script refuses a repair whose deadline by Redis' clock has passed. No other run can begin before
+//!   this deadline.
 //! * A: two measurements agree. B: Redis fails over to a replica that does not have the drift. The repair is not made,
-//!   because Redis' data set differs from the one at the start of the run.
-//! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. A counter
-//!   that is missing in such a bucket is unknown, not zero, until a run has loaded the bucket again.
+//!   because Redis has a different data set than at the start of the run.
+//! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. Until a run
+//!   has loaded the bucket again, a counter that is missing in the bucket has an unknown value, not zero.
 //! * Two reconciles want to run. The job's lock lets only one of them run. If the lease of the first run ended while
 //!   that run was frozen, its fences never pass, because the second run's fences have higher numbers. MySQL refuses the
 //!   writes of the first run.
 //! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
 //!   snapshot, and the difference is added.
 //!
-//! A reconcile must never set a counter, change MySQL's likes, or judge a value without a fence.
+//! A reconcile must never set a counter, change MySQL's likes, or compare a value without a fence.
 
 mod compare;
 mod context;
@@ -170,7 +171,7 @@ impl Reconciler {
 }
 
 impl Run<'_> {
-    /// Loads what Redis lost, and then compares the counters of the mode.
+    /// Loads the counters that Redis lost, and then compares the counters of the mode.
     async fn run(&mut self) -> Result<()> {
         let Self { context, comparer } = self;
         load::check_layouts(context.servers).await?;
@@ -179,7 +180,7 @@ impl Run<'_> {
         }
         load::unload_stale(context).await?;
         load::load_lost(context, &mut comparer.measure, &mut comparer.report).await?;
-        // The run waits here, because the first fence has a shorter timeout.
+        // The run waits here without a timeout, because the wait for the first fence has one.
         comparer.wait().await?;
         match context.options.mode {
             Mode::Full | Mode::Layout => scan::compare_full(comparer).await,
@@ -191,7 +192,7 @@ impl Run<'_> {
     /// Returns the report, with the reason why the run ended.
     fn into_report(self) -> Report {
         let mut report = self.comparer.into_report();
-        // An exceeded limit has priority: an operator must check it.
+        // An exceeded safety limit has priority over other reasons, because an operator must check it.
         if report.ended != End::LimitExceeded {
             self.context.early_end.note(&self.context.options.mode, &mut report);
         }

@@ -15,10 +15,11 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// Between two waits, the counters of this number of buckets are counted. This takes Redis a few tens of milliseconds.
+/// The run counts the counters of this number of buckets between two waits for capacity. This takes Redis a few tens of
+/// milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
-/// Number of buckets whose fields are listed together. These buckets have about 16,000 ids.
+/// Number of buckets whose fields are listed together. Together these buckets have about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
 
 /// Number of targets per query to MySQL when all keys are searched.
@@ -39,8 +40,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
     }
 
     /// Compares each bucket's count of counters with the count in the samples (`known`), and searches the buckets in
-    /// which the counts differ. If a bucket has as many missing counters as orphans, its counts are equal. Then the
-    /// next scrub or full run finds its orphans.
+    /// which the counts differ. If a bucket lacks as many counters as it has orphans, the counts are equal, and this
+    /// run does not find the orphans. The next scrub or full run finds them.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();
@@ -75,8 +76,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.search(&suspects).await
     }
 
-    /// Searches all of these buckets. Layouts that are not packed have no counters in buckets, and a full run searches
-    /// their keys.
+    /// Searches all of these buckets. A layout that is not packed has no counters in buckets. A full run searches the
+    /// keys of such a layout.
     pub(super) async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
         if !self.comparer.run.servers.cache.is_packed() {
             return Ok(());
@@ -119,7 +120,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
                 keys.sort_unstable();
                 keys.dedup();
                 let unknown = unknown_to_mysql(servers, std::mem::take(&mut keys)).await?;
-                // A key is not deleted when its counter is repaired to zero.
+                // A repair to zero does not delete the counter's key.
                 let samples = servers.cache.sample(&servers.names, &unknown).await?;
                 let counts = |(key, sample): (CounterKey, Option<Sample>)| {
                     Some(key).filter(|_| sample.is_some_and(|it| it.value != 0))
@@ -151,8 +152,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
 /// Warns before a bucket reaches the server's limit, because a bucket beyond the limit takes ten times the memory.
 async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
     telemetry().bucket_fields(kind, most);
-    // The limit is read only if a bucket is nearly full. The documented account has no right to read it, and Redis logs
-    // each refusal.
+    // The limit is read only if a bucket is nearly full. The Redis account in the documentation has no right to read
+    // the limit, and Redis logs each refusal.
     if most * 10 <= LISTPACK_FIELDS * 8 {
         return;
     }

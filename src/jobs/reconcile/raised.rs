@@ -1,5 +1,5 @@
 //! Stops the repairs of a metric if an API server counts it in Redis without publishing events. Otherwise each run
-//! would remove that server's likes, and the next run would find such likes again. The rule is in
+//! would remove the likes that this server counted, and the next run would find more of them. The rule is in
 //! `tallyd_core::raised_again`.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use tallyd_redis::counters::Repair;
 /// Applies the rule in one run.
 pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
-    /// The findings of earlier runs; `None` until this run finds a counter whose value is too high.
+    /// The results of earlier runs; `None` until this run finds a counter that is too high.
     raised: Option<RaisedAgain>,
     /// Maps a metric to the reason why its repairs stopped.
     reasons: BTreeMap<Metric, String>,
@@ -26,7 +26,7 @@ impl<'a> Raised<'a> {
         Self { run, raised: None, reasons: BTreeMap::new() }
     }
 
-    /// Splits repairs into two lists: repairs that can be made, and repairs of metrics whose repairs have stopped.
+    /// Splits the repairs into two lists: the repairs that can be made, and the repairs of stopped metrics.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
         let options = self.run.options;
         // The rule does not apply if an operator named the targets or uses `--force`. It also does not apply to a

@@ -95,8 +95,8 @@ impl<'a> Repairer<'a> {
     }
 
     /// Corrects rows of `counter`. These rows must equal the like records in every snapshot (invariant 3). If a row
-    /// differs, someone changed it manually, or there is a bug. Counters that were not recounted have no `rows` here.
-    /// If the daemon adds the counter to Redis, the outbox also adds the correction to Redis. Then the next measurement
+    /// differs, someone changed it manually, or tallyd has a bug. Counters that were not recounted have no `rows` here.
+    /// If the daemon adds the counter to Redis, the outbox also adds the correction to Redis, and the next measurement
     /// reads the corrected value.
     pub(super) async fn correct_counters(
         &mut self,
@@ -111,7 +111,7 @@ impl<'a> Repairer<'a> {
                 let intent = Intent { number: *key, before: *counted, added: (*rows)? - counted };
                 (intent.added != 0).then_some((key.0, intent))
             })
-            // A dry run finds the same rows wrong at each measurement, and counts them once.
+            // In a dry run each measurement finds the same wrong rows again, but the run counts each row only once.
             .filter(|(target, _)| !measure.is_uncorrected(*target))
             .collect();
         if off.is_empty() {
@@ -239,7 +239,7 @@ impl<'a> Repairer<'a> {
         let servers = self.run.servers;
         let began = Instant::now();
         let pass = self.run.next_pass();
-        // Recording the repairs extends the lease, and no other run measures until the lease ends.
+        // When the run records the repairs, it extends its lease. No other run measures before this lease ends.
         let until = |key| {
             measurements.get(key).map_or(Micros(0), |measurement| {
                 measurement.sample.cut.after(measurement.taken.elapsed() + REPAIR_WITHIN)
@@ -267,12 +267,13 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
     repairs.iter().map(intent).collect()
 }
 
-/// Returns the addition of `delta` to a counter whose sampled value is `sampled`. The addition needs no deadline,
-/// because a run that takes over a load changes the state of the load's buckets.
+/// Returns the addition of `delta` to a counter whose sampled value is `sampled`. The addition needs no deadline: if
+/// another run takes over the load, it changes the state of the buckets, and the script refuses the addition.
 ///
-/// The counter can go below zero in two cases. The daemon counts it, and events can arrive in a different order than
-/// they happened. Or MySQL has a value below zero. Any other counter goes below zero only because something was
-/// subtracted since the sample. The script refuses that repair, and the counter is measured again.
+/// A counter that the daemon counts can go below zero, because events can arrive in a different order than they
+/// happened. A counter whose value in MySQL is below zero can also go below zero. Any other counter goes below zero
+/// only because something was subtracted since the sample. The script refuses such a repair, and the counter is
+/// measured again.
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;
     let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);

@@ -43,7 +43,7 @@ impl<'a> Throttle<'a> {
     }
 
     /// Waits until the servers have capacity for the next page, or until the stop or the run's deadline. If the run has
-    /// a `wait_max`, it gives up after this time, because other runs wait for it.
+    /// a `wait_max`, it gives up after this time, because other runs wait for this run to end.
     pub(super) async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
         let RunContext { early_end, options, progress, .. } = self.run;
         if early_end.gave_up() {

@@ -1,34 +1,34 @@
-//! Recounts counters whose true values are in another table (for example comments). Compares `counter` with the
-//! operator's query, and corrects `counter`.
+//! Recounts counters whose true values can be counted in another table (for example comments). Compares `counter` with
+//! the operator's query, and corrects `counter`.
 //!
 //! A page of targets takes these steps. In one snapshot the run queries the next ids, and reads their rows of
 //! `counter`. Targets that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition,
-//! and measures the suspects again. If a target is wrong both times, and did not change in between, the difference is
-//! added.
+//! and measures the suspects again. If a target is wrong at both measurements, and did not change in between, the
+//! difference is added to `counter`.
 //!
-//! An API server writes a comment's row and publishes its event, one shortly after the other. So in any snapshot the
-//! table and `counter` differ by the events in flight. One measurement cannot distinguish these events from drift. The
-//! races, and what decides them:
+//! An API server writes a comment's row and publishes the comment's event at nearly the same time. So in any snapshot
+//! the table and `counter` differ by the events in flight. One measurement cannot distinguish these events from drift.
+//! Possible races, each with its outcome:
 //!
-//! * A: a comment's row. B: the first measurement. C: its event is applied. The measurement finds -1. The fence is sent
-//!   `publish_grace` later, so C happens before the second measurement. The second measurement finds the target right.
-//! * A: the first measurement. B: a comment. C: the second measurement. The truth differs: the target has *changed*,
-//!   and is measured again.
-//! * The same, but one comment is added and another one is removed in between: the truth is unchanged. If one of the
-//!   two events was applied, the counter has a newer `at`: the target has changed. If neither or both of the events
-//!   were applied, the events do not change the drift.
-//! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement. The measurement finds
-//!   the target right. A target that seems right is not measured again, so the next run finds the drift.
-//! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, and so
-//!   keeps B.
-//! * A: a run freezes. B: another one corrects. C: the first one resumes. Each correction checks the job's lock in its
-//!   own transaction, so C writes nothing.
+//! * A: a comment's row is written. B: the first measurement finds -1. C: the comment's event is applied. The fence is
+//!   sent `publish_grace` later, so the second measurement comes after C and finds the target right.
+//! * A: the first measurement. B: a comment is added. C: the second measurement. The true values differ, so the target
+//!   has *changed*, and is measured again.
+//! * Between the two measurements one comment is added and another one is removed, so the true value is unchanged. If
+//!   only one of the two events was applied, the counter has a newer `at`, so the target has changed. If both events or
+//!   neither were applied, the drift is unchanged.
+//! * A: a drift of +1. B: a comment's row is written, and its event is in flight. C: the first measurement, which finds
+//!   the target right. This run does not measure the target again, so a later run finds the drift.
+//! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, so the
+//!   effect of B is kept.
+//! * A: a run freezes. B: a second run makes corrections. C: the first run resumes. Each correction checks the job's
+//!   lock in its own transaction, so the first run writes nothing.
 //!
-//! This requires that a row and its event follow each other within `publish_grace`, in either order. The clocks that
-//! `at` is taken from must also agree within `publish_grace`. An event whose `at` is older than the newest applied one
-//! leaves `update_at` unchanged, so the target seems unchanged.
+//! A row must be written and its event published within `publish_grace`, in either order. The producers' clocks must
+//! also agree within `publish_grace`. If an event's `at` is older than that of the newest applied event, `update_at`
+//! stays the same, and the target seems unchanged.
 //!
-//! A recount must never set a counter, write to the table that it queries, or judge by one measurement.
+//! A recount must never set a counter, write to the table that it queries, or correct after one measurement.
 
 mod correct;
 mod page;
@@ -64,20 +64,20 @@ use tallyd_rabbitmq::Broker;
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// When this number of suspects is reached, they are measured again before the next page.
+/// If there are this number of suspects, the run measures them again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// Maximum number of times that a suspect is measured again, until two measurements find it unchanged.
+/// A suspect is measured again until two measurements find it unchanged, at most this number of times.
 const LOOKS: usize = 4;
 
-/// Maximum number of corrections that wait until everything is compared. The corrections wait so that a run over the
-/// safety limit changes nothing. If there are more, the first corrections are made earlier.
+/// Maximum number of corrections that wait until all targets are compared. They wait so that a run that exceeds the
+/// safety limit changes nothing. If there are more corrections, the run makes the first ones earlier.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     pub dry_run: bool,
-    /// Correct without a safety limit.
+    /// The run corrects without a safety limit.
     pub force: bool,
 }
 
@@ -100,7 +100,7 @@ pub struct Recounter {
 struct Suspects {
     after: TargetId,
     until: TargetId,
-    /// In order of id.
+    /// The measurements in order of id.
     measured: Vec<Measured>,
 }
 
@@ -110,13 +110,13 @@ struct Run<'a> {
     fences: Fences<'a>,
     progress: watch::Sender<Progress>,
     number: u64,
-    /// The number of pass numbers that the run has used for fences and corrections.
+    /// How many numbers the run has used for its fences and corrections.
     used: u64,
     stop: &'a CancellationToken,
     /// One entry for each page, in order of id.
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
-    /// The largest correction so far, without sign.
+    /// The size of the largest correction so far, without its sign.
     largest: u64,
     report: Report,
 }
@@ -273,7 +273,7 @@ impl Run<'_> {
         let began = Instant::now();
         let question = self.on.question(after);
         let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
-        // A query can take minutes: a stop drops its connection.
+        // A query can take minutes, so the stop does not wait for it and drops the connection.
         let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.report.pages += 1;
@@ -288,7 +288,7 @@ impl Run<'_> {
         Ok(page)
     }
 
-    /// Measures the suspects again until they are decided, or have changed too often.
+    /// Measures the suspects again until each one has a result or has changed too often.
     async fn recheck(&mut self) -> Result<()> {
         let mut left = std::mem::take(&mut self.suspects);
         fault::point("recount:looked");
@@ -324,7 +324,7 @@ impl Run<'_> {
             let mut off = now.off.into_iter().peekable();
             while let Some(first) = suspects.next_if(|first| first.id <= now.until) {
                 while off.next_if(|found| found.id < first.id).is_some() {}
-                // A suspect that is not among the wrong targets is right now.
+                // A suspect that is not in the list of wrong targets is now right.
                 let recheck = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
                 match recheck {
                     None | Some((_, Recheck::Right)) => self.report.transient += 1,

@@ -1,4 +1,4 @@
-//! Compares a query's result with `counter`, and decides after two measurements. Pure.
+//! Compares a query's result with `counter`, and decides after two measurements which targets are wrong. Pure.
 
 use std::iter::Peekable;
 
@@ -27,7 +27,7 @@ impl Measured {
 /// The decision after two measurements of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// The second measurement found the target right: at the first one an event was in flight.
+    /// The second measurement found the target right, because an event was in flight only at the first measurement.
     Right,
     /// The target changed between the measurements, so it cannot be decided yet.
     Changed,
@@ -37,9 +37,9 @@ pub(super) enum Recheck {
 
 /// Judges a target that the first measurement found wrong. A fence between the two measurements was sent
 /// `publish_grace` after the first measurement. So all events that were in flight at the first measurement have
-/// arrived. The second drift is the true drift if the target's truth is unchanged and nothing newer was applied to its
-/// counter. An unchanged truth alone would not be enough. If one comment is added and another one removed, and only one
-/// of their events has arrived yet, the truth stays the same.
+/// arrived. The second drift is the true drift if the target's true value is unchanged and no newer event was applied
+/// to its counter. An unchanged true value alone is not enough: one comment can be added and another one removed, while
+/// only one of the two events has arrived.
 pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
         return Recheck::Right;
@@ -141,7 +141,7 @@ mod tests {
             let mut at = 0;
             let looks: Vec<usize> = looks.iter().map(|step| { at += step; at }).collect();
             let happenings: Vec<Happening> = happenings.into_iter().map(|(delta, at, lag)| {
-                // At the latest, the event is applied at the second measurement after it happened.
+                // The event is applied at the latest at the second measurement that follows it.
                 let fence = looks.iter().copied().filter(|look| *look >= at).nth(1).unwrap_or(usize::MAX);
                 Happening { delta, at, applied: (at + lag).min(fence) }
             }).collect();
@@ -157,8 +157,8 @@ mod tests {
             for pair in looks.windows(2) {
                 let (first, second) = (look(pair[0]), look(pair[1]));
                 if first.drift() != 0 && let Recheck::Off(added) = judge(&first, &second) {
-                    // The correction can be smaller than the drift, because one of the two measurements can lack an
-                    // event that is older than others.
+                    // The correction can be smaller than the drift: one measurement can lack an event although newer
+                    // events were applied.
                     prop_assert!(added.signum() == -drift.signum() && added.abs() <= drift.abs(), "{:?} {:?}", first, second);
                 }
             }

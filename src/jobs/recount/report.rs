@@ -24,7 +24,7 @@ pub enum End {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub recount: String,
-    /// The run compared and changed nothing.
+    /// Whether the run was a dry run, which compares and changes nothing.
     pub dry_run: bool,
     /// Targets that were compared.
     pub checked: u64,
@@ -36,8 +36,8 @@ pub struct Report {
     pub drifted: u64,
     /// Drifted targets that were corrected.
     pub corrected: u64,
-    /// Corrected targets that the next `changed` reconcile will miss, because too many drifts wait for it. Only a full
-    /// reconcile updates these targets in Redis.
+    /// Corrected targets that the next `changed` reconcile will miss, because too many counters are already recorded
+    /// for it. Only a full reconcile updates these targets in Redis.
     pub untold: u64,
     /// Targets that were wrong at the first measurement and had changed at each later one, so they could not be
     /// decided.
@@ -49,7 +49,7 @@ pub struct Report {
     /// Milliseconds that the run waited for events in flight, including `publish_grace`.
     pub fence_ms: u64,
     pub ended: End,
-    /// Why the run ended before everything was compared and corrected, if it did.
+    /// Why the run ended before it had compared and corrected everything, if it did.
     pub ended_early: Option<String>,
     /// The safety limit at which a real run without `--force` would stop. `None` if such a run would not stop.
     pub would_brake: Option<String>,

@@ -41,7 +41,7 @@ impl SnapshotClock {
         while !stop.is_cancelled() {
             let config = self.live.current();
             let every = config.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
-            // A board that is due waits for at most a tenth of its interval.
+            // A due board waits at most a tenth of its `snapshot_every` for the next check.
             let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
             if every.is_some() {
                 let looked = beat.during(self.look(&config.boards, &mut seen));

@@ -22,7 +22,7 @@ pub(super) struct Savable {
     pub at: BoardPeriod,
     pub rule: Rule,
     every: Duration,
-    /// The snapshot in MySQL, complete or not.
+    /// The snapshot in MySQL, even if it is incomplete.
     pub noted: Option<Snapshot>,
     pub mark: Option<u64>,
     pub live: bool,
@@ -49,14 +49,14 @@ impl Savable {
     pub(super) fn is_due(&self, now: Micros) -> bool {
         let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
         let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
-        // A snapshot from the future was taken with a wrong clock.
+        // If a snapshot's time is in the future, the clock was wrong when the snapshot was taken.
         let is_time = began_at > now || began_at.after(pause) <= now;
         is_time && !self.is_lost() && (self.live || taken_at.is_some())
     }
 }
 
 /// Returns the periods that can be saved. These are the open periods, in the order of the configuration. If `scope`
-/// names a period, only this period is returned. It is returned even if it is closed, but not if it is frozen.
+/// names a period, only this period is returned. This period is returned even if it is closed, but not if it is frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,
@@ -110,19 +110,19 @@ mod tests {
     fn a_snapshot_is_due_when_its_time_has_come_and_the_board_is_there() {
         let due = |savable: &Savable, seconds: i64| savable.is_due(Micros(seconds * 1_000_000));
         assert!(due(&savable(None, None, true), 0), "the first one");
-        assert!(!due(&savable(None, None, false), 0), "there is no board");
+        assert!(!due(&savable(None, None, false), 0), "without a board in Redis");
         let taken = savable(Some((7, 100, Some(100))), Some(7), true);
         assert!(!due(&taken, 3_699) && due(&taken, 3_700));
         let ahead = savable(Some((7, 900, Some(900))), Some(7), true);
-        assert!(due(&ahead, 899) && !due(&ahead, 900), "the clock was ahead then");
-        assert!(!due(&savable(Some((7, 900, Some(900))), None, true), 0), "and Redis has lost it");
+        assert!(due(&ahead, 899) && !due(&ahead, 900), "the clock was ahead at that snapshot");
+        assert!(!due(&savable(Some((7, 900, Some(900))), None, true), 0), "Redis has lost the board");
         let died = savable(Some((8, 100, Some(50))), Some(8), true);
-        assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");
+        assert!(!due(&died, 399) && due(&died, 400), "a snapshot that was not completed is repeated sooner");
         let lost = savable(Some((7, 100, Some(100))), None, true);
-        assert!(lost.is_lost() && !due(&lost, 1_000_000), "it would spoil what is saved");
+        assert!(lost.is_lost() && !due(&lost, 1_000_000), "a new snapshot would overwrite the saved board");
         assert!(savable(Some((7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
-        assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "the next one died after the mark");
+        assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "a later snapshot stopped after the mark");
         let never = savable(Some((7, 100, None)), None, true);
-        assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first one was never complete");
+        assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first snapshot was never completed");
     }
 }

@@ -28,7 +28,7 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// Points at which a test can end the process: between any two steps of a snapshot and a restore.
+/// Points at which a test can end the process: one between any two steps of a snapshot or a restore.
 pub const FAULT_POINTS: [&str; 11] = [
     "snapshot:marked",
     "snapshot:noted",

@@ -8,19 +8,20 @@
 //!   a frozen one: record "done" in MySQL, so that it stays for `expire_after` -> RENAME it, and record the run in Redis
 //! ```
 //!
-//! A restore that crashes while it fills the zset begins again. Once the first member of the live zset is moved into
-//! the filled zset, only the filled zset has the later additions. So the next restore continues with the filled zset.
-//! The key of the filled zset contains the source, so a restore from another source does not use that zset. Until the
-//! restore ends, the board has no mark, so that the partial live zset is not treated as the board. One script moves the
-//! last page and renames the zset: concurrent additions are neither lost nor counted twice. Subtractions since the loss
-//! are unknown for members that the live zset did not have. If a restore crashes after it recorded "done" in MySQL, the
-//! period is done and not in Redis. The next archive run records the period as ended.
+//! If a restore crashes while it fills the zset, the next restore begins again. Once the restore has moved the first
+//! member of the live zset into the filled zset, some later additions are only in the filled zset. So from then on the
+//! next restore continues with the filled zset. The key of the filled zset contains the source, so a restore from
+//! another source does not use that zset. Until the restore ends, the board has no mark in Redis, so no run treats the
+//! partial live zset as the board. One script moves the last page and renames the zset, so concurrent additions are
+//! neither lost nor counted twice. If the live zset did not have a member, subtractions from this member since the loss
+//! are unknown. If a restore crashes after it recorded "done" in MySQL, the period is not in Redis, and the next
+//! archive run records it as ended.
 //!
-//! If Redis lost all data, everything in the live zset was added since the loss. In this case the generation in Redis
-//! is newer. Otherwise the live zset contains an older state or a part of the board, plus later additions. This happens
-//! after a restart from a backup, or after a failover. The later additions cannot be distinguished from the older data.
-//! So each member is raised to its score in the snapshot, if that score is higher. If this step is repeated, nothing
-//! counts twice.
+//! If Redis lost all data, everything in the live zset was added since the loss. In this case the generation of the
+//! data in Redis is newer than in MySQL. Otherwise the live zset contains an older state or a part of the board, plus
+//! later additions. This happens after a restart from a backup, or after a failover. The later additions cannot be
+//! distinguished from the older data. So each member is raised to its score in the snapshot, if that score is higher.
+//! This step can be repeated, because it adds nothing.
 
 use std::time::Instant;
 
@@ -50,21 +51,21 @@ pub struct NotRestored {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
     pub dry_run: bool,
-    /// Whether the current data in Redis is added to the snapshot, even if this data can already be a part of the
-    /// snapshot.
+    /// Whether the current scores in Redis are added to the snapshot's scores, even if the snapshot can already include
+    /// them.
     pub add: bool,
 }
 
 /// The data to restore, and the zset that it is restored to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// The snapshot as the live zset, plus the additions to the live zset since the loss.
+    /// The snapshot becomes the live zset, plus the additions to the live zset since the loss.
     Add(Snapshot),
-    /// The snapshot's scores, where they are higher than those of the live zset.
+    /// Each member of the live zset gets its score in the snapshot, if that score is higher.
     Raise(Snapshot),
-    /// The snapshot as the frozen zset, which is archived next.
+    /// The snapshot becomes the frozen zset, which the next run archives.
     Frozen(Snapshot),
-    /// The archive as the frozen zset.
+    /// The archive becomes the frozen zset.
     Archive { row: PeriodRow, copy: u8 },
 }
 
@@ -174,7 +175,7 @@ impl Restorer<'_> {
     ) -> Step<Source> {
         let cache = self.run.cache;
         if cache.is_restoring(at, &snapshot.tag()).await?.1 {
-            // An earlier restore was interrupted.
+            // An earlier restore from this snapshot was interrupted, and continues.
             return Ok(Source::Add(snapshot));
         }
         let mark = self.run.mark(at).await?;
@@ -182,12 +183,13 @@ impl Restorer<'_> {
             let (live, _) = cache.count_board(at).await?;
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }
-        // If Redis has a mark and a newer generation, Redis was not flushed. MySQL has gone back to an older state.
+        // A mark together with a newer generation does not come from a flush of Redis: MySQL has gone back to an older
+        // state.
         let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
         Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
-    /// Returns a preview of a restore: the current data in Redis, and the sum of the scores that would not be added.
+    /// Returns the preview of a restore: how many members Redis has, and the sum of the scores that would not be added.
     async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let BoardRun { store, cache, .. } = *self.run;
         let (live, _) = cache.count_board(at).await?;
@@ -231,7 +233,7 @@ impl Restorer<'_> {
             self.run.show_done(filled);
         }
         let filled = rows.read;
-        // Rows of an interrupted snapshot are included, too.
+        // The rows can include those of an interrupted later snapshot, so their count can differ from `total`.
         let is_whole = if of == RowsOf::Snapshot { filled > 0 } else { filled == total };
         if !is_whole {
             return Err(Halt::Kept(Reason::Incomplete { filled, total }));

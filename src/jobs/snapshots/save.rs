@@ -1,5 +1,5 @@
-//! Takes snapshots of boards that have not been archived yet. Without a snapshot, nothing remains of such a board if
-//! Redis loses its data.
+//! Takes snapshots of boards that have not been archived yet. If Redis loses the data of such a board, only a snapshot
+//! can restore it.
 //!
 //! # The way
 //!
@@ -8,12 +8,12 @@
 //!   -> go through the saved members: write changes, delete missing ones -> go through Redis: write new members -> record the end
 //! ```
 //!
-//! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. The remains of a lost
-//! board must never overwrite the rows. So a script reads each page. The script reads a page only if Redis has this
-//! run's mark of the board, and if the zset has enough members. The script also detects that Redis evicted only the
-//! zset and the zset has grown again. The best saved members together then have less than half of their former scores.
-//! A run that crashes leaves rows of two snapshots, and each row was right when it was written. The next run checks all
-//! rows. The snapshot can lack additions that were made during the run.
+//! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. If Redis has lost the
+//! board, the rest of it must never overwrite the rows. So a script reads each page, and only if Redis has this run's
+//! mark of the board and the zset has enough members. It is also possible that Redis evicted only the zset and the zset
+//! has grown again. In this case the best saved members together have less than half of their saved scores, and no
+//! snapshot is taken. After a crash, the rows are from two snapshots. Each row was right when it was written. The next
+//! run checks all rows. The snapshot can lack additions that were made during the run.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -34,12 +34,12 @@ use tallyd_redis::snapshots::Scanned;
 
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
-/// After this time a run begins no other board, so that other runs get the lock.
+/// After this time a run does not begin another board, so that other runs get the lock.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
 const SCAN_MEMBERS: usize = 250;
 
-/// Members per search statement: MariaDB turns a longer list into a join.
+/// Maximum number of members that one statement searches. MariaDB would execute a longer list as a join.
 const NEW_MEMBERS: usize = 900;
 
 /// If a board with fewer members than this loses more than half of them, it is not treated as lost.
@@ -100,7 +100,7 @@ impl Saver<'_> {
         let Some(scope) = scope else {
             let mut due = savable(store, cache, boards, &Scope::default(), now).await?;
             due.retain(|savable| savable.is_on() && savable.is_due(now));
-            // The boards that have waited longest come first.
+            // The boards that have waited longest are saved first.
             due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
             return Ok(due);
         };
@@ -136,7 +136,7 @@ impl Saver<'_> {
         let saved = snapshot.map_or(0, |snapshot| snapshot.members);
         let members_min = if force || saved < FEW_MEMBERS { 0 } else { saved / 2 };
         let Some(members) = self.save_all(savable, Known { saved, members_min }).await? else {
-            return Ok(PeriodReport::new(at, Outcome::Nothing).because("it was frozen meanwhile"));
+            return Ok(PeriodReport::new(at, Outcome::Nothing).because("the board was frozen during the snapshot"));
         };
         fault::point("snapshot:saved");
         store.end_snapshot(number, at, members, now).await?;
@@ -144,8 +144,8 @@ impl Saver<'_> {
     }
 
     /// Marks the board with this run, and then writes the run's number to MySQL. Returns `false` if the board no longer
-    /// exists. If a run crashes between these two steps, the mark is newer than MySQL's number. If Redis starts from an
-    /// old backup, its mark is older than MySQL's number.
+    /// exists. If a run crashes between these two steps, the mark in Redis is newer than the number in MySQL. If Redis
+    /// starts from an old backup, the mark is older than the number.
     async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         if self.run.taken(cache.mark_board(at, number, *mark, Some(number)).await?)?.is_none() {
@@ -165,15 +165,16 @@ impl Saver<'_> {
         fault::point("snapshot:looked");
         let (total, _) = cache.count_board(&savable.at).await?;
         if known.saved == members && members == before && members == total {
-            // All saved members are on the board, and the board had the same size before and after the check. So it has
-            // no other members.
+            // All saved members are on the board, and the board had exactly this number of members before and after the
+            // check. So it has no other members.
             return Ok(Some(members));
         }
         let added = self.save_new(savable, Known { saved: members, ..known }, total).await?;
         Ok(added.map(|added| members + added))
     }
 
-    /// Checks the saved members: writes changed ones and deletes missing ones. Returns how many remain.
+    /// Checks the saved members, writes the changed members and deletes the missing members. Returns how many members
+    /// remain.
     async fn save_changed(&self, Savable { at, rule, .. }: &Savable, known: Known) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "compared", known.saved);
@@ -207,8 +208,8 @@ impl Saver<'_> {
         }
     }
 
-    /// Goes through the `total` members in Redis, and writes those that have not been saved yet. Returns how many it
-    /// wrote.
+    /// Goes through the `total` members in Redis, and writes the members that have not been saved yet. Returns how many
+    /// members it wrote.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;

@@ -4,8 +4,8 @@
 //! Steps for a page of targets: read both sides -> mark differing targets as *suspect* -> check the suspects again,
 //! [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction. The smaller of the
 //! two differences is reported. In-flight events reach one side before the other, so they usually cause a difference in
-//! only one check. A target that users like all the time can have in-flight events in both checks. The trend tolerates
-//! a few such targets.
+//! only one check. A target that users like all the time can have in-flight events in both checks. A few such targets
+//! do not change the reported trend.
 //!
 //! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
 //! targets without a row in `counter`. For counts from a query, it reads each page of the query together with
@@ -43,7 +43,7 @@ use tallyd_rabbitmq::Publisher;
 /// Time between the two checks of a suspect.
 pub const LOOKS_APART: Duration = Duration::from_secs(5);
 
-/// When there are this many suspects, the run checks them again before it continues.
+/// If there are this many suspects, the run checks them again before it reads the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
 /// Maximum number of targets in a page.
@@ -149,7 +149,7 @@ async fn compare(
     };
     run.compare_all().await?;
     if stop.is_cancelled() {
-        run.report.end(End::Stopped, "it was stopped: this run is not compared with earlier ones");
+        run.report.end(End::Stopped, "it was stopped, so its result is not compared with earlier runs");
     }
     Ok(run.report)
 }

@@ -36,8 +36,8 @@ pub struct Report {
     pub checked: u64,
     /// Targets whose two counts were equal at the first check.
     pub equal: u64,
-    /// Targets that differed only because of events in flight: at the second check, they were equal or differed in the
-    /// other direction.
+    /// Targets that differed at the first check, but were equal or differed in the other direction at the second check.
+    /// The cause was events in flight.
     pub transient: u64,
     /// Targets that differed at both checks, in the same direction.
     pub differ: u64,
@@ -45,23 +45,23 @@ pub struct Report {
     pub missing_old: u64,
     /// Differing targets without a row in `counter`.
     pub missing_tallyd: u64,
-    /// Keys whose content is not a number. These keys are not compared.
+    /// Keys that were not compared, because their content is not a number.
     pub unreadable: u64,
     /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
-    /// Targets for which tallyd's count is higher, grouped by the size of the difference.
+    /// The number of targets for which tallyd's count is higher, by the size of the difference.
     pub tallyd_more: Sizes,
-    /// Targets for which tallyd's count is lower, grouped by the size of the difference.
+    /// The number of targets for which tallyd's count is lower, by the size of the difference.
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
     /// Earlier runs that compared the same counts, the newest first.
     pub earlier: Vec<Earlier>,
-    /// A sentence that names the total that has grown since the newest earlier run. `None` if no total grew.
+    /// A sentence that says which total has grown since the newest earlier run. `None` if no total grew.
     pub grows: Option<String>,
     /// How the run ended.
     pub ended: End,
-    /// Reason for ending before everything was compared.
+    /// The reason why the run ended before it had compared everything.
     pub ended_early: Option<String>,
 }
 
@@ -71,14 +71,14 @@ pub struct TargetReport {
     pub target: String,
     pub old: Option<i64>,
     pub tallyd: Option<i64>,
-    /// The smaller drift of the two checks. Positive if tallyd's count is higher.
+    /// The smaller difference of the two checks. It is positive if tallyd's count is higher.
     pub drift: i64,
 }
 
 /// An earlier run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Earlier {
-    /// End of the run, in microseconds since the epoch.
+    /// The time at which the run ended, in microseconds since 1970.
     pub ended_at: i64,
     #[serde(flatten)]
     pub found: Found,
@@ -102,9 +102,9 @@ impl Report {
         self.ended_early = Some(why.to_owned());
     }
 
-    /// Judges a target by two checks.
+    /// Adds a target to the report, from the results of its two checks.
     pub(super) fn judge(&mut self, kind: &str, id: TargetId, first: &Look, second: &Look) {
-        // The delta is the correction of tallyd's count, so the drift is the delta with the opposite sign.
+        // `confirmed_delta` returns the correction of tallyd's count, and the drift has the opposite sign.
         let drift = -confirmed_delta(first.drift(), second.drift());
         if drift == 0 {
             self.transient += 1;
@@ -210,7 +210,7 @@ pub(super) struct Progress {
     pub differ: u64,
     /// Suspects that wait for their second check.
     pub pending: u64,
-    /// Why the run waits. `None` if it does not wait.
+    /// The reason why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 

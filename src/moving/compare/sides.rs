@@ -21,7 +21,7 @@ const QUERY_MAX: Duration = Duration::from_secs(30);
 
 const ACTION: &str = "search for the site's keys";
 
-/// The two counts of a target, read by one check.
+/// The two counts of a target that one check has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
     /// The older site's count, or `None` if the site has no count.
@@ -37,7 +37,7 @@ impl Look {
     }
 }
 
-/// The counts of a group of targets, read by one check.
+/// The counts of a group of targets that one check has read.
 #[derive(Default)]
 pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
@@ -50,7 +50,8 @@ pub(super) struct Page {
 pub(super) struct Sides<'a> {
     servers: &'a Servers,
     subject: &'a Subject,
-    /// The query's pages that have suspects. A page begins after the first target and ends with the second one.
+    /// The query's pages that have suspects. Each page begins after the first target of its pair, and ends with the
+    /// second target.
     pages: Vec<(TargetId, TargetId)>,
 }
 
@@ -59,8 +60,8 @@ impl<'a> Sides<'a> {
         Self { servers, subject, pages: Vec::new() }
     }
 
-    /// Reads the next targets after `after`. These are the targets in `counter`. If there is a query, the targets in
-    /// the query's result are included.
+    /// Reads the next targets after `after`. These are the targets in `counter` and, if there is a query, in the
+    /// query's result.
     pub(super) async fn page(&mut self, after: TargetId, limit: usize) -> Result<Page> {
         match &self.subject.source {
             Source::Keys(template) => {
@@ -121,7 +122,7 @@ impl<'a> Sides<'a> {
             Source::Query(query) => {
                 let mut looks = BTreeMap::new();
                 for (mut after, until) in std::mem::take(&mut self.pages) {
-                    // Targets that were added since the first check can make this more than one page.
+                    // If targets were added since the first check, this is more than one page.
                     while after < until {
                         let page = self.ask(query, after, until).await?;
                         looks.extend(page.looks.into_iter().filter(|(id, _)| suspects.contains_key(id)));

@@ -1,5 +1,5 @@
 //! Erases a member from boards, under the archiver's lock and the board's claim. The member is deleted from zsets and
-//! snapshots. In a verified archive and in its frozen zset, the member is renamed, and the score stays.
+//! snapshots. In a verified archive and in the archive's frozen zset, the member is renamed and keeps its score.
 //!
 //! Both Redis and the archive sort members with equal scores by the bytes of their names. The new name can have a
 //! different place in this order, so other members can move by one place. The frozen zset stays equal to its archive,
@@ -35,11 +35,11 @@ const PAGE_ROWS: usize = 5_000;
 /// The result of erasing a member from boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Members {
-    /// Zsets in which the member was deleted or renamed.
+    /// The number of zsets in which the member was deleted or renamed.
     zsets: u64,
-    /// Archive rows in which the member was renamed.
+    /// The number of archive rows in which the member was renamed.
     places: u64,
-    /// Rows of snapshots.
+    /// The number of deleted snapshot rows.
     saved: u64,
     /// Messages about archives that were left unchanged, because they differ from their verified state.
     left: Vec<String>,
@@ -76,7 +76,7 @@ impl Run<'_> {
         boards.into_iter().collect()
     }
 
-    /// Waits until the archiver has released its lock, but not longer than the maximum wait for a fence.
+    /// Waits until the archiver has released its lock, at most as long as for a fence (`fence_max`).
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
@@ -183,7 +183,7 @@ impl Run<'_> {
                     let (before, after) = self.tallies(at, *place, &by).await?;
                     if before != row.tally {
                         let text =
-                            format!("the archive of {at} is not what was verified, so the erase did not change it");
+                            format!("the archive of {at} is not what was verified, so the erase left it unchanged");
                         members.left.push(text);
                         continue;
                     }
@@ -212,7 +212,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns two tallies of a copy's rows: the tally with the current name, and the tally with the new name.
+    /// Returns two tallies (the count and checksums) of a copy's rows: one with the member's current name, and one with
+    /// the new name.
     async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
         let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
         loop {
@@ -232,7 +233,7 @@ impl Run<'_> {
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
         let cache = &self.servers.cache;
         members.zsets += match zset {
-            // This zset is a restored copy of the archive. The next restore creates it again.
+            // This zset is an unfinished restore of the archive. The next restore creates it again.
             BoardZset::Restored(tag) if tag.starts_with('a') => {
                 cache.drop_zset(at, zset).await?;
                 1

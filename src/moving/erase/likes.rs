@@ -21,13 +21,13 @@ use tallyd_mysql::ranges::LAST;
 /// Number of rows in a page. The run waits for one fence for each page.
 const PAGE_ROWS: usize = 2_000;
 
-/// Number of targets for which one statement searches a user's rows. The statement takes tens of milliseconds.
+/// The number of targets for which one statement searches a user's rows. Such a statement takes tens of milliseconds.
 const PAGE_TARGETS: usize = 2_000;
 
 /// Maximum number of unlikes that wait for a confirm at the same time.
 const AT_ONCE: usize = 64;
 
-/// The time between two checks of the queues' length, while queues are too long.
+/// While queues are too long, their length is checked at this interval.
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
 /// The position of a run, in the order of the primary key.
@@ -43,7 +43,7 @@ struct Cursor {
 /// The state from which `--resume` continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// The name of the subject. The next successful run deletes the checkpoint, and so also deletes the name.
+    /// The name of the erased user or target. The next successful run deletes the checkpoint with this name.
     of: String,
     cursor: Cursor,
     unlikes: u64,
@@ -87,8 +87,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts rows that appeared after their page was erased. The count is skipped if it would need a scan of all
-    /// targets. In that case only another run finds such rows.
+    /// Counts rows that appeared after their page was erased. If the count needs a scan of all targets, it is skipped,
+    /// and only another run finds such rows.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.order.dry_run || !rows.is_cheap() {
@@ -107,8 +107,8 @@ impl<'a> Run<'a> {
     async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
         self.unlike(page).await?;
         fault::point("erase:published");
-        // The fence is needed even if all rows are unlikes: after the deletion, an older in-flight like would create
-        // the row again.
+        // The fence is needed even if all rows are unlikes. Otherwise an older like that is still in flight could
+        // create the row again after its deletion.
         self.fence().await?;
         fault::point("erase:fenced");
         let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();
@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
             .iter()
             .filter(|row| row.liked)
             .filter_map(|row| {
-                // The unlike must be newer than the row, even if clocks differ.
+                // The unlike must have a later time than the row, even if clocks differ.
                 let at = now.max(Micros(row.at.0.saturating_add(1)));
                 let LikeRow { target, user, .. } = *row;
                 let event = LikeEvent { target, user, at, liked: false };
@@ -207,8 +207,8 @@ impl Rows<'_> {
         self.index.is_some() || matches!(self.subject, Subject::Target { .. })
     }
 
-    /// Returns the next page of rows. If the table has no index by user, a page covers a group of targets, and can be
-    /// empty.
+    /// Returns the next page of rows. If the table has no index by user, a page has the user's rows for a group of
+    /// targets, and can be empty.
     async fn next(&mut self) -> Result<Vec<LikeRow>> {
         let Cursor { kind, target_id, user_id, .. } = self.cursor;
         let page = match (self.subject, &self.index) {
@@ -231,8 +231,8 @@ impl Rows<'_> {
         Ok(page)
     }
 
-    /// Returns the user's rows for the next targets that have like records. MySQL jumps from target to target, so the
-    /// cost depends on the number of targets, not on the number of rows.
+    /// Returns the user's rows for the next targets that have like records. MySQL goes from target to target by the
+    /// index, so the cost depends on the number of targets, not of rows.
     async fn scan(&mut self, user: UserId) -> Result<Vec<LikeRow>> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.0 >= self.cursor.kind).copied() else {
             self.cursor.ended = true;

@@ -13,35 +13,35 @@
 //! ```
 //!
 //! Each step does only work that is still missing. If a run crashes at any point ([`FAULT_POINTS`]), the next run
-//! completes its work. A run after a successful run finds nothing to do. Only erasing the likes of a user can take
-//! long, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by their keys
-//! for each page of targets. `--resume` continues after the last finished page.
+//! completes its work. A run after a successful run finds nothing to do. Only one step can take long: to erase the
+//! likes of a user, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by
+//! their keys for each page of targets. `--resume` continues after the last finished page.
 //!
 //! # Races
 //!
 //! *A is this run; B is the site.*
 //!
-//! * A user of the site (B) likes again after A's unlike. The newer event wins, so the row is a like and is not
-//!   deleted. The report counts the row as `liked_again`.
-//! * B published a like before A's unlike, in any partition. The fence comes after both events, so the row is final
-//!   when A deletes it.
+//! * After A's unlike, a user of the site (B) likes the target again. The newer event wins, so the row is a like, and A
+//!   does not delete it. The report counts the row as `liked_again`.
+//! * B published a like before A's unlike, in any partition. A's fence follows both events, so no earlier event can
+//!   change the row when A deletes it.
 //! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row. Without the
-//!   row, older events are no longer rejected. The broker redelivers the like and then the unlike that follows it in
-//!   the queue. The redelivered unlike creates the row again, as an unlike. A producer that publishes an old event
-//!   again has the same effect. The counters stay right, and the next run deletes the row.
-//! * B's filter run has read the user before A deleted the row. Then A drops the filter, with the config that names B's
-//!   run. Redis therefore rejects B's filter. A later run builds a filter without the user. A deletes the remembered
-//!   click before it drops the filter.
+//!   row, the daemon no longer ignores older events. The broker redelivers the like and then the unlike that follows it
+//!   in the queue. So the row exists again, as an unlike. The effect is the same if a producer publishes an old event
+//!   again. The counters stay right, and the next erase deletes the row.
+//! * B's filter run has read the user before A deleted the row. Then A drops the filter together with its config, which
+//!   contains the number of B's run. So Redis rejects B's new filter, and a later run builds a filter without the user.
+//!   A deletes the user's remembered click before it drops the filter.
 //! * B wants to write a snapshot or an archive of a board. B must wait, because A holds the archiver's lock and the
 //!   board's claim.
-//! * A renames a member of a frozen zset, and crashes before A renames the member in MySQL. The next run finds the row
-//!   and chooses the same name.
-//! * A reconcile is running, and needs the rows that the consumers write for it. A leaves these rows and reports how
-//!   many there are. The reconcile deletes them at its end.
+//! * A renames a member of a frozen zset, and crashes before A renames the member in MySQL. The next erase finds the
+//!   row in MySQL and chooses the same new name.
+//! * A reconcile is running, and needs the events that the consumers log for it. A leaves the rows of this log and
+//!   reports how many there are. The reconcile deletes the rows at its end.
 //!
 //! An erase must never delete a row that a newer like has changed, or an event of another user. An erase must never
-//! delete an outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint
-//! names the erased user or target.
+//! delete an outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint may
+//! contain the erased user or target.
 
 mod boards;
 mod likes;
@@ -72,7 +72,7 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// The points at which a test can end the process, in order. There is a point between any two steps.
+/// The points at which a test can end the process, in the order of the steps. There is a point between any two steps.
 pub const FAULT_POINTS: [&str; 10] = [
     "erase:published",
     "erase:fenced",
@@ -92,14 +92,15 @@ const PAUSED_BY: &[Task] = &[Task::Consumer];
 /// Time between two checks while the run waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// An operator's order to erase.
+/// The subject that an operator has ordered to erase, and the options.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub subject: Subject,
-    /// Boards whose members are users, or targets of this kind, in addition to the boards of the rules.
+    /// The boards from which the subject is also removed, in addition to the boards of the configured rules. Their
+    /// members must be users, or targets of this kind.
     pub boards: Vec<String>,
     pub dry_run: bool,
-    /// Continue after the last finished page of an earlier run.
+    /// The run continues after the last finished page of an earlier run.
     pub resume: bool,
 }
 
@@ -117,7 +118,7 @@ impl Order {
 ///
 /// # Errors
 /// [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server fails. Work
-/// that is done before a failure is kept.
+/// that was done before a failure stays done.
 pub async fn erase(
     servers: &Servers,
     config: &Config,
@@ -156,7 +157,7 @@ struct Run<'a> {
     servers: &'a Servers,
     config: &'a Config,
     kinds: KindNames,
-    /// One cache for each layout of counters.
+    /// One Redis cache for each layout of counters.
     caches: Vec<Cache>,
     fences: Fences<'a>,
     // The order.
@@ -229,8 +230,8 @@ impl<'a> Run<'a> {
         self.fences.pass(number_of(self.number, self.fences_sent)).await
     }
 
-    /// Waits until Redis has all rows that are in the outbox now. Then these rows can be rewritten, and Redis adds no
-    /// row to counters that the next step deletes.
+    /// Waits until all rows that are now in the outbox have been added to Redis. After that, these rows can be
+    /// rewritten, and none of them is added to a counter that the next step has deleted.
     async fn settle(&mut self) -> Result<()> {
         if self.order.dry_run {
             return Ok(());
@@ -245,7 +246,7 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             if began.elapsed() > self.config.reconcile.fence_max.0 {
-                let text = "Redis does not receive the rows of the outbox: wait until `tallyd status` shows an empty outbox, then try again";
+                let text = "the rows of the outbox were not added to Redis in time: wait until `tallyd status` shows an empty outbox, then try again";
                 return Err(JobError::NotNow(text.to_owned()).into());
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -276,9 +277,9 @@ impl<'a> Run<'a> {
         self.drop_filters(&[target]).await
     }
 
-    /// Drops the filters of these targets, because a filter can't forget one user. If the erase changed a target's
-    /// counter, the daemon's next filter run builds the filter again. If the user's rows were unlikes already, the
-    /// counter did not change, and the daily run over all targets builds the filter again.
+    /// Drops the filters of these targets, because one user can't be removed from a filter. If the erase changed a
+    /// target's counter, the daemon's next filter run builds the filter again. If the user's row was an unlike already,
+    /// the counter did not change, so only the daily run over all targets builds the filter again.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
         if !self.config.filter.is_on() {
             return Ok(());
@@ -294,7 +295,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts the messages in all queues, of all users and targets.
+    /// Counts the messages in all queues. They can belong to any user or target.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.servers;
         let in_use = InUse::read(store, broker).await?;
@@ -334,7 +335,7 @@ impl<'a> Run<'a> {
         if !unclear.is_empty() {
             let ids: Vec<String> = unclear.iter().map(u64::to_string).collect();
             let text = format!(
-                "dead letters contain the id outside of fields that tallyd knows: check them with `tallyd dead show {}`",
+                "some dead letters contain the id in a field that tallyd does not know: check them with `tallyd dead show {}`",
                 ids.join(" ")
             );
             self.report.left.push(text);
@@ -343,7 +344,7 @@ impl<'a> Run<'a> {
 
     fn context(&self, action: &'static str) -> impl Fn() -> String {
         let rows = self.report.rows;
-        move || format!("{action} ({rows} like records were erased before; run the same command again to continue)")
+        move || format!("{action} ({rows} like records are already erased: run the same command again to continue)")
     }
 }
 

@@ -10,10 +10,10 @@ use tracing::info;
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
-/// Places that can still contain the subject after an erase, and until when they can contain it.
+/// Places that can still contain data about the subject after an erase, and for how long.
 const BEYOND: [&str; 4] = [
-    "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ: until they expire; erase again after a restore",
-    "logs of API servers, proxies and databases; tallyd's own logs name no user",
+    "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ, until they expire: erase again after a restore from them",
+    "logs of API servers, proxies and databases (tallyd's own logs contain no user)",
     "queues and tables of other systems that receive the site's events",
     "applied_event has digests of counts that can't be linked to a user or a target: they are deleted after [consumer] applied_event_keep",
 ];
@@ -31,30 +31,30 @@ pub struct Report {
     pub unlikes: u64,
     /// Deleted rows of `like_record`.
     pub rows: u64,
-    /// Rows that were liked again after the unlikes. They stay.
+    /// Rows of likes that the user made again after the unlikes. They stay.
     pub liked_again: u64,
-    /// Maps a table to the number of rows that were deleted with a target's counters.
+    /// The number of rows that were deleted with a target's counters, for each table.
     pub numbers: BTreeMap<&'static str, u64>,
-    /// Deleted keys and fields in Redis: a target's counters, remembered clicks, a user's own keys.
+    /// The number of deleted keys and fields in Redis: a target's counters, remembered clicks and a user's own keys.
     pub redis_keys: u64,
     /// Dropped filters. The daemon builds these filters again.
     pub filters: u64,
-    /// Rows of the outbox that were rewritten or deleted.
+    /// The number of outbox rows that were rewritten or deleted.
     pub outbox_rows: u64,
     pub letters_deleted: u64,
-    /// Dead letters that also contain events of other users or targets.
+    /// The number of rewritten dead letters. They also contain events of other users or targets.
     pub letters_rewritten: u64,
-    /// Ids of dead letters that can name the subject in a field that tallyd does not know.
+    /// The ids of dead letters that can contain the subject's id in a field that tallyd does not know.
     pub unclear_letters: Vec<u64>,
-    /// Runs whose report or checkpoint was rewritten.
+    /// The number of runs whose report or checkpoint was rewritten.
     pub runs: u64,
-    /// Zsets of boards in which the member was deleted or renamed.
+    /// The number of zsets in which the member was deleted or renamed.
     pub zsets: u64,
-    /// Rows of archived boards in which the member was renamed.
+    /// The number of rows of archived boards in which the member was renamed.
     pub places: u64,
-    /// Deleted rows of board snapshots.
+    /// The number of deleted rows of board snapshots.
     pub saved: u64,
-    /// Queues that have messages, of any user.
+    /// Queues that still have messages, which can belong to any user.
     pub waiting: Vec<Waiting>,
     /// True if API servers count likes. In that case a reconcile must still subtract the unlikes from the counters in
     /// Redis.
@@ -160,7 +160,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Adds a page of a kind to the progress.
+    /// Adds a page of rows to the progress, with the page's kind of targets.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }

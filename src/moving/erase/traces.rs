@@ -1,4 +1,5 @@
-//! Removes the subject from rows that also name other users or targets. The other data of such a row stays.
+//! Removes the subject from rows that also contain data about other users or targets. The other data of such a row
+//! stays.
 
 use anyhow::Result;
 
@@ -13,7 +14,7 @@ const LETTERS_PAGE: u64 = 500;
 /// Number of dead letters whose bodies one call reads. A body can have a few megabytes.
 const LETTERS_AT_ONCE: usize = 16;
 
-/// Maximum number of dead letters that a report names.
+/// Maximum number of dead letters that a report lists.
 const NAMED_MAX: usize = 1_000;
 
 impl Run<'_> {
@@ -23,8 +24,8 @@ impl Run<'_> {
         self.erase_reports().await
     }
 
-    /// Rewrites or deletes the subject's rows of the outbox. This is safe, because these rows are already added to
-    /// Redis. The offsets in Redis' buckets are above the ids of the rows, so none of the rows is added again.
+    /// Rewrites or deletes the subject's rows of the outbox. This is safe, because Redis already contains the additions
+    /// of these rows. The offsets in Redis' buckets are above the numbers of the rows, so no row is added again.
     async fn erase_outbox(&mut self) -> Result<()> {
         let store = &self.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
@@ -38,7 +39,7 @@ impl Run<'_> {
                     }
                     self.report.outbox_rows += match self.order.dry_run {
                         true => 1,
-                        // MySQL does not rewrite a row that was added after the wait. The next run rewrites it.
+                        // MySQL does not rewrite a row that was added after the wait. The next erase rewrites this row.
                         false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
                     };
                 }
@@ -85,9 +86,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Removes the target from reports and checkpoints of runs. A report can list the target because it had drifted.
-    /// The checkpoint of an unfinished run can have the target as its last position. The id before the target is an
-    /// equally good position.
+    /// Removes the target from reports and checkpoints of runs. A report can list the target as drifted. The checkpoint
+    /// of an unfinished run can have the target as its last position. The erase replaces this position by the id before
+    /// the target, from which the run can also continue.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

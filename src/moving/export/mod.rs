@@ -1,5 +1,5 @@
-//! `tallyd export`: writes the likes and unlikes since the cut-over into the site's old table. With them, the site can
-//! return to that table.
+//! `tallyd export`: writes the likes and unlikes since the cut-over into the site's old table. With this data, the site
+//! can return to its old table.
 //!
 //! A pass lists the targets whose counter changed since the last pass, and reads their rows of `like_record` that
 //! changed since then. The pass writes the current state of these rows with the site's own statements, in key order, up
@@ -8,17 +8,17 @@
 //! Races:
 //!
 //! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass reads all changes
-//!   since this pass began, and also the changes in the `overlap` before its beginning. So the next pass reads B's row.
+//!   since the `overlap` before this pass began. So the next pass reads the row that B has changed.
 //! * A: a pass lists changed targets. B: a target that has not been listed yet changes again, and moves to a part of
 //!   the list that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since
-//!   its start again. The pass stops when two consecutive lists start and end within the same span of five minutes. A
-//!   change within a span does not move a target.
+//!   its start again. The pass ends when two consecutive lists begin and end within the same span of five minutes. A
+//!   change within a span does not move a target in the list.
 //! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
-//!   wakes up. Before each transaction, a run checks that it still has the job's lock, because the site's server can't
-//!   check this.
+//!   wakes up. Before each transaction, a run checks that it still holds the job's lock, because the site's server
+//!   can't check this.
 //!
-//! A pass misses an event that is written to MySQL more than `overlap` after its `at`. `tallyd import --verify` finds
-//! such an event.
+//! A pass misses an event if a daemon writes it to MySQL more than `overlap` after the event's `at`. `tallyd import
+//! --verify` finds such an event.
 //!
 //! An export must never change anything but the site's table.
 
@@ -58,11 +58,11 @@ const READ_TARGETS: usize = 500;
 /// Maximum number of rows that one call reads and one transaction writes.
 const ROWS: usize = 500;
 
-/// Connections to the site's server: one writes, one checks its load.
+/// The number of connections to the site's server: one for writes, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// When a pass lists again, the new list starts this time before the pass began, because a daemon's clock can be behind
-/// MySQL's clock.
+/// If a pass lists again, the new list includes changes from this time before the pass began, because a daemon's clock
+/// can be behind MySQL's clock.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
 /// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. In that case the next
@@ -75,21 +75,21 @@ const JOB: &str = CommandName::Export.name();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     Since(Micros),
-    /// Continue where the last run of this export ended.
+    /// The export continues where its last run ended.
     Resume,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     pub begin: Begin,
-    /// Pause between two passes. `None` for a single pass.
+    /// The pause between two passes. `None` if the run makes only one pass.
     pub every: Option<Duration>,
 }
 
 /// The progress of all runs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// All rows written before this time are exported. In microseconds, by MySQL's clock.
+    /// All rows that were written before this time are exported. The time is in microseconds, by MySQL's clock.
     until: i64,
 }
 

@@ -31,17 +31,17 @@ pub struct Report {
     pub targets: u64,
     /// The count of rows that were written as likes. A row is counted once for each pass that writes it.
     pub likes: u64,
-    /// Rows whose unlike was written, or that were deleted for an unlike.
+    /// The count of rows that were written as unlikes, or deleted because of an unlike.
     pub unlikes: u64,
-    /// Start of the export, in microseconds since the epoch. Rows written since this time are exported.
+    /// The start of the export, in microseconds since 1970. Rows that were written since this time are exported.
     pub since: i64,
-    /// End of the export: all rows written up to this time are exported. `None` if no pass finished.
+    /// The end of the export. All rows that were written up to this time are exported. `None` if no pass finished.
     pub until: Option<i64>,
     /// Exported rows can have an `at` up to this many seconds before `since`.
     pub overlap_s: u64,
     /// How the run ended.
     pub ended: End,
-    /// Reason why the run ended early.
+    /// The reason why the run ended early.
     pub ended_early: Option<String>,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Progress {
     pub targets: u64,
     pub rows: u64,
     pub passes: u64,
-    /// Why the run waits. `None` if it does not wait.
+    /// The reason why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 

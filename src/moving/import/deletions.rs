@@ -1,5 +1,5 @@
 //! The second pass: removes rows that are missing on the site in two checks. A row is removed only if the import wrote
-//! it and nothing has changed it since.
+//! it and no event has changed it since then.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Maximum number of rows that wait for their second check. When more rows wait, the scan pauses.
+/// Maximum number of rows that wait for their second check. The scan pauses while more rows wait.
 const HELD_MAX: usize = 100_000;
 
 /// Maximum number of rows that one transaction removes. The number is small, because consumers wait for the locks of
@@ -72,7 +72,7 @@ impl Run<'_> {
             let (rows, seconds) = (held.len(), self.options.look_again_after.as_secs());
             info!(
                 event = "import-looks-again",
-                rows, seconds, "the site lacks {rows} rows: checking again after {seconds} s"
+                rows, seconds, "the site's table lacks {rows} imported rows: checking again after {seconds} s"
             );
         }
         while !held.is_empty() && !self.is_over() {
@@ -137,7 +137,7 @@ impl Run<'_> {
             self.report.taken_out += gone.len() as u64;
             return Ok(());
         }
-        // All rows that still wait for their second check come after this position.
+        // All rows that still wait for their second check are after this position.
         let after = raw(if held.is_empty() { reached } else { last });
         let done = Checkpoint { after, ..*checkpoint };
         fault::point("import:taking-out");

@@ -8,9 +8,9 @@
 //! Races:
 //!
 //! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event's state is newer
-//!   than the page's row (see `tallyd_core::import`), so it stays.
-//! * The same, but the event still waits in a queue. C writes a like, and then the event changes the like to an unlike.
-//! * A: a row is read. B: the site deletes it without publishing an event. The second pass removes the row.
+//!   than the page's row (see `tallyd_core::import`), so the event's state stays.
+//! * As before, but at C the event waits in a queue. C writes a like, and then the event changes it to an unlike.
+//! * A: a row is read. B: the site deletes the row without publishing an event. The second pass removes the like.
 //! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the second check finds the row.
 //! * A: a row was missing in both checks. B: an event changes the row. C: the pass finds this change and keeps the row.
 //! * A: a run is frozen. B: another run continues. C: the first run wakes up and can't write, because it lost the lock.
@@ -64,7 +64,7 @@ pub const FAULT_POINTS: [&str; 8] = [
     "import:taken-out",
 ];
 
-/// Connections to the site's server: one reads pages, one checks its load.
+/// The number of connections to the site's server: one for pages, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
 /// Maximum number of warnings in a report.
@@ -95,11 +95,11 @@ impl Pass {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     pub pass: Pass,
-    /// Only read, and change nothing.
+    /// The run only reads, and changes nothing.
     pub dry_run: bool,
-    /// Continue where the last run of this pass ended.
+    /// The run continues where the last run of this pass ended.
     pub resume: bool,
-    /// End after this time, when the current page is finished.
+    /// After this time, the run ends when it has finished the current page.
     pub run_time_max: Option<Duration>,
     /// Time between the two checks of the second pass.
     pub look_again_after: Duration,
@@ -117,13 +117,13 @@ pub struct Importer {
     reads: Reads,
     kind: Kind,
     metric: Metric,
-    /// Maximum time by which a row's time can be ahead of this machine's clock.
+    /// The time of a row can be ahead of this machine's clock by at most this.
     future_max: Duration,
     /// The site's server, if it is not the server of `[mysql]`.
     source: Option<Store>,
 }
 
-/// The progress of a run. `start` comes from the first run, so later runs can recognize the imported rows.
+/// The progress of an import. `start` stays that of the first run, so later runs can recognize the imported rows.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Checkpoint {
     start: Start,
@@ -169,8 +169,7 @@ impl Importer {
     /// Creates the importer for one `[[import]]`.
     pub fn new(config: &Config, import: &Import, servers: &Servers) -> Result<Self> {
         let reads = import.reads().map_err(|(_, problem)| anyhow!(problem))?;
-        // Opening balances are imported while no daemon runs. Queues would not become shorter, so the import must not
-        // wait for them.
+        // Opening balances are imported while no daemon runs, so the import must not wait until queues become shorter.
         let queue_depth_max = if matches!(reads, Reads::Likes(_)) { config.reconcile.queue_depth_max } else { 0 };
         let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
         Ok(Self {
@@ -189,7 +188,8 @@ impl Importer {
         })
     }
 
-    /// Returns how the site's server would execute the query, without executing it. Empty if the import reads keys.
+    /// Returns how the site's server would execute the query, without executing it. The result is empty if the import
+    /// reads keys.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.

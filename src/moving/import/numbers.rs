@@ -1,4 +1,4 @@
-//! Imports opening balances: counts of the site that have no like rows, from a column or from keys in Redis.
+//! Imports opening balances: the site's counts without like rows. The counts come from a column, or from keys in Redis.
 
 use std::time::Instant;
 
@@ -44,8 +44,8 @@ impl Importer {
         SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
     }
 
-    /// Returns the position of the first page. A scan of keys always starts from the beginning, because a position of
-    /// Redis's scan is not valid later.
+    /// Returns the position of the first page. A scan of keys always starts from the beginning, because a position in
+    /// Redis' scan is not valid in a later run.
     pub(super) async fn numbers_from(&self, of: Numbers<'_>, after: TargetId) -> Result<Option<Cursor>, JobError> {
         match of {
             Numbers::Table(..) => Ok(Some(Cursor::After(after))),
@@ -65,7 +65,7 @@ impl Importer {
                     self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
-            // A cursor of another source can't happen, because a run has only one source.
+            // The cursor is always of the run's own source, because a run has only one source.
             (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
         };
         match fault {

@@ -14,7 +14,7 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
 
 impl RunOptions {
-    /// Returns the advice for an ended run. Only passes that write can be resumed.
+    /// Returns how to continue after a run that ended early. Only passes that write can be resumed.
     pub(super) fn how_to_continue(&self) -> &'static str {
         match (self.pass, self.dry_run) {
             (Pass::Rows | Pass::Deletions, false) => "--resume continues",
@@ -43,34 +43,34 @@ pub struct Report {
     pub pass: &'static str,
     /// True for a dry run, which changes nothing.
     pub dry_run: bool,
-    /// Rows, counts or keys that the site returned.
+    /// The number of rows, counts or keys that the site returned.
     pub rows: u64,
-    /// Returned rows that are likes.
+    /// The number of returned rows that are likes.
     pub likes: u64,
-    /// Rows that were new in tallyd.
+    /// The number of rows that were new in tallyd.
     pub added: u64,
-    /// Rows that replaced an older row of tallyd, or counts that differed from tallyd's.
+    /// The number of rows that replaced an older row of tallyd, or of counts that differed from tallyd's.
     pub changed: u64,
-    /// Rows that were not written, because tallyd's row was newer or of the same age.
+    /// The number of rows that were not written, because tallyd's row was newer or had the same time.
     pub kept: u64,
     /// The sum of the changes of all like counters.
     pub counted: i64,
     /// Imported rows that were missing on the site at the first check.
     pub missed: u64,
-    /// Missing rows that were removed, or that would be removed without the dry run.
+    /// The number of missing rows that were removed. In a dry run, the number that would be removed.
     pub taken_out: u64,
     /// Rows that the query returned twice (only a dry run counts them).
     pub repeated: u64,
     /// Rows in the wrong order (only a dry run counts them).
     pub unordered: u64,
-    /// Keys that match the pattern, but belong to no target.
+    /// Keys that match the pattern, but do not belong to a target.
     pub ignored: u64,
     /// The time of the oldest row, in microseconds since the epoch.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
-    /// For `verify`: the count of likes in `like_record`, or of targets in `counter`.
+    /// In a `verify` run, the count of likes in `like_record` or of targets in `counter`.
     pub here: u64,
-    /// For `verify`: the count of rows that were read because the sums of their range differed.
+    /// In a `verify` run, the count of rows that were read because the sums of their range differed.
     pub read: u64,
     /// Targets that differ.
     pub differing: u64,
@@ -81,9 +81,9 @@ pub struct Report {
     pub write_ms: u64,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// Maps each reason for waiting to how often the run waited.
+    /// How often the run waited for each reason.
     pub waits: Waits,
-    /// The last reason for a wait, in words.
+    /// The last reason why the run waited, as text.
     pub waited_for: Option<String>,
     /// How the site's server executes the query.
     pub plan: Vec<String>,
@@ -92,7 +92,7 @@ pub struct Report {
     pub resumed_run: Option<u64>,
     /// How the run ended.
     pub ended: End,
-    /// Reason why the run ended early.
+    /// The reason why the run ended early.
     pub ended_early: Option<String>,
 }
 
@@ -100,13 +100,13 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     pub target: String,
-    /// The number of likes on the site, or the site's count.
+    /// The number of the target's likes on the site, or the site's count.
     pub site: i64,
-    /// The number of likes in tallyd, or tallyd's count.
+    /// The number of the target's likes in tallyd, or tallyd's count.
     pub here: i64,
-    /// Users whose like exists only on the site.
+    /// The number of users whose like exists only on the site.
     pub missing: u64,
-    /// Users whose like exists only in tallyd.
+    /// The number of users whose like exists only in tallyd.
     pub extra: u64,
 }
 
@@ -209,7 +209,7 @@ pub(super) struct Progress {
     pub total: Option<u64>,
     /// The last target of the last page.
     pub reached: u64,
-    /// Why the run waits. `None` if it does not wait.
+    /// The reason why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 

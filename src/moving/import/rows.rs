@@ -56,7 +56,8 @@ impl Run<'_> {
                     None => Ok(Walked::End),
                 }
             };
-            // Both futures must run to their end: a failed read must not abort the transaction.
+            // Both futures must run to their end, because a failed read must not abort the transaction of the other
+            // page.
             let (written, following) = tokio::join!(self.write(&states, &done), following);
             self.note_written(written?);
             self.pace.note(count, began.elapsed());
@@ -108,12 +109,13 @@ impl Run<'_> {
             let fault = page.fault.unwrap_or_default();
             return Err(self
                 .on
-                .refused(format!("no row of a page comes after the last row of the page before: {fault}")));
+                .refused(format!("a page has no row that comes after the last row of the previous page: {fault}")));
         }
         Ok(Walked::Page(page, next))
     }
 
-    /// Counts a page's rows. Fails if rows are in the wrong order. A dry run does not fail, and counts such rows.
+    /// Counts a page's rows. Fails if rows are in the wrong order. A dry run does not fail. It counts the rows that are
+    /// in the wrong order.
     fn judge(&mut self, page: &SitePage<SiteLike>) -> Result<(), JobError> {
         if let (Some(fault), false) = (&page.fault, self.options.dry_run) {
             return Err(self.on.refused(fault));

@@ -1,5 +1,5 @@
-//! Reads the site's table and `like_record` side by side, page by page, both in the order of their keys. One page of
-//! each side is in memory.
+//! Reads the site's table and `like_record` side by side, page by page, both in the order of their keys. Only one page
+//! of each side is in memory.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub(super) struct Sides<'a> {
     site: (&'a Query, &'a LikeColumns),
     /// The last key of the range to read.
     end: Key,
-    /// All rows up to this key were returned.
+    /// The key up to which all rows were returned.
     reached: Key,
     of_site: Buffer<Key>,
     here: Buffer<Liked>,
@@ -27,7 +27,7 @@ pub(super) struct Sides<'a> {
 /// Rows of one side that were read, but have not been returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
-    /// All rows up to this key were read.
+    /// The key up to which all rows were read.
     until: Key,
 }
 

@@ -49,7 +49,7 @@ impl Importer {
         let found = self.site_store().like_columns(&statement, self.import.unit).await;
         let (columns, plan) = found.map_err(|error| self.job_error(error))?;
         let wrong = match (columns.has_deleted(), self.import.keeps_deleted) {
-            (true, None) => "set keeps_deleted to true if a row stays when its user unlikes, otherwise to false",
+            (true, None) => "set keeps_deleted to true if a row stays when its user unlikes. Otherwise set it to false",
             (false, Some(true)) => "keeps_deleted is true, but the query has no column deleted",
             _ => return Ok((columns, plan)),
         };

@@ -1,4 +1,4 @@
-//! Compares sums of the site's table and of `like_record`, range by range. The servers calculate the sums.
+//! Compares the sums of a range of rows in the site's table and in `like_record`. The servers calculate the sums.
 
 use super::Importer;
 use crate::jobs::JobError;
@@ -11,9 +11,9 @@ use tallyd_mysql::moving::source::LikeColumns;
 pub(super) struct SumsOf<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// The site's server was queried up to this key.
+    /// The key up to which the site's server was queried.
     reached: Key,
-    /// The site's answer about the next range. tallyd's server has not been queried about this range yet.
+    /// The site's answer about the next range, about which tallyd's server has not been queried yet.
     next: Option<OfSite>,
 }
 

@@ -1,4 +1,4 @@
-//! `--verify`: compares the site and tallyd while both change.
+//! The code of `--verify`, which compares the site and tallyd while both change.
 //!
 //! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
 //! again in pieces. The run reads rows only in pieces that still differ. Rows that differ are checked again a few
@@ -23,30 +23,30 @@ use tallyd_mysql::moving::source::LikeColumns;
 /// Number of times that a difference is checked again.
 const LOOKS: usize = 3;
 
-/// Pause before each of these repeated checks.
+/// The pause before each repeated check.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Pause before an additional check, which comes first. By then, most in-flight events have arrived. So the run has
-/// fewer rows to check at its end.
+/// The pause before an additional check, which comes before the repeated checks. By then, most in-flight events have
+/// arrived, so fewer rows need repeated checks.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Size of a range, in pages of an import. The range can be large, because the servers return only its sums.
+/// The size of a range, as a number of import pages. The range can be large, because the servers return only its sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
-/// Number of pieces into which a differing range is divided. With pieces, one in-flight row does not cause a read of
-/// the whole range.
+/// Number of pieces into which a differing range is divided. Because of the pieces, the run does not read the whole
+/// range if only one row is in flight.
 const PIECES: usize = 16;
 
-/// Maximum number of differing rows that wait for their next check (they need a few MiB of memory). When more rows
-/// wait, the scan pauses.
+/// Maximum number of differing rows that wait for their next check (they need a few MiB of memory). The scan pauses
+/// while more rows wait.
 const ROWS_MAX: usize = 100_000;
 /// Maximum number of targets that wait for their next check because their counts differ.
 const NUMBERS_MAX: usize = 10_000;
 
-/// Number of rows by which a range can grow between two checks.
+/// A range can grow by this number of rows between two checks.
 const MORE: usize = 8;
 
-/// The rows of a range that have differed in every check until now.
+/// Rows of a range that have differed in every check so far.
 struct Suspect {
     range: Differing,
     looks: usize,
@@ -56,8 +56,8 @@ struct Suspect {
 /// The targets that differ, in order.
 #[derive(Default)]
 struct Found {
-    /// The first targets, each with the count of rows that only the site has, and the count of rows that only tallyd
-    /// has.
+    /// The first of these targets. Each target has two counts: the rows that only the site has, and the rows that only
+    /// tallyd has.
     listed: BTreeMap<TargetId, (u64, u64)>,
     last: Option<TargetId>,
     count: u64,
@@ -85,7 +85,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// Adds rows that differed in each of `looks` repeated checks.
+    /// Adds rows that have differed in `looks` repeated checks.
     fn add(&mut self, range: Differing, looks: usize) {
         let now = Instant::now();
         match looks {
@@ -96,7 +96,7 @@ impl Looks {
         }
     }
 
-    /// Removes and returns the rows whose check is due next.
+    /// Removes and returns the rows that must be checked next.
     fn pop(&mut self) -> Option<Suspect> {
         let due = |queue: &VecDeque<Suspect>| queue.front().map(|first| first.due);
         let is_fresh = match (due(&self.fresh), due(&self.waiting)) {
@@ -213,7 +213,7 @@ impl Run<'_> {
         differing(&step.site, &here)
     }
 
-    /// Waits until the next repeated check is due, and checks these rows again. Keeps the rows that still differ.
+    /// Waits until the next repeated check is due, and checks its rows again. Keeps the rows that still differ.
     async fn look(&mut self, site: (&Query, &LikeColumns), looks: &mut Looks) -> Result<(), JobError> {
         let Some(Suspect { range, looks: count, due }) = looks.pop() else { return Ok(()) };
         let (left, stop) = (due.saturating_duration_since(Instant::now()), self.stop);
@@ -269,7 +269,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Checks these counts again, and keeps the targets whose counts differ each time.
+    /// Checks the counts of these targets again several times, and keeps the targets whose counts differ each time.
     async fn settle_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();

@@ -1,21 +1,21 @@
-//! Loads lost counters again from `counter`, while the site keeps writing likes. Redis loses counters through a flush,
-//! an empty promoted replica or an evicted bucket.
+//! Loads lost counters again from `counter`, while the site keeps writing likes. Redis loses counters if it is flushed,
+//! if an empty replica is promoted, or if it evicts a bucket.
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
-//! returns its content at that instant, the cut. If a counter has no newer change, its value in MySQL after a fence is
-//! also its value at the cut. The load adds the difference between this value and the bucket's content, so concurrent
-//! changes are kept. Counters with a newer change are watched, as in any comparison. At the end the bucket is marked as
-//! loaded, if it is still marked as loading.
+//! returns its content at that instant (the cut). If no event after the cut changed a counter, its value in MySQL after
+//! a fence is also its value at the cut. The load adds the difference between this value and the bucket's content, so
+//! it keeps concurrent changes. If a later event changed a counter, the counter is watched, as in any comparison. At
+//! the end the load marks the bucket as loaded, if the bucket is still marked as loading.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
 //! Likes that were published after the fence are missing in the loaded counters. The next comparison finds these likes,
 //! because their `at` is within `overlap`.
 //!
-//! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
-//! records the configured layouts in which API servers count. If a layout is missing in the last run's record, no
-//! daemon has updated it. After an aborted move or a switch, its buckets can still be marked as loaded. Before anything
-//! is compared these marks are removed, and the buckets are loaded like lost buckets.
+//! If a layout of Redis keys was abandoned and is configured again, its counters are outdated. So the run treats it as
+//! lost. Each run records the configured layouts in which API servers count. If a layout is missing in the last run's
+//! record, no daemon has updated that layout. After an aborted move or a switch, the layout's buckets can still be
+//! marked as loaded. The run removes these marks before it compares anything, and loads the buckets like lost buckets.
 
 mod buckets;
 mod touched;
@@ -36,8 +36,8 @@ use tallyd_redis::load::Unloaded;
 /// Maximum number of scheduled loads of a few buckets per hour.
 const LOADS_MAX: u64 = 3;
 
-/// Fails if the daemon counts in a layout that is not in this configuration. Otherwise the run would record that no
-/// daemon updates this layout, and the next run would treat it as lost.
+/// Fails if the daemon counts in a layout that is not in this configuration. Without this check, the run would record
+/// that no daemon updates this layout, and the next run would treat the layout as lost.
 pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
     let ours: Vec<String> = layouts(servers).map(|cache| cache.keys.layout().full_name()).collect();
     match servers.store.daemon_layouts().await?.into_iter().find(|layout| !ours.contains(layout)) {
@@ -99,8 +99,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // A run makes only one pass over the lost buckets. If buckets are lost during this run, the next run loads
-        // them. Otherwise a Redis that evicts buckets would keep this run busy forever.
+        // A run goes through the lost buckets only once. If buckets are lost during this run, the next run loads them.
+        // Otherwise a Redis that evicts buckets would keep this run busy forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }
@@ -110,13 +110,13 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     Steps::add(&mut report.steps_ms.rebuild, began.elapsed());
     info!(
         event = "redis-loaded",
-        buckets, counters, seconds, "{buckets} buckets with {counters} counters are loaded after {seconds:.1} s"
+        buckets, counters, seconds, "loaded {buckets} buckets with {counters} counters in {seconds:.1} s"
     );
     Ok(())
 }
 
-/// Whether Redis has lost buckets too often for another load now. Each load reads all of `counter`, and if Redis evicts
-/// buckets, the loads would never end.
+/// Whether Redis has lost buckets so often that the next load must wait. Each load reads the whole table `counter`, and
+/// while Redis evicts buckets, the loads would never end.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.options.wait_max.is_some();

@@ -1,28 +1,29 @@
 //! Tracks counters that a load must measure, because the outbox has added to them since the cuts (the instants at which
 //! their buckets were read).
 //!
-//! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows, read
-//! before the cut. The script that takes the cut raises the bucket's offsets to these numbers. So the load must change
-//! the bucket's content to the counter's value at these offsets. The missing amount is this value minus the value in
-//! the bucket at the cut. A page has the counter's value at the time of the page's snapshot. If that snapshot has no
-//! row after `outbox` with the counter's key, the value at the offsets is the page's value. Then no measurement is
-//! needed. All other keys are measured.
+//! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows that
+//! were committed before the cut. The script that reads a bucket at the cut also raises the bucket's offsets to these
+//! numbers. So the load must give each counter its value at these offsets. The missing amount is this value minus the
+//! value in the bucket at the cut. A page of MySQL's rows has the counter's value in one snapshot. If that snapshot has
+//! no outbox row after `outbox` for the counter, the page's value is also the value at the offsets, and no measurement
+//! is needed. All other counters are measured.
 //!
-//! * A: `outbox` is read. B: a row is committed. C: the page is read. The page includes the row's addition, and the
-//!   outbox also adds it to the bucket. The page's snapshot has the row, so its key is measured.
+//! * A: `outbox` is read. B: an outbox row is committed. C: the page is read. The page includes the row's addition, and
+//!   the outbox also adds it to the bucket. The page's snapshot has the row, so the row's counter is measured.
 //! * A: the page is read. B: a row is committed. The page does not include the row's addition, and the outbox adds it
 //!   to the bucket. The page's value is the value that the load needs. The next page's snapshot has the row, but the
-//!   row's key can belong to the earlier page.
-//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket contained the addition
-//!   at the cut, and the bucket's offset is above `outbox`. The page's snapshot has the row, and its key is measured.
+//!   row's counter can belong to the earlier page.
+//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket already has the
+//!   addition at the cut, and its offset is above `outbox`. The page's snapshot has the row, so the row's counter is
+//!   measured.
 //! * A: a row is committed. B: `outbox` is read, and the cut follows. C: the outbox reaches the row. The page includes
-//!   the row's addition, and the bucket's offset skips the row.
+//!   the row's addition. Because of the bucket's offset, the outbox does not add the row again.
 //! * A: rows of one partition are read up to number 7. B: number 6 is committed. This cannot happen, because numbers
 //!   are assigned under the partition's lock. So each page needs only the rows after the last row of the previous page.
 //! * A: a reconcile corrects `counter`. The correction's row is in the partition `CORRECTIONS`. This partition is read
 //!   like all other partitions.
-//! * A: a page is read. B: newer rows are deleted before the next page, or there are too many newer rows to read. It is
-//!   unknown which counters these rows named, so all counters of the following pages are measured.
+//! * A: a page is read. B: newer rows are deleted before the next page, or there are too many newer rows to read. The
+//!   counters of these rows are unknown, so all counters of the following pages are measured.
 //! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's current data. New rows have
 //!   higher numbers than all earlier ones.
 
@@ -34,15 +35,15 @@ use tallyd_core::outbox::{OutboxOffsets, Since};
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
-/// The counters of one kind that are named by rows after `outbox`, in the snapshot of the last page.
+/// The counters of one kind for which the snapshot of the last page has outbox rows after `outbox`.
 pub(super) enum Touched {
     Keys {
         kind: Kind,
-        /// The last rows that were read.
+        /// The numbers of the last outbox rows that were read.
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
     },
-    /// The outbox has possibly added to any counter.
+    /// The counters are unknown: the outbox has possibly added to any counter.
     Any,
 }
 
@@ -52,7 +53,8 @@ impl Touched {
         Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
     }
 
-    /// Returns the last rows that were read. The rows after them must be read with the next page.
+    /// Returns the numbers of the last outbox rows that were read. The rows after these must be read with the next
+    /// page.
     pub(super) fn offsets(&self) -> Option<&OutboxOffsets> {
         match self {
             Self::Keys { offsets, .. } => Some(offsets),
@@ -60,8 +62,8 @@ impl Touched {
         }
     }
 
-    /// Records the rows that were read together with a page. The page begins above `after`. Counters of earlier pages
-    /// are dropped.
+    /// Records the outbox rows that were read together with a page. The page begins after the target `after`. The
+    /// counters of earlier pages are dropped.
     pub(super) fn note(&mut self, after: TargetId, since: &Since) {
         let Self::Keys { kind, offsets, keys } = self else { return };
         let mut is_known = since.pruned.iter().all(|(partition, pruned)| pruned <= offsets.of(partition));
@@ -79,7 +81,7 @@ impl Touched {
         }
     }
 
-    /// Whether a row names the counter, or possibly names it.
+    /// Whether an outbox row changes the counter, or possibly changes it.
     pub(super) fn has(&self, (target, metric): CounterKey) -> bool {
         match self {
             Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),
@@ -134,7 +136,7 @@ mod tests {
         let mut touched = begun();
         touched.note(TargetId(0), &since(vec![row(0, 8, [])], "0:5"));
         touched.note(TargetId(0), &since(Vec::new(), "0:8"));
-        assert!(!touched.has(key(1, 1)), "they were read before");
+        assert!(!touched.has(key(1, 1)), "the deleted rows were read before");
     }
 
     #[test]

@@ -35,13 +35,13 @@ pub enum End {
 pub struct Report {
     /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
     pub mode: &'static str,
-    /// The run compared and changed nothing.
+    /// Whether the run was a dry run, which compares and changes nothing.
     pub dry_run: bool,
     /// Counters that were compared at a cut (the instant of a sample).
     pub checked: u64,
     /// Counters that were right at the first measurement.
     pub exact: u64,
-    /// Counters that were wrong at two measurements, in the same direction.
+    /// Counters that were wrong at both measurements, in the same direction.
     pub drifted: u64,
     /// Drifted counters that were repaired.
     pub repaired: u64,
@@ -51,20 +51,20 @@ pub struct Report {
     /// Counters that were judged by watching their events, because an event newer than the cut was applied at every
     /// measurement.
     pub busy: u64,
-    /// Counters that were not judged: an event's time by the producer's clock was so close to each cut (the instant of
-    /// a sample) that their order is unknown.
+    /// Counters without a result, because at each sample the producer's time of an event was so close to the sample
+    /// that their order is unknown.
     pub undecided: u64,
     /// Counters that were not compared, because they are missing in a bucket that is not loaded. Their value is
     /// unknown.
     pub unknown: u64,
-    /// Counters that were not repaired. Either the bucket changed after the measurement, or the counter would have gone
-    /// below zero, or repairs of the metric stopped.
+    /// Drifted counters that were not repaired, because the bucket changed after the measurement, the counter would
+    /// have gone below zero, or the repairs of the metric had stopped.
     pub left: u64,
     /// Counters that Redis has and MySQL does not have.
     pub phantoms: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
-    /// The number of drifted counters, grouped by the absolute size of their drift.
+    /// The number of drifted counters in each group of sizes. The size is the drift without its sign.
     pub drifted_by_size: Sizes,
     /// Rows of `counter` that differed from like_record. The rows were corrected, unless this is a dry run.
     pub counters_off: u64,
@@ -76,19 +76,20 @@ pub struct Report {
     pub foreign: Vec<String>,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// Maps each reason for waiting to how often the run waited.
+    /// How often the run waited for each reason.
     pub waits: Waits,
     /// The last reason for waiting, as text.
     pub waited_for: Option<String>,
-    /// Milliseconds per step. Steps of two pages overlap, so their sum can exceed the total time.
+    /// Milliseconds per step. The steps of two pages overlap, so the sum can exceed the total time.
     pub steps_ms: Steps,
     /// The slice that a `scrub` run compared: the last target before the slice, and the slice's last target.
     pub slice: Option<Slice>,
-    /// The run that this one resumed.
+    /// The number of the earlier run that this run resumed.
     pub resumed_run: Option<u64>,
-    /// The instant, in microseconds since the epoch, up to which every change has been compared.
+    /// The time up to which every change has been compared, in microseconds since 1970.
     pub cut: Option<i64>,
-    /// Whether a full run that started with the first target found nothing wrong. Includes the runs that it resumed.
+    /// Whether a full run found nothing wrong, from the first target to the last. The result includes the earlier runs
+    /// that it resumed.
     #[serde(skip)]
     pub clean: bool,
     /// Whether every counter is listed, instead of only the first drifted counters.
@@ -98,7 +99,7 @@ pub struct Report {
     /// Why the run ended before everything was compared, if it did.
     pub ended_early: Option<String>,
     /// The count of messages in the partitions' queues when a `targets` run began. These messages are events in flight,
-    /// of any target.
+    /// and can belong to any target.
     pub in_flight: Option<u64>,
     /// In a `targets` run, this list has all counters of its targets. In other runs, it has the first drifted counters.
     pub targets: Vec<TargetReport>,
@@ -107,19 +108,19 @@ pub struct Report {
 /// Milliseconds by step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Steps {
-    /// Loading what Redis had lost.
+    /// The time to load the counters that Redis had lost.
     pub rebuild: u64,
-    /// Listing targets in MySQL.
+    /// The time to list targets in MySQL.
     pub list: u64,
     /// Sampling Redis.
     pub sample: u64,
-    /// Waiting for the fence, including `publish_grace`.
+    /// The time that the run waited for fences, including `publish_grace`.
     pub fence: u64,
-    /// Reading and recounting in MySQL.
+    /// The time to read and recount in MySQL.
     pub read: u64,
-    /// Recording and making repairs.
+    /// The time to record and make repairs.
     pub repair: u64,
-    /// Searching Redis for counters that MySQL does not have.
+    /// The time to search Redis for counters that MySQL does not have.
     pub phantoms: u64,
 }
 
@@ -162,7 +163,7 @@ pub struct TargetReport {
     pub mysql: i64,
     /// The value in `counter` when it was read.
     pub counter: Option<i64>,
-    /// The count of its like records at that time; `None` if they were not counted.
+    /// The count of the target's like records when `counter` was read; `None` if they were not counted.
     pub rows: Option<i64>,
     /// The amount that was added to Redis.
     pub added: i64,
@@ -180,7 +181,7 @@ pub(crate) struct Progress {
     pub checked: u64,
     /// The count of listed rows of `counter`. A target has one row for each partition that wrote it.
     pub done: u64,
-    /// The count of all rows, by the server's statistics. `None` until this count is known.
+    /// The count of all rows of `counter` according to MySQL's statistics. `None` until this count is known.
     pub total: Option<u64>,
     /// Counters that were wrong at two measurements.
     pub drifted: u64,
@@ -188,7 +189,7 @@ pub(crate) struct Progress {
     pub pending: u64,
     /// The last target of the last page.
     pub place: Option<String>,
-    /// Why the run waits; `None` while it does not wait.
+    /// The reason why the run waits; `None` while it does not wait.
     pub waiting: Option<String>,
 }
 
@@ -207,8 +208,8 @@ impl Report {
 
     /// Whether the run started with the first target and found nothing wrong.
     pub(super) fn is_clean(&self) -> bool {
-        // Every field is named here. If a field is added, this code does not compile until someone decides whether the
-        // field matters for a clean run.
+        // This pattern lists every field. If you add a field, this code compiles only after you have decided whether
+        // the field matters for a clean run.
         let Self {
             clean,
             drifted,

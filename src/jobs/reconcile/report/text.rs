@@ -107,7 +107,7 @@ impl Report {
                     }
                 }
                 if *verdict != Verdict::Unknown && counter.is_some_and(|counter| counter != *mysql) {
-                    f.write_str("; events newer than the cut are in MySQL already")?;
+                    f.write_str("; MySQL already has events that are newer than the sample")?;
                 }
             }
         }

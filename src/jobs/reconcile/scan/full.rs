@@ -1,4 +1,5 @@
-//! Compares every counter in MySQL or Redis, kind by kind. A run that ended early is resumed where it ended.
+//! Compares every counter in MySQL or Redis, one kind after another. If a run ended early, the next run can resume
+//! where it ended.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -11,12 +12,12 @@ use crate::jobs::reconcile::orphans::Orphans;
 use tallyd_core::model::{Kind, Micros, TargetId};
 
 /// The progress of a full run. The targets of `kind` are compared up to `target_id`. All earlier kinds are compared
-/// completely, with their orphans.
+/// completely, including their orphans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// The layout that is compared.
     layout: String,
-    /// Whether nothing was wrong so far, counted from the first target.
+    /// Whether nothing was wrong from the first target to this one.
     clean: bool,
     /// The time at which the run with the first target began, by Redis' clock.
     began: i64,
@@ -37,8 +38,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // If a resumed run loads lost counters, an earlier run can have compared these counters before they were lost. So
-    // the result is not clean.
+    // If this run resumes an earlier run and loads lost counters, the earlier run can have compared these counters
+    // before they were lost. So the result is not clean.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -46,7 +47,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         Some(checkpoint) => Micros(checkpoint.began),
         None => comparer.measure.fenced_now().await?,
     };
-    // Only for the progress bar. For a resumed run the number of remaining counters is unknown.
+    // The total is only for the progress bar. If the run resumes an earlier run, the number of remaining counters is
+    // unknown.
     let total = servers.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
     run.progress.send_modify(|progress| progress.total = total);
     for (kind, name) in servers.names.all() {
@@ -74,8 +76,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     // skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // If this run resumed an earlier run, Redis can have gone back to an older state since the earlier run compared
-        // counters.
+        // If this run resumed an earlier run, Redis can have gone back to an older state after the earlier run compared
+        // its counters.
         if resumed.is_none() && !comparer.report.dry_run {
             run.note_compared(began).await?;
         }

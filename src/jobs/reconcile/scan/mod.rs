@@ -19,7 +19,7 @@ use super::report::{Report, Steps};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_mysql::changed::ChangedBefore;
 
-/// Maximum number of kept counters that one run compares first.
+/// Maximum number of counters, recorded by earlier runs, that a run compares first.
 const KEPT_MAX: usize = 5_000;
 
 /// Compares the counters of some targets.
@@ -56,14 +56,14 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
 }
 
 /// Returns the time up to which everything has been compared. This time is recorded in MySQL and in Redis. If Redis
-/// goes back to an older state, the time recorded in Redis goes back together with the counters.
+/// goes back to an older state, the time that is recorded in Redis goes back, too.
 async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> Result<Micros> {
     let servers = run.servers;
     let layout = servers.cache.keys.layout().full_name();
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // Redis lost the record together with some buckets. This run loads these buckets, or their counters stay
+        // Redis lost the recorded time together with some buckets. This run loads the buckets, or their counters stay
         // unknown.
         None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
         None => Micros(0),
@@ -71,8 +71,9 @@ async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> R
     Ok(by_mysql.min(by_redis))
 }
 
-/// Compares the kept counters. It does not recheck their suspects on their own: in so small a group, a few drifted
-/// counters are a high percentage, and the safety limit would stop the run.
+/// Compares the counters that earlier runs recorded. Their suspects are rechecked later, together with other suspects.
+/// In this small group alone, a few drifted counters would be a high percentage, and the run would stop at the safety
+/// limit.
 async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Result<()> {
     for page in kept.chunks(comparer.throttle.page()) {
         if comparer.run.early_end.is_due() {

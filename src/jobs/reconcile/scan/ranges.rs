@@ -14,17 +14,18 @@ use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 
-/// Maximum number of likes in a range of several targets. The number is limited because each like is a row to recount,
-/// and a snapshot must be short.
+/// Maximum number of likes in a range of several targets. The number is limited because each like is a row to recount
+/// within one snapshot, and a snapshot must be short.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// Maximum time until suspects are rechecked. If this run is resumed, at most the work of this time is repeated.
+/// Suspects are rechecked after this time at the latest. If a later run resumes this run, it repeats at most the work
+/// of this time.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares ranges of a run, within its slice.
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
-    /// The count of remaining rows of `counter` in the slice. `None` if the run has no slice.
+    /// The count of the slice's rows of `counter` that remain to be compared. `None` if the run has no slice.
     slice_left: Option<u64>,
 }
 
@@ -52,7 +53,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
     }
 
     /// Compares the kind's targets after `after`, until the end of the kind or of the slice. Returns the last target.
-    /// `checkpoint` encodes the run's position, and whether nothing was wrong so far.
+    /// `checkpoint` encodes the run's position, and whether the run has found nothing wrong.
     pub(super) async fn compare_kind(
         &mut self,
         kind: Kind,

@@ -15,8 +15,8 @@ use crate::jobs::reconcile::report::Slice;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
 
-/// Minimum number of rows of `counter` in a slice. With it, small tables are compared quickly, even if the statistics
-/// are inaccurate.
+/// Minimum number of rows of `counter` in a slice. Because of this minimum, small tables are compared quickly, even if
+/// MySQL's statistics are inaccurate.
 const SLICE_MIN: u64 = 10;
 
 /// The place before the first target.
@@ -27,7 +27,7 @@ const BEGINNING: Target = Target { kind: Kind(0), id: TargetId(0) };
 struct Place {
     kind: u8,
     target_id: u64,
-    /// The bucket at which the next search begins, in every kind.
+    /// The bucket at which the next search for orphans begins, in each kind.
     bucket: u32,
 }
 
@@ -45,7 +45,8 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     run.progress.send_modify(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
-    // Buckets are searched first, because they are few. So all buckets are searched in time, even if each run is short.
+    // The run searches its buckets first, because they are few. So all buckets are searched in time, even if each run
+    // is short.
     let bucket = search_buckets(comparer, last.bucket, parts).await?;
     let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
     let mut slice = Ranges::slice(comparer, rows);
@@ -54,7 +55,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
             break;
         }
         let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
-        // The place is recorded after each page. So if a run is killed, only the work of one page is lost.
+        // The run records its place after each page. So if the run is killed, only the work of one page is lost.
         let checkpoint = |id, _| place(Target { kind, id });
         let id = slice.compare_kind(kind, after, &mut KnownByBucket::default(), checkpoint).await?;
         reached = Target { kind, id };
