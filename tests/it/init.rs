@@ -1,4 +1,4 @@
-//! `tallyd init` with the default servers, and in a terminal.
+//! Tests `tallyd init` with the default servers, and in a terminal.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
@@ -13,7 +13,8 @@ use sqlx::MySqlPool;
 use crate::common::first_day::FirstDay;
 use crate::common::{DEADLINE, stack, stderr, stdout};
 
-/// Returns the name of MySQL in config.toml. dev/lab chooses which MySQL runs.
+/// Returns the name that config.toml should have for the database, MySQL or MariaDB. dev/lab chooses which of them
+/// runs.
 async fn mysql_name() -> String {
     let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();
@@ -21,7 +22,7 @@ async fn mysql_name() -> String {
     format!("# {name} {}.", version.split('-').next().unwrap())
 }
 
-/// Returns the name of Redis in config.toml.
+/// Returns the name that config.toml should have for Redis.
 fn redis_name() -> String {
     let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
     let info: redis::InfoDict = redis::cmd("INFO").arg("server").query(&mut redis).unwrap();
@@ -49,7 +50,7 @@ async fn three_addresses_are_enough_for_a_first_like() {
     day.likes(&day.api()).await;
     day.likes_over_http().await;
 
-    // Existing files are not written again.
+    // The command does not overwrite existing files.
     let before = fs::read_to_string(day.path("tallyd.mysql-password")).unwrap();
     let again = day.init(&day.environment(), &[]);
     assert_eq!((again.status.code(), stdout(&again).as_str()), (Some(1), ""));
@@ -64,7 +65,7 @@ fn without_a_login_the_servers_are_seen_from_outside() {
     let environment: Vec<_> =
         day.environment().into_iter().filter(|(name, _)| !name.starts_with("TALLYD_INIT_")).collect();
     let config = day.initialized(&environment, &["--kinds", "post,video"]);
-    // RabbitMQ shows its version to every client, and Redis answers every client.
+    // RabbitMQ and Redis report their versions without a login.
     for said in ["# RabbitMQ ", "# MySQL, unknown version.", &redis_name(), "post = 1\nvideo = 2\n"] {
         assert!(config.contains(said), "{said}\n{config}");
     }
@@ -124,14 +125,15 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
     }
 }
 
-/// A terminal, and a user who types in it.
+/// A terminal in which the test types as a user does.
 struct Terminal {
     master: OwnedFd,
     shown: String,
 }
 
 impl Terminal {
-    /// Reads until this question appears. If the answer is secret, also waits until the terminal no longer shows input.
+    /// Reads the output until `question` appears. If the answer is secret, also waits until the terminal hides the
+    /// input.
     fn expect(&mut self, question: &str, is_secret: bool) {
         let until = Instant::now() + DEADLINE;
         while !self.shown.contains(question) {

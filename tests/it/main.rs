@@ -1,4 +1,4 @@
-//! The daemon and its commands on the shared servers of dev/up.
+//! Tests the daemon and its commands with the shared servers that dev/up starts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -1,5 +1,5 @@
-//! Commands that replace manual work in MySQL and RabbitMQ. Each command does its task, can be repeated, and rejects
-//! invalid requests.
+//! Tests the commands that an operator uses instead of manual work in MySQL and RabbitMQ. Each command does its task,
+//! can be repeated, and rejects invalid requests.
 
 use std::process::{Command, Output, Stdio};
 
@@ -32,13 +32,13 @@ async fn like(world: &World, users: std::ops::RangeInclusive<u64>) {
 
 // ---------------------------------------------------------------------------------------------- partitions lower
 
-/// Changes the partition count of the configuration.
+/// Changes the number of partitions in the configuration.
 fn set(world: &mut World, partitions: u16) {
     world.set(&format!("[amqp]\npartitions = {partitions}\n"));
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// Returns the count of messages in each queue, or `None` if the queue is missing.
+/// Returns for each queue the number of its messages, or `None` if the queue is missing.
 async fn queued(world: &World) -> Vec<Option<u32>> {
     let link = world.broker.connect("test").await.unwrap();
     let depths = world.broker.depths(&link, &world.broker.numbered(4)).await.unwrap();
@@ -63,7 +63,8 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
         assert_eq!((queued(&world).await, world.count(IN_USE).await), (queues.to_vec(), i64::from(to)));
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use"));
-        // The test restores the old count, as if the command had been killed before it stored the new count.
+        // The test restores the old number of partitions, as if the command had been killed before it stored the new
+        // number.
         sqlx::query("UPDATE partition_count SET partitions = 4").execute(&world.pool).await.unwrap();
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
     }
@@ -183,7 +184,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
 
 // ---------------------------------------------------------------------------------------------- after-restore
 
-/// Runs a command on a terminal with this answer.
+/// Runs a command in a terminal, and types this answer.
 fn typed(world: &World, arguments: &str, answer: &str) -> Output {
     let line = format!("{} --config {} {arguments}", env!("CARGO_BIN_EXE_tallyd"), world.config_path().display());
     let echo = format!("echo {answer} | script -qec '{line}' /dev/null");

@@ -1,4 +1,5 @@
-//! Invalid queries and rows. The error contains the reason, and the import writes no row of that page.
+//! Imports with invalid queries and rows. The error contains the reason, and the import writes no row of the page with
+//! the invalid row.
 
 use super::{Schema, block, here, old_likes, report, run, world};
 use crate::common::stderr;
@@ -59,7 +60,7 @@ async fn what_can_not_be_imported_is_refused_by_name() {
         assert_eq!(output.status.code(), Some(1), "{query}: {said}");
         assert!(said.contains("[[import]] old: ") && said.contains(why), "{query}: {said}");
     }
-    // Only the two pages before the invalid row are written.
+    // The import has written at most the two pages before the invalid row.
     assert!(here(&world).await.len() <= 2);
     world.close().await;
 }
@@ -78,7 +79,7 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
         "{}",
         stderr(&output)
     );
-    // As in docs/moving-reference.md.
+    // docs/moving-reference.md describes this permission.
     run(&world, &format!("GRANT SELECT ON {other}.old_like TO {account}")).await;
     assert_eq!(report(&world, 0, &[])["added"], 1);
     run(&world, &format!("DROP DATABASE {other}")).await;

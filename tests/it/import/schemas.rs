@@ -1,4 +1,4 @@
-//! Each kind of table is imported completely.
+//! The import copies all likes from each type of table.
 
 use super::{Schema, TABLE, assert_brought_over, block, here, old_likes, report, run, world};
 use crate::common::stderr;
@@ -15,7 +15,7 @@ async fn a_table_of_each_schema_is_brought_over_whole() {
         assert_eq!((&first["rows"], &first["added"], &first["kept"]), (&300.into(), &300.into(), &0.into()), "{first}");
         assert_eq!(first["warnings"].as_array().unwrap().len(), 0, "{first}");
         assert_brought_over(&world).await;
-        // The second import finds nothing newer.
+        // The second import finds no row that is newer than the imported row.
         let again = report(&world, 0, &["old"]);
         assert_eq!(
             (&again["added"], &again["changed"], &again["kept"]),
@@ -49,7 +49,7 @@ async fn a_dry_run_says_what_it_found_and_writes_nothing() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(text.contains("old: 50 rows read") && text.contains("nothing was changed"), "{text}");
     assert!(text.contains("times from 2024-05-06T07:08:09Z") && text.contains("plan: table old_like"), "{text}");
-    // Without an index each page reads the whole table.
+    // Without an index, MySQL reads the whole table for each page.
     run(&world, &format!("DROP TABLE old_like; {}", TABLE.replace(", PRIMARY KEY (post_id, user_id)", ""))).await;
     old_likes(&world, [(1, 2), (3, 4), (1, 2), (2, 9)]).await;
     let twice = report(&world, 0, &["--dry-run"]);

@@ -14,8 +14,8 @@ async fn each_injected_difference_is_found_and_named() {
     let equal = report(&world, 0, &["--verify"]);
     assert_eq!((&equal["rows"], &equal["differing"]), (&equal["here"], &0.into()), "{equal}");
     assert_eq!((&equal["rows"], &equal["read"]), (&534.into(), &0.into()), "{equal}");
-    // Target 2 loses a row, and some rows of target 3 get the other state. Target 4 gets one row too many. Target 50 is
-    // unknown to the site.
+    // The test deletes a row of target 2, and reverses the state of some rows of target 3. Then it adds a row to target
+    // 4, and a row to target 50, which the site does not know.
     run(&world, "DELETE FROM like_record WHERE target_id = 2 AND user_id = 1").await;
     run(&world, "UPDATE like_record SET is_del = 1 - is_del WHERE target_id = 3 AND user_id IN (2, 22, 522)").await;
     run(
@@ -35,7 +35,7 @@ async fn each_injected_difference_is_found_and_named() {
     ] {
         assert!(said.contains(line), "{line} is not in: {said}");
     }
-    // The import reports only the first of many differences.
+    // If many targets differ, the import reports only the first targets.
     run(&world, "DELETE FROM like_record").await;
     let nothing = report(&world, 2, &["--verify"]);
     assert_eq!(nothing["differing"], 20);
@@ -48,7 +48,8 @@ async fn each_injected_difference_is_found_and_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checksum_tells_swapped_users_of_two_targets_apart() {
     let world = world("import_verify_swap", &Schema::Timeless.settings("")).await;
-    // CRC32 is linear, so these swaps do not change the XOR of the checksums. Some swaps do not change the sum either.
+    // These swaps do not change the XOR of the checksums, because CRC32 is linear. Some of them do not change the sum
+    // either.
     let swaps: Vec<(u64, u64)> = (0..3_000).map(|n| (2 * n + 1, 10 * n + 1_000_000)).collect();
     old_likes(&world, swaps.iter().flat_map(|(target, user)| [(*target, *user), (target + 1, user + 1)])).await;
     run(

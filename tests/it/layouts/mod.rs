@@ -1,4 +1,4 @@
-//! Counters in each layout, and during a migration between layouts.
+//! Tests the counters in each layout, and during a migration from one layout to another.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -17,10 +17,10 @@ use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// The count of targets that users click on.
+/// The number of targets on which users click.
 const TARGETS: u64 = 60;
 
-/// Starts a world with a daemon, and loads Redis completely.
+/// Starts a test environment with a daemon, and loads all counters into Redis.
 async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
@@ -31,8 +31,8 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     (world, daemon, publisher)
 }
 
-/// Starts users who like until the stop. `unlikes` percent of their clicks are unlikes. Each crowd has its own users.
-/// The task returns a model of the clicks that Redis counted.
+/// Starts a task in which users click until `stop`. Each `number` has different users, and `unlikes` percent of their
+/// clicks are unlikes. The task returns a model of the clicks that Redis counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
     let client = Arc::new(world.client());
     let stop = stop.clone();
@@ -53,7 +53,7 @@ fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> 
     })
 }
 
-/// Fails unless MySQL equals the model, and a client reads the same counts from Redis.
+/// Checks that MySQL is equal to the model, and that a client reads the same counts from Redis.
 async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
     world.drained(publisher).await;
     world.assert_equals(model).await;

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Daemon, Model, World, eventually, lose, redis_likes, stderr, stdout, target};
 
-/// With this setting, Redis must count an event at most 50 ms after its `at`. The default is one second.
+/// With this setting, Redis must count an event within 50 ms after the event's `at`. By default it has one second.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";
 
 const SIGABRT: i32 = 6;
@@ -21,7 +21,7 @@ fn settings(from: &str, to: &str) -> [String; 4] {
     [first(from), first(from) + &also(to), first(to) + &also(from), first(to)]
 }
 
-/// Returns the layout's name in commands.
+/// Returns the name of the layout that commands use.
 fn name(layout: &str) -> &'static str {
     match layout {
         PACKED => "packed:4",
@@ -36,7 +36,8 @@ const MORE: &str = "layout = \"packed\"\nbucket_bits = 7";
 const ENTITY: &str = "layout = \"entity\"\nbucket_bits = 4";
 const STRING: &str = "layout = \"string\"\nbucket_bits = 4";
 
-/// Migrates the counters. The command checks that the result is right. Retries only while another run has the lock.
+/// Migrates the counters. The command itself checks the result. The test retries the command only while another run
+/// holds the lock.
 async fn migrate(world: &World, from: &str, to: &str) {
     eventually("the counters are migrated", || async {
         let ended = world.tallyd(&["layout", "migrate", "--from", name(from), "--to", name(to)]);
@@ -48,7 +49,7 @@ async fn migrate(world: &World, from: &str, to: &str) {
     .await;
 }
 
-/// Restarts the daemon with other settings.
+/// Restarts the daemon with the settings `settings`.
 async fn restart(world: &mut World, daemon: Daemon, settings: &str) -> Daemon {
     assert!(daemon.stop().success());
     world.set(settings);
@@ -73,7 +74,7 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         let stop = CancellationToken::new();
         let crowds = [crowd(&world, 2, 30, &stop), crowd(&world, 3, 30, &stop)];
         migrate(&world, from, to).await;
-        // Some API servers read the new layout already, other API servers still read the old layout.
+        // Some API servers already read the new layout, while others still read the old layout.
         daemon = restart(&mut world, daemon, &after).await;
         let switched = crowd(&world, 4, 30, &stop);
         migrate(&world, to, from).await;
@@ -180,13 +181,13 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     daemon = restart(&mut world, daemon, &end).await;
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     model.apply(&like(&world, 2).await);
-    // The daemon goes back to the first layout. The second layout is not configured and was not dropped. The second
-    // layout lacks the second like.
+    // The daemon returns to the first layout. The second layout is no longer configured, but its keys still exist, and
+    // they do not have the newest like.
     daemon = restart(&mut world, daemon, &before).await;
     let compared = world.tallyd(&["reconcile", "--changed"]);
     assert!(stderr(&compared).contains("layout-stale"), "{}", stderr(&compared));
     assert_all_equal(&world, &publisher, &model).await;
-    // The next migration loads the second layout again.
+    // The next migration loads all counters into the second layout again.
     model.apply(&like(&world, 3).await);
     daemon = restart(&mut world, daemon, &meanwhile).await;
     migrate(&world, PACKED, MORE).await;
@@ -255,7 +256,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
         assert_eq!(likes, [Some(1), Some(0), Some(1)]);
     }
     let mut model = Model::default();
-    // The like had been published before it was undone.
+    // The second like was published before the client undid it in Redis, so MySQL gets it, too.
     for event in [first.event, second.event, blind.event] {
         model.apply(&event);
     }

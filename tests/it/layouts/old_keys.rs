@@ -1,5 +1,5 @@
-//! The daemon takes over the keys `like:count:{id}` of an older site. The keys have counts already, and old servers
-//! continue to count.
+//! The daemon takes over the keys `like:count:{id}` of an older site. These keys already have counts, and the site's
+//! old servers still change them.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::common::{Daemon, World, body, eventually, stderr, target};
 /// The daemon uses the site's keys as its counters.
 const OLD_KEYS: &str = "[redis]\nlayout = \"string\"\ncounter_key = \"like:count:{id}\"\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
 
-/// Targets that old servers count without publishing.
+/// The number of targets whose likes the old servers count without publishing an event.
 const STILL_COUNTED: u64 = 150;
 
 fn key(world: &World, id: impl std::fmt::Display) -> String {
     format!("{}:like:count:{id}", world.name)
 }
 
-/// Adds rows and counters to MySQL: `likes` users for each target.
+/// Adds rows and counters to MySQL. `likes` has the number of users who like each target.
 async fn imported(world: &World, likes: &[(u64, u64)]) {
     for (id, users) in likes {
         for user in 1..=*users {
@@ -35,7 +35,7 @@ async fn ask<T: redis::FromRedisValue>(redis: &mut MultiplexedConnection, words:
     redis::Cmd::new().arg(words).query_async(redis).await.unwrap()
 }
 
-/// A daemon that has loaded all buckets.
+/// Starts a daemon, and waits until it has loaded all buckets.
 async fn loaded(world: &World) -> Daemon {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -48,8 +48,9 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     let world = World::new("old_values", OLD_KEYS).await;
     imported(&world, &[(1, 3), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1)]).await;
     let mut redis = world.redis().await;
-    // The counts of targets 1 to 6 in Redis are right, too high, too low, missing, negative, and with an expiry. Redis
-    // also contains a target that MySQL lacks, a value that is no number, keys without a valid id, and a key of another
+    // In Redis, target 1 has the right count, the count of target 2 is too high, and that of target 3 is too low.
+    // Target 4 has no key, target 5 has a negative count, and the key of target 6 has an expiry. Redis also has a key
+    // for a target that is not in MySQL, a value that is not a number, keys without a valid id, and a key of another
     // type.
     for (id, value) in [("1", "3"), ("2", "10"), ("3", "1"), ("5", "-4"), ("6", "7"), ("99", "8"), ("98", "many")] {
         let () = ask(&mut redis, &["SET", &key(&world, id), value]).await;
@@ -130,7 +131,7 @@ async fn old_servers_that_still_count_are_named_in_the_third_run() {
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 2);
     assert_eq!(world.count("SELECT COUNT(*) FROM repair WHERE outcome = 'held'").await, 300);
 
-    // The old servers have stopped. The `changed` run finds the counts that the last run left.
+    // The old servers no longer run. A `changed` run also finds the counters that the last run did not repair.
     let report = world.reconcile("--changed").await;
     assert_eq!((&report["repaired"], &report["ended"]), (&STILL_COUNTED.into(), &"done".into()), "{report}");
     assert_eq!(value().await, 1);

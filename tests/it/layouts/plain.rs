@@ -1,4 +1,4 @@
-//! Layouts with one key for each target, or with one key for each metric of a target.
+//! Tests the layouts with one key per target, and with one key per target and metric.
 
 use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Model, World, eventually, redis_likes, stderr, target};
 
-/// Returns the report of a full run. Waits until the daemon runs no reconcile.
+/// Runs a full reconcile and returns its report. Retries while the daemon runs a reconcile.
 async fn compared(world: &World) -> serde_json::Value {
     let report = std::cell::RefCell::new(Vec::new());
     eventually("no other run is active", || async {
@@ -71,7 +71,8 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         }
         let report = compared(&world).await;
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
-        // There can be more than two phantoms, because a target's first like can be missing in MySQL for a moment.
+        // A phantom is a counter in Redis for a target without rows in MySQL. The run can find more than two, because
+        // the first like of a target reaches MySQL a moment later than Redis.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
         let client = world.client();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
@@ -91,7 +92,8 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         stop.cancel();
         let model = crowd.await.unwrap();
         world.drained(&publisher).await;
-        // Some likes were counted before the flush and published after it, so the test retries.
+        // Redis counted some likes before the flush, but their events were published after it. A reconcile must repair
+        // these counters, so the test retries.
         eventually("all counters are compared", || async {
             let report = compared(&world).await;
             report["drifted"].as_u64() == Some(0) && report["unknown"].as_u64() == Some(0)

@@ -1,4 +1,4 @@
-//! A read returns all metrics, each from the store that has it.
+//! A read returns all metrics of a target. Each count comes from the server that has it, Redis or MySQL.
 
 use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};

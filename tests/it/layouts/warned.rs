@@ -1,4 +1,4 @@
-//! Warnings of `config check` about the size of buckets and the settings of Redis.
+//! `config check` warns about the size of the buckets and the settings of Redis.
 
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use crate::common::private::Private;
 use crate::common::{World, stderr, stdout};
 
-/// Adds targets with snowflake ids. Each target has two counters.
+/// Adds targets with two counters each. Their ids are snowflake ids.
 async fn fill(world: &World, targets: u64) {
     let ids: Vec<u64> = (0..targets).map(|number| (1_700_000_000_000 + number * 7) << 22 | 5 << 12).collect();
     for ids in ids.chunks(1_000) {
@@ -25,8 +25,8 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
     fill(&world, 10_000).await;
     sqlx::query("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
     let checked = stdout(&world.tallyd(&["config", "check"]));
-    // 10,000 targets need 2^7 buckets. The estimate is between half and twice the right number, so the recommended bits
-    // differ by at most one.
+    // 10,000 targets need 2^7 buckets. The command estimates the number of targets. The estimate can be half or twice
+    // the right number, so the recommended value can differ by one.
     let suited = ["6", "7", "8"].map(|bits| format!("targets, which need bucket_bits = {bits}"));
     assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
     world.close().await;
@@ -56,7 +56,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     let mut command = world.command();
     let checked = command.env("TALLYD__REDIS__URL", server.url()).args(["config", "check"]).output().unwrap();
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
-    // Each code up to the last one takes two bytes in a field, even if no metric has the code.
+    // In a target's field, each code up to the highest code takes two bytes, even if no metric has this code.
     let long = "hash-max-listpack-value is 64, but a target with counters of seven digits takes 92 bytes";
     let marked = "a mark for each of the 64 partitions: the marks of a bucket take about 1242 bytes";
     for (name, value, text, warns) in [

@@ -1,4 +1,4 @@
-//! Likes that the daemon counts in Redis, while API servers only publish.
+//! The daemon counts the likes in Redis, and API servers only publish them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tallyd_redis::ranks::Ranking;
 use crate::common;
 use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, drift, lose, target};
 
-/// The difference between the clocks of two API servers.
+/// The difference between the clocks of the two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
-/// Users click on targets through two API servers. The clock of one API server is an hour behind.
+/// Makes clicks of users through two API servers. The clock of one server is an hour behind.
 struct Clicks {
     dice: Dice,
     targets: u64,
@@ -35,7 +35,7 @@ impl Clicks {
 
     fn one(&mut self) -> (UserId, Vec<u8>) {
         let now = tallyd::runtime::clock::now();
-        // A user stays with one API server.
+        // All clicks of a user go through the same API server.
         let user = UserId(1 + self.dice.below(50));
         let at = if user.0.is_multiple_of(2) { now.before(APART) } else { now };
         let liked = self.dice.percent(60);
@@ -58,13 +58,13 @@ async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
     (world, publisher, daemon)
 }
 
-/// Waits until all published events are in MySQL, and their changes are in Redis.
+/// Waits until all published events are in MySQL, and Redis has added their changes.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
     world.outbox_added().await;
 }
 
-/// Fails unless both stores agree with the clicks.
+/// Checks that MySQL and Redis have the result of all clicks.
 async fn end(world: World, publisher: &Publisher, daemon: Daemon, clicks: &Clicks) {
     settle(&world, publisher).await;
     world.assert_equals(&clicks.model).await;
@@ -82,7 +82,7 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
         world.publish(&publisher, &bodies).await;
         daemon.kill();
         daemon = world.daemon();
-        // The last events arrive again, as after a lost confirm.
+        // The last events are published again, as after a lost confirm.
         world.publish(&publisher, &bodies[1_500..]).await;
     }
     end(world, &publisher, daemon, &clicks).await;
@@ -145,7 +145,7 @@ async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
     assert!(daemon.stop().success());
     let first = world.report(&["reconcile", "--full"]);
     assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
-    // The new events fill the queues, so the daemon does not reach a fence in time.
+    // The queues are so full of new events that the daemon does not reach the reconcile's fence message in time.
     world.publish(&publisher, &clicks.some(500)).await;
     drift(&world, target(7), 3).await;
     drift(&world, target(8), -2).await;
@@ -204,8 +204,8 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     world.publish(&publisher, &likes).await;
     settle(&world, &publisher).await;
     world.report(&["reconcile", "--full"]);
-    // The test deletes rows by hand, but `counter` and Redis still count them. It also changes `counter` for a target
-    // that is right in Redis.
+    // The test deletes rows that `counter` and Redis still count. It also changes the row of another target in
+    // `counter`, whose count in Redis stays right.
     for sql in [
         "DELETE FROM like_record WHERE target_id = 1 AND user_id > 2",
         "UPDATE counter SET value = value - 4 WHERE target_id = 2 LIMIT 1",

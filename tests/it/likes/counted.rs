@@ -1,5 +1,5 @@
-//! Counters that API servers increment in Redis, in all layouts. Counters that the daemon increments, while API servers
-//! only publish.
+//! Tests in all layouts the counters that API servers change in Redis. Also tests the counters that the daemon changes,
+//! for which API servers only publish events.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub fn settings(layout: &str) -> String {
     format!("{RULES}[redis]\nlayout = \"{layout}\"\n")
 }
 
-/// Starts a world, and loads all buckets.
+/// Starts a test environment with a daemon, and waits until all buckets are loaded.
 pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
@@ -42,7 +42,7 @@ pub fn mute(world: &World) -> Client {
     client_of(&config)
 }
 
-/// Reads the count of the metric from the target's key in that layout.
+/// Reads the metric's count from the target's key in the layout of `cache`.
 pub async fn held(world: &World, cache: &Cache, target: Target, metric: Metric) -> i64 {
     let place = cache.keys.place("video", target, metric);
     let mut redis = world.redis().await;
@@ -52,7 +52,7 @@ pub async fn held(world: &World, cache: &Cache, target: Target, metric: Metric) 
         None => {
             let field: Option<String> = redis.hget(place.key, target.id.0).await.unwrap();
             let field = field.unwrap_or_default();
-            assert!(!field.ends_with(",0") && field != "0", "zeros at the end are left out: {field}");
+            assert!(!field.ends_with(",0") && field != "0", "the field must not end with zeros: {field}");
             field.split(',').nth(usize::from(metric.0) - 1).map_or(0, |number| number.parse().unwrap())
         }
     }
@@ -100,7 +100,7 @@ async fn a_number_is_set_whatever_it_was() {
         let client = world.client();
         client.add(target(42), BALANCE, 3, "a").await.unwrap();
         for value in [NUMBER_MAX, 0, -NUMBER_MAX, 17] {
-            // Sets the counter in two steps, because one step of more than 2^53 would not be exact.
+            // The test sets the counter to zero first. A single step of more than 2^53 would not be exact.
             client.reset(target(42), BALANCE).await.unwrap().counted().unwrap();
             assert_eq!(held(&world, &world.cache, target(42), BALANCE).await, 0, "{layout}");
             let changed = client.set(target(42), BALANCE, value).await.unwrap().counted().unwrap();
@@ -126,8 +126,8 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
         world.drained(&publisher).await;
         assert_eq!(stored(&world, VIEW).await, 0);
         assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the first change was not published");
-        // Once the bucket is lost, the counter is unknown. So the change counts, although the change could lead below
-        // zero.
+        // Redis has lost the bucket, so it does not know the counter. In this case it accepts the change, although the
+        // counter could become negative.
         crate::common::lose(&world).await;
         let bucket = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
         let () = world.redis().await.del(bucket).await.unwrap();
@@ -159,11 +159,11 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         assert_eq!((taken_back, both().await), (TakenBack::Yes, (4, 4)), "{layout}");
         let failed = mute.set(target(42), BALANCE, 100).await.unwrap_err();
         assert!(matches!(failed, CountError::NotPublished { taken_back: TakenBack::Unknown, .. }), "{failed:?}");
-        assert_eq!(both().await, (100, 100), "a set counter stays, because a newer set is possible");
+        assert_eq!(both().await, (100, 100), "a set must stay, because there can be a newer set");
         client.set(target(42), BALANCE, 6).await.unwrap();
         assert_eq!(both().await, (6, 6));
-        // The error has the event that was not published. The event is older than the set, so a republish changes
-        // nothing.
+        // The error contains the event that was not published. This event is older than the set, so it changes nothing
+        // when it is published again.
         assert_eq!(changed.change, Change::Add { delta: -9, event_id: "b".to_owned() });
         client.republish(&changed, taken_back).await.unwrap();
         assert_eq!(both().await, (6, 6));

@@ -1,4 +1,4 @@
-//! Repeated clicks count once, on any API server and by any number of callers.
+//! If a user repeats a click, it is counted once, even on several API servers and from concurrent calls.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::common::{Dice, Model, World, assert_redis_equals, client_of, eventually, target};
 
-/// Starts a world whose buckets are loaded and whose daemon has no work left.
+/// Starts a test environment, and waits until the daemon has loaded all buckets and has no work left.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
@@ -67,8 +67,8 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = Arc::new(world.client());
     let mut tasks = tokio::task::JoinSet::new();
-    // If a thousand calls ask MySQL at the same time, the answers on a slow machine take longer than the client's
-    // timeout. The client would then count without a check.
+    // If a thousand calls asked MySQL at the same time, a slow machine would answer after the client's timeout, and the
+    // client would count clicks without a check.
     let at_once = Arc::new(Semaphore::new(100));
     for task in 0..1_000_u64 {
         let (client, at_once) = (Arc::clone(&client), Arc::clone(&at_once));
@@ -92,7 +92,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     while let Some(done) = tasks.join_next().await {
         events.extend(done.unwrap());
     }
-    // The likes and unlikes of each user and target must alternate, so no click has counted twice.
+    // For each user and target, likes and unlikes must alternate. Otherwise a click was counted twice.
     let mut pairs: HashMap<(Target, UserId), Vec<(Micros, bool)>> = HashMap::new();
     let mut model = Model::default();
     for event in &events {
@@ -105,7 +105,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
         assert!(clicks.windows(2).all(|pair| pair[0].0 < pair[1].0), "{clicks:?}");
     }
     world.drained(&publisher).await;
-    // There are also unlikes of targets that were never liked.
+    // MySQL also has rows of users who unliked a target that they had never liked.
     let likes = world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await;
     assert_eq!(likes, model.rows.values().filter(|(_, is_del)| !is_del).count() as i64);
     assert_redis_equals(&world, &model).await;
@@ -124,7 +124,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // Clicks of another user make the hashes rotate.
+    // The clicks of another user start a new hash of recent clicks, and the current hash becomes the former one.
     let turned = async || {
         client.like(target(42), UserId(8), &[]).await.unwrap();
         client.unlike(target(42), UserId(8), &[]).await.unwrap();
@@ -148,10 +148,10 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // The test sets the hash's start as if the server's clock had been a day ahead at that moment.
+    // The hash has a start time. The test sets it as if the server's clock had been a day ahead at the start.
     let () = redis.hset(&recent, "_", first.event.at.0 / 1_000_000 + 86_400).await.unwrap();
     client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
-    assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the hashes rotate");
+    assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the click must rotate the hashes");
     let began: i64 = redis.hget(&recent, "_").await.unwrap();
     assert!(began < first.event.at.0 / 1_000_000 + 3_600, "{began}");
     world.close().await;
@@ -163,7 +163,7 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
     world.publisher().await;
     let client = world.client();
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // The click looks as if the server's clock had been an hour ahead.
+    // The test changes the time of the click as if the server's clock had been an hour ahead.
     let ahead = first.event.at.0 + 3_600_000_000;
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
@@ -178,8 +178,8 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let (world, daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = world.client();
-    // A server wrote these rows while its clock was two minutes ahead. Users 7 and 8 like the target, user 9 no longer
-    // likes it.
+    // These rows come from a server whose clock was two minutes ahead. Users 7 and 8 like the target, and user 9 no
+    // longer likes it.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
     let rows = format!(
         "INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})"

@@ -1,5 +1,5 @@
-//! The functions that API servers use. A click counts once, is undone if it can't be published, and is visible
-//! immediately.
+//! Tests the client functions that API servers use. A click is counted once, is visible immediately, and is undone if
+//! it can't be published.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

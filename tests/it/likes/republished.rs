@@ -1,5 +1,5 @@
-//! The client republishes a count whose first publish failed. Then Redis and MySQL agree, even if the first event had
-//! arrived.
+//! If the client can't publish a `count` event, it publishes the event again later. Then Redis and MySQL have the same
+//! count, even if the broker also has the first event.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, s
 use crate::common::proxy::Proxy;
 use crate::common::{World, client_of, eventually, target};
 
-/// Returns the event of the error, and whether the count was undone.
+/// Returns the unpublished event of the error, and whether the client undid the count.
 fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {
     match counting {
         Err(CountError::NotPublished { changed, taken_back, .. }) => (*changed, taken_back),
@@ -41,7 +41,7 @@ async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
     world.drained(&publisher).await;
     assert_eq!(both(&world, VIEW).await, (5, 5));
 
-    // The broker has the event, but its confirm is lost.
+    // The broker gets the event, but its confirm is lost.
     let (proxy, url) = Proxy::before(world.api.amqp.url.expose()).await;
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from(url.as_str());
@@ -70,13 +70,13 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (100, 100));
-    // The client does not undo a set, but only republishes the set.
+    // The client never undoes a set. It only publishes the set again.
     let (changed, taken_back) = unpublished(mute.set(target(42), BALANCE, 7).await);
     assert_eq!((taken_back, both(&world, BALANCE).await), (TakenBack::Unknown, (7, 100)));
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (7, 7));
-    // If the daemon counts the metric, the client only republishes.
+    // If the daemon counts the metric, the client has nothing to undo and only publishes the event again.
     let (changed, taken_back) = unpublished(mute.add(target(42), SHARE, 3, "b").await);
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
@@ -92,7 +92,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = world.client();
         let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
-        // The set's time becomes one minute later, as if Redis' clock had been put back after the set.
+        // The test moves the set's time one minute ahead, as if Redis' clock had been put back after the set.
         let place = world.cache.keys.place("video", target(42), BALANCE);
         let bucket = place.bucket.unwrap_or(place.key);
         let minute = set.at.after(Duration::from_secs(60));
@@ -106,7 +106,8 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         client.add(target(42), BALANCE, 1, "b").await.unwrap();
         world.drained(&publisher).await;
         assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
-        // The daemon rejects events whose time is hours ahead. A set that is hours ahead must not block counts.
+        // The daemon rejects events that are hours ahead. So if the set's time is hours ahead, Redis must not use it as
+        // the time of a count.
         let hour = tallyd::runtime::clock::now().after(Duration::from_secs(3_600));
         let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();

@@ -1,4 +1,4 @@
-//! Clicks while Redis is demoted, or restarts without data.
+//! Users click while Redis becomes a replica, or restarts without data.
 
 use tallyd_client::{Clicked, LikeError, Source};
 use tallyd_core::model::{Metric, UserId};
@@ -24,7 +24,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let replica_of = async |arguments: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&arguments).query_async(&mut server.connect().await).await.unwrap();
     };
-    // No master listens at this address, so Redis keeps its data and rejects writes.
+    // Redis becomes a replica of an address without a server. So it keeps its data, but rejects writes.
     replica_of(["127.0.0.1", "9"]).await;
     for user in [7, 8] {
         let failed = client.like(target(2), UserId(user), &[]).await;
@@ -58,7 +58,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     server.restart().await;
 
     let click = async || loop {
-        // The call after the failed one makes a new connection.
+        // After a failed call, the next call makes a new connection.
         if let Ok(clicked) = client.like(target(1), UserId(5), &[]).await {
             return clicked;
         }

@@ -32,7 +32,7 @@ async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
     let keys: Vec<String> = redis.keys(format!("{}:recent:*", world.name)).await.unwrap();
     let () = redis.del(keys).await.unwrap();
     assert!(daemon.stop().success());
-    // These clicks are not in MySQL.
+    // These clicks are not in MySQL yet, because the daemon has stopped.
     click(&mut likes, 100).await;
     let liked = client.liked(user, &targets).await.unwrap();
     let expected: Vec<bool> = targets.iter().map(|target| likes.contains(target)).collect();

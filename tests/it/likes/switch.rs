@@ -1,4 +1,5 @@
-//! A site switches between the two writers of its likes, in both directions, while its users continue to click.
+//! A site changes which process counts its likes, the API servers or the daemon, in both directions and while users
+//! click.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,8 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, eventually, 
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
 const BY_API: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
 
-/// Users who click on two API servers, at random. The two API servers can have different rules for a moment.
+/// Users whose clicks go to one of two API servers at random. During a switch, the two servers can have different
+/// rules.
 struct Users {
     stop: Arc<AtomicBool>,
     clicks: Arc<AtomicU64>,
@@ -65,7 +67,7 @@ impl Users {
     }
 }
 
-/// Reloads the daemon with these settings. Waits until the daemon and both API servers use them.
+/// Reloads the daemon with these settings, and waits until the daemon and both API servers use the settings.
 async fn change(world: &mut World, daemon: &Daemon, servers: &[Arc<Client>; 2], (settings, writer): (&str, Writes)) {
     world.write(settings);
     daemon.signal("HUP");
@@ -79,7 +81,7 @@ async fn change(world: &mut World, daemon: &Daemon, servers: &[Arc<Client>; 2], 
     .await;
 }
 
-/// Fails unless Redis is exact after a `changed` reconcile.
+/// Checks that all counters in Redis are right after a `changed` reconcile.
 async fn exact(world: &World, model: &Model) {
     world.drained(&world.publisher().await).await;
     world.outbox_added().await;
@@ -96,7 +98,7 @@ async fn changed(name: &str, before: (&str, Writes), after: (&str, Writes)) {
     let servers = [Arc::new(world.client()), Arc::new(world.client())];
     let users = Users::click([Arc::clone(&servers[0]), Arc::clone(&servers[0])], Model::default(), 7);
     users.clicked(300).await;
-    // The second API server connected later, so it also uses the new writer later.
+    // The second API server connected later than the first, so it also switches to the new writer later.
     let model = users.end().await;
     let users = Users::click(servers.clone(), model, 9);
     users.clicked(300).await;
@@ -104,7 +106,7 @@ async fn changed(name: &str, before: (&str, Writes), after: (&str, Writes)) {
     users.clicked(300).await;
     let model = users.end().await;
     exact(&world, &model).await;
-    // From now on no counter must drift.
+    // After this point all counters must stay right.
     let users = Users::click(servers, model, 8);
     users.clicked(300).await;
     let model = users.end().await;
@@ -146,13 +148,13 @@ async fn counting_is_not_handed_over_while_many_events_wait() {
     daemon.logged("events wait in the queues").await;
     daemon.logged("\"reload-refused\"").await;
     let announced = world.cache.writers().await.unwrap().unwrap();
-    assert!(announced.starts_with(r#"{"api":[],"#), "nothing was announced: {announced}");
+    assert!(announced.starts_with(r#"{"api":[],"#), "the daemon must not have announced a switch: {announced}");
     held.rollback().await.unwrap();
     assert!(daemon.stop().success());
     world.close().await;
 }
 
-/// Waits until the daemon has announced this to the API servers. Returns the time of the decision.
+/// Waits until the daemon has announced that API servers count the metrics in `api`. Returns the time of this decision.
 async fn announced(world: &World, api: &str, after: Micros) -> Micros {
     let since = std::cell::Cell::new(None);
     eventually("the switch is announced", || async {
@@ -170,7 +172,7 @@ async fn an_announcement_that_is_older_is_replaced_again() {
     let mut world = World::new("switch_older", BY_API).await;
     let daemon = world.daemon();
     let since = announced(&world, "\"video:like\"", Micros(0)).await;
-    // Redis contains an old announcement, as after a loss of Redis' newest data.
+    // Redis has an old announcement, as if it had lost its newest data.
     world.cache.announce_writers(r#"{"api":[],"since":1795251385004538}"#).await.unwrap();
     assert_eq!(announced(&world, "\"video:like\"", Micros(0)).await, since);
     world.set(BY_DAEMON);

@@ -1,4 +1,4 @@
-//! A click that counts but can't be published is undone.
+//! If a click is counted in Redis but can't be published, the client undoes it in Redis.
 
 use redis::AsyncCommands;
 use tallyd::config::ServerUrl;
@@ -85,7 +85,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     assert_redis_equals(&world, &Model::default()).await;
     assert_eq!(points(&world).await, None);
 
-    // Three clicks fail, in any order. The last failure undoes the like.
+    // Three clicks can't be published. The client undoes the like only when the last of them fails.
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let (other, second) = held_like(&world, &[LIKES]).await;
     proxy.fail();
@@ -152,7 +152,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let client = world.client();
-    // An API server crashed between count and publish.
+    // An API server crashed after it had counted a click and before it published the event.
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let lost = client.count(target(42), UserId(7), true, &[]).await.unwrap();
     let mut redis = world.redis().await;
@@ -172,7 +172,7 @@ async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
     let world = World::new("unpublished_behind", "").await;
     let publisher = world.publisher().await;
     let client = world.client();
-    // MySQL gets no rows for this like, and Redis has forgotten the user's click.
+    // No daemon runs, so this like is not in MySQL, and Redis forgets the user's click.
     let like = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     let mut redis = world.redis().await;
     let () = redis.del(&world.cache.keys.recent("video", world.cache.keys.bucket(target(42)))).await.unwrap();

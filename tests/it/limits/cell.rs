@@ -1,13 +1,13 @@
-//! A control group with a memory limit, like the group that systemd makes for `MemoryMax=`. The kernel kills a process
-//! that exceeds the limit.
+//! A control group with a memory limit. systemd makes the same for `MemoryMax=`. If a process exceeds the limit, the
+//! kernel kills it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::Daemon;
 
-/// `folder` is `None` if this user can't make control groups. The tests always check the memory peak that the kernel
-/// records for each process.
+/// `folder` is `None` if the user of the tests can't make control groups. In each case the tests also check the highest
+/// memory use that the kernel recorded.
 pub struct Cell {
     folder: Option<PathBuf>,
     /// True for version 1 of control groups, and false for version 2.
@@ -22,7 +22,7 @@ impl Cell {
         let limit = folder.join(if first { "memory.limit_in_bytes" } else { "memory.max" });
         let made = fs::create_dir(&folder).and_then(|()| fs::write(limit, (mib << 20).to_string()));
         if let Err(error) = &made {
-            eprintln!("{}: {error}: the kernel's own limit is not tested here", folder.display());
+            eprintln!("{}: {error}: the test can't set a memory limit in the kernel", folder.display());
             let _ = fs::remove_dir(&folder);
         }
         Self { folder: made.is_ok().then_some(folder), first }

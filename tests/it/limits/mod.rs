@@ -1,4 +1,5 @@
-//! The daemon needs limited memory, files and threads. A long queue or a long outage of MySQL must not change that.
+//! The daemon needs a limited number of files and threads, and limited memory, even with a long queue or in a long
+//! outage of MySQL.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -19,13 +20,13 @@ use lapin::{BasicProperties, Confirmation};
 use tallyd_core::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
 use tallyd_core::model::UserId;
 
-/// The limit for the default settings in docs/operations/install.md.
+/// Returns the memory limit that docs/operations/install.md recommends for the default settings.
 fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }
 
-/// Connections, the log and epoll together stay below these limits. A leak for each message or for each outage would
-/// exceed the limits by far.
+/// The files of connections, the log and epoll stay below these limits. A leak per message or per outage would exceed
+/// them by far.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
@@ -36,7 +37,7 @@ fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
     (from..from + number).map(like).collect()
 }
 
-/// Makes the largest list that one message can be: an event, and spaces.
+/// Makes a list of the maximum size of a message. The list contains one event and many spaces.
 fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     let mut body = [b"[".as_slice(), &encode_like(event, "video", None)].concat();
     body.resize(LIST_BYTES_MAX - 1, b' ');
@@ -44,12 +45,12 @@ fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     (event.user, body)
 }
 
-/// Returns the highest memory use of the process until now.
+/// Returns the highest memory use of the daemon so far.
 fn peak_mib(daemon: &Daemon) -> u64 {
     daemon.status_kib("VmHWM") / 1024
 }
 
-/// Reads the count of tasks from the daemon's own metrics.
+/// Reads the number of tasks from the daemon's metrics.
 fn tasks(daemon: &Daemon) -> usize {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
@@ -59,7 +60,7 @@ fn tasks(daemon: &Daemon) -> usize {
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();
     let tasks = page.lines().find_map(|line| line.strip_prefix("tallyd_tasks ")).unwrap();
-    // A gauge has the format of a decimal fraction.
+    // The daemon writes a gauge as a decimal number, such as 7.0.
     tasks.strip_suffix(".0").unwrap_or(tasks).parse().unwrap()
 }
 
@@ -67,8 +68,8 @@ fn number_of(daemon: &Daemon, what: &str) -> usize {
     fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
 }
 
-/// After tens of thousands of small messages the consumer has a large prefetch. Then more large messages arrive than
-/// the consumer can hold in memory, and MySQL doesn't answer.
+/// After tens of thousands of small messages the consumer has a large prefetch. Then large messages arrive while MySQL
+/// doesn't answer. They are more than the consumer can keep in memory.
 async fn stays_under_memory_max(
     name: &str,
     partitions: u64,
@@ -90,7 +91,7 @@ async fn stays_under_memory_max(
 
     proxy.hold();
     publish(&world, large).await;
-    // Either the write of a batch fails, or the session restarts because too many bytes have arrived.
+    // A partition fails if a batch can't be written, or if its session restarts because too many bytes have arrived.
     for partition in 0..partitions {
         daemon.logged(&format!(" partition {partition} failed")).await;
     }
@@ -103,7 +104,7 @@ async fn stays_under_memory_max(
     assert_eq!(world.counters().await, model.counters());
     let peak = peak_mib(&daemon);
     assert!(peak < memory_max_mib, "{peak} MiB");
-    // The first measurement was made during the outage, the second measurement after the outage.
+    // The first numbers were measured during the outage, and the second numbers are measured after it.
     for [files, threads, tasks] in [held, [number_of(&daemon, "fd"), number_of(&daemon, "task"), tasks(&daemon)]] {
         println!("{peak} MiB, {files} files, {threads} threads, {tasks} tasks");
         assert!(files < FILES_MAX, "{files} files");
@@ -134,7 +135,7 @@ async fn a_second_partition_takes_no_more_than_its_share_of_memory_max() {
     stays_under_memory_max("limits_two", 2, &large, publish_lists).await;
 }
 
-/// Two of these messages exceed the limit of bytes in flight, and the prefetch can't be lower than two.
+/// Two of these messages are larger than the limit for bytes in flight, and the prefetch is at least two.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_are_written() {
     const LARGE: u8 = 8;
@@ -159,7 +160,7 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
     world.close().await;
 }
 
-/// The bodies are small. The headers of each message must fit into one frame of 128 KiB.
+/// The messages have small bodies and large headers. The headers of each message must fit into a frame of 128 KiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
     let large = likes(1_000_000, (memory_max_mib(1) + 64) * 10);
@@ -186,8 +187,8 @@ async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_m
     .await;
 }
 
-/// A million buckets are missing in Redis, and almost nothing is left to load. Each bucket takes 16 bytes of memory
-/// while it is loaded.
+/// A million buckets are missing in Redis, but they have almost no counters. Each bucket takes 16 bytes of memory while
+/// the daemon loads it.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_bounded_while_a_million_buckets_are_loaded() {
     let world = World::new("memory_load", "[redis]\nbucket_bits = 20\ntimeout_ms = 30000\n").await;

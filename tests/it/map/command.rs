@@ -1,4 +1,4 @@
-//! `tallyd map`: checks of samples without a server, and the removal of a map.
+//! Tests `tallyd map`, which checks samples without a server and removes a map.
 
 use std::fs;
 
@@ -39,7 +39,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
     }
     let report: Value = serde_json::from_slice(&alone(&["--format", "json"]).stdout).unwrap();
     assert_eq!((&report["taken"], &report["events"][1]["reason"]), (&2.into(), &"unknown-type".into()));
-    // This sample is one JSON value on several lines.
+    // This sample is a single JSON value, written over several lines.
     fs::write(&sample, serde_json::to_string_pretty(&serde_json::json!({ "events": [good] })).unwrap()).unwrap();
     let output = alone(&["--name", "site"]);
     assert!(output.status.success() && stdout(&output).contains("1 of 1 events fit"), "{}", stdout(&output));
@@ -63,7 +63,7 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
     assert_exits(&site, &remove, 75, "a daemon consumes");
     assert!(daemon.stop().success());
     site.publish(&event("LIKE", 42, 7, now_ms())).await;
-    // A daemon without the map ignores its events, and reports that.
+    // If the configuration has no map for an existing queue, `config check` reports the map.
     let output = site.world.tallyd(&["config", "check"]);
     let text = stdout(&output) + &stderr(&output);
     assert!(text.contains("the map site, introduced by"), "{text}");

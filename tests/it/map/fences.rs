@@ -1,4 +1,4 @@
-//! A fence goes through the queues of all maps in use, even if its sender's configuration lacks a map.
+//! A fence message passes through the queues of all maps in use, even if the configuration of its sender lacks a map.
 
 use tallyd_core::event::encode_count;
 use tallyd_core::model::TargetId;
@@ -6,7 +6,7 @@ use tallyd_core::model::TargetId;
 use super::{Site, event, now_ms, settings};
 use crate::common::{eventually, stderr};
 
-/// API servers count views, so a reconcile needs a fence.
+/// With these settings API servers count views, so a reconcile needs a fence message.
 fn with_views(settings: &str) -> String {
     format!("{settings}[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n[reconcile]\nfence_max = \"5s\"\n")
 }
@@ -14,7 +14,8 @@ fn with_views(settings: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let mut site = Site::new("map_fence", "ms").await;
-    // A map of likes only, because tallyd's scripts would not count the map's views.
+    // This map has only likes. API servers count views with tallyd's scripts, and these scripts do not see the map's
+    // views.
     let with_map: String = settings(&site.exchange, "ms")
         .lines()
         .filter(|line| !["metric = { c", "delta", "event_id"].iter().any(|it| line.starts_with(it)))
@@ -27,17 +28,17 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a", None);
     site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
     eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;
-    // This run loads Redis. A later run would wait forever for its fence if it had to load Redis.
+    // This run loads Redis now. If a later run had to load Redis, it would wait forever for its fence message.
     let output = site.world.tallyd(&["reconcile", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(daemon.stop().success());
     site.publish(&event("LIKE", 42, 7, now_ms())).await;
-    // The queue has no consumer, and this configuration has no map with this queue.
+    // The map's queue has no consumer, and the new configuration has no such map.
     site.world.set(&without);
     let output = site.world.tallyd(&["reconcile", "--full"]);
     let said = format!("{} has 1 messages and no consumer", site.queue());
     assert!(output.status.code() == Some(75) && stderr(&output).contains(&said), "{}", stderr(&output));
-    // The daemon has the map, and the command does not.
+    // The daemon's configuration has the map, but the command's configuration does not.
     site.world.set(&with_map);
     let daemon = site.world.daemon();
     daemon.logged("this daemon now writes map site").await;

@@ -1,5 +1,5 @@
-//! Events with invalid fields. Each dead letter names the JSON pointer of the wrong field, and a replay applies the map
-//! again.
+//! Events with invalid fields arrive through a map. Each dead letter contains the JSON pointer of the invalid field,
+//! and a replay uses the map again.
 
 use super::{Site, event, now_ms, settings};
 use crate::common::{eventually, stderr, stdout};
@@ -33,7 +33,7 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     let shown = stdout(&site.world.tallyd(&["dead", "show", "1"]));
     assert!(shown.contains("would be refused: unknown-kind: kind from /object/kind"), "{shown}");
     assert!(daemon.stop().success());
-    // The kind is added to the map's values.
+    // The test adds the kind to the values of the map.
     let with_films = settings(&site.exchange, "ms").replace("\"1\" = \"video\"", "\"1\" = \"video\", \"2\" = \"film\"");
     site.world.set(&with_films);
     let daemon = site.world.daemon();
@@ -43,7 +43,7 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     eventually("the like is written", || async { site.world.count(liked).await == 1 }).await;
     assert_eq!(site.world.count(OPEN).await, 1, "the letter with the UUID is left");
     assert!(daemon.stop().success());
-    // Without the map, tallyd can't read the letter.
+    // If the configuration has no map, tallyd can't read the dead letter.
     site.world.set("[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n");
     let output = site.world.tallyd(&["dead", "replay", "2"]);
     assert!(

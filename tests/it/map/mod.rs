@@ -1,4 +1,5 @@
-//! A site with its own JSON and exchange. tallyd consumes its events while the site's old worker still runs.
+//! A site has its own JSON format and its own exchange. tallyd consumes the site's events while the site's old worker
+//! still runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -18,7 +19,7 @@ use tallyd_rabbitmq::{Link, Publisher};
 
 use crate::common::World;
 
-/// A site and the queue of its old worker.
+/// A site with its exchange, and with the queue of its old worker.
 struct Site {
     world: World,
     exchange: String,
@@ -38,7 +39,7 @@ pub(crate) async fn declare_exchange(link: &Link, exchange: &str) {
     declare.await.unwrap();
 }
 
-/// Returns the settings of a map of the exchange. `unit` is the unit of the events' times.
+/// Returns settings with a map that reads from `exchange`. `unit` is the unit of the times in the events.
 fn settings(exchange: &str, unit: &str) -> String {
     format!(
         "[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n\
@@ -68,7 +69,7 @@ impl Site {
         Self { world, exchange, link, publisher }
     }
 
-    /// Publishes events as the site's servers do.
+    /// Publishes a message with events, as the site's servers do.
     async fn publish(&self, body: &Value) {
         self.publisher.publish(&self.exchange, "user.7", body.to_string().as_bytes()).await.unwrap();
     }
@@ -77,7 +78,7 @@ impl Site {
         self.world.broker.map_queue("site")
     }
 
-    /// Returns the count of messages in the old worker's queue.
+    /// Returns the number of messages in the old worker's queue.
     async fn of_the_old_worker(&self) -> u32 {
         self.link.depth(&format!("{}.worker", self.exchange)).await.unwrap().messages
     }

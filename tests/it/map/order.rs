@@ -1,4 +1,5 @@
-//! Likes and unlikes within one second, with crashes and redeliveries.
+//! All likes and unlikes of a user have the same or nearly the same time, while daemons crash and messages are
+//! redelivered.
 
 use super::{Site, event, now_ms};
 use crate::common::{eventually, stderr};
@@ -10,8 +11,8 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     assert!(daemon.stop().success());
     let now = now_ms() / 1_000;
-    // User 1's last event is an unlike, and user 2's last event is a like. The last event of user 3 is from a later
-    // second, but it is published first.
+    // The last event of user 1 is an unlike, and that of user 2 is a like. User 3's latest event is from a later
+    // second, but it is published before the user's other events.
     for (action, user, ts) in [
         ("LIKE", 1, now),
         ("LIKE", 3, now),
@@ -24,7 +25,7 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     ] {
         site.publish(&event(action, 42, user, ts)).await;
     }
-    // Each daemon commits at most one batch and acknowledges none.
+    // Each daemon crashes after it has committed at most one batch, and before it acknowledges any batch.
     for point in ["consumer:after-commit", "consumer:before-commit", "consumer:after-commit"] {
         let output = site.world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&output).contains("fault-point"), "{}", stderr(&output));
@@ -32,7 +33,7 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     let liked = "SELECT COUNT(*) FROM like_record WHERE is_del = 0 AND user_id IN (2, 3)";
     let unliked = "SELECT COUNT(*) FROM like_record WHERE is_del = 1 AND user_id = 1";
     let daemon = site.world.daemon();
-    // The broker can still count the consumer of a crashed daemon.
+    // For a moment, the broker can still count the consumer of a crashed daemon, so the test waits.
     eventually("it listens", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     eventually("the queue is empty", || async {
         let depth = site.link.depth(&site.queue()).await.unwrap();

@@ -1,4 +1,5 @@
-//! The daemon rejects a map that conflicts with a map in use or with the broker. The error is a clear sentence.
+//! If a map conflicts with a map in use or with the broker's exchanges and permissions, the daemon rejects it with a
+//! clear error.
 
 use super::{Site, settings};
 use crate::common::{eventually, stderr, stdout};
@@ -39,7 +40,11 @@ async fn an_exchange_that_is_missing_or_forbidden_is_named() {
         let output = site.world.tallyd(&["config", "check"]);
         let text = stdout(&output) + &stderr(&output);
         assert!(!output.status.success() && text.contains(in_check), "{text}");
-        assert_eq!(site.world.count("SELECT COUNT(*) FROM map_in_use").await, 0, "the rejected map must not be noted");
+        assert_eq!(
+            site.world.count("SELECT COUNT(*) FROM map_in_use").await,
+            0,
+            "the daemon must not note the rejected map"
+        );
     }
     site.close().await;
 }

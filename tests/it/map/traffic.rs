@@ -1,4 +1,5 @@
-//! The daemon writes the site's events like tallyd's own events. The site's old worker still gets all messages.
+//! The daemon writes the site's events in the same way as tallyd's own events. The site's old worker still gets all
+//! messages.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     for number in 0..1_000 {
         let (video, user, liked) = (1 + dice.below(20), 1 + dice.below(50), !dice.percent(40));
         likes.insert((video, user), liked);
-        // Many events have the same millisecond. Then the newest event is the last event in the queue.
+        // Many events have the same time in milliseconds. Of these, the last event in the queue must win.
         bodies.push(event(if liked { "LIKE" } else { "UNLIKE" }, video, user, begins + number / 100));
         if bodies.len() == 1 + usize::try_from(dice.below(3)).unwrap() {
             let body = match bodies.len() {
@@ -42,8 +43,8 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     let rows = "SELECT COUNT(*) FROM like_record WHERE is_del = 0";
     assert_eq!((site.world.count(rows).await, site.world.count("SELECT COUNT(*) FROM dead_letter").await), (all, 0));
     assert_eq!(site.of_the_old_worker().await, messages + 2, "the old worker gets all its messages");
-    // The daemon adds the likes to Redis. The id of the map's partition is far above the other ids, and Redis has marks
-    // for it, too.
+    // The daemon must also add the map's likes to Redis, although the number of the map's partition is far above all
+    // other partition numbers.
     site.world.outbox_added().await;
     let of_video = |video| likes.iter().filter(|((it, _), liked)| *it == video && **liked).count() as i64;
     let expected: BTreeMap<_, _> =

@@ -1,4 +1,4 @@
-//! Boards whose scores are counters other than likes.
+//! Tests boards whose scores come from other metrics than likes.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const BOARDS: &str = "[metrics]\nlike = 1\nview = 2\nshare = 4\n\
     [[board]]\nname = \"hot\"\nperiod = \"total\"\nscore = [\"share\", \"view\"]\ntie = \"second\"\n\
     [[board]]\nname = \"hot\"\nperiod = \"day\"\nscore = [\"share\", \"view\"]\ntie = \"second\"\n";
 
-/// Returns the shares and views of each member, as the board has them.
+/// Returns the numbers of shares and views that the board has for each member.
 async fn on_board(product: &Product, period: PeriodKind) -> BTreeMap<String, (u64, u64)> {
     let page = product.client.board_page(("hot", period), 1, 100, Ranking::Ordinal).await.unwrap();
     let columns = |entry: tallyd_client::boards::Entry| {

@@ -1,4 +1,4 @@
-//! Reconciles find and repair drifts of all kinds of counters.
+//! Reconciles find and repair the drifts of counters of all metrics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,8 +48,7 @@ async fn each_drifted_number_is_repaired_and_no_other() {
     }
 }
 
-/// A rule forbids negative counts, but only Redis enforces the rule. So the sum of an item's purchases in MySQL can
-/// become negative.
+/// A rule forbids negative counts, but only Redis enforces this rule. So the same counter can become negative in MySQL.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown_it() {
     for layout in LAYOUTS {
@@ -79,7 +78,8 @@ async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown
     }
 }
 
-/// `counter` was changed by hand. The like count must not become negative because of that.
+/// An operator has changed `counter` by hand. A repair to this wrong count must not make the like count in Redis
+/// negative.
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_not_repaired_below_zero_where_counter_is_wrong() {
     let mut product = Product::open("metrics_likes_below", "").await;
@@ -125,7 +125,7 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
         product.fill(3, 200).await;
         product.assert_equal().await;
         super::common::lose(&product.world).await;
-        // These changes are counted while the counters are unknown.
+        // API servers count these changes while Redis does not know the counters.
         product.fill(4, 60).await;
         let report = product.world.report(&["reconcile"]);
         assert_eq!(report["repaired"], 0, "{layout}: {report}");
@@ -136,7 +136,8 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
     }
 }
 
-/// Sends the first rows of the outbox again, like a daemon that was frozen before the loss and then resumes.
+/// Adds the first rows of the outbox to Redis again. A daemon does the same if it was frozen before Redis lost its data
+/// and resumes after the loss.
 async fn send_again(product: &Product) {
     let store = Store::new(&product.world.config.mysql, 1).unwrap();
     let rows = store.outbox_after(0, 0, 10, Duration::ZERO).await.unwrap();
@@ -189,7 +190,8 @@ async fn a_move_to_another_layout_takes_all_numbers_along() {
     let mut product = Product::open("metrics_moved", "[redis.also]\nlayout = \"string\"\nbucket_bits = 4\n").await;
     product.fill(8, 200).await;
     product.settled().await;
-    // API servers counted these before the configuration had a second layout.
+    // API servers counted these counters before the second layout was configured, so the second layout does not have
+    // them.
     let also = product.world.cache.also(&product.world.config.redis, &product.world.config.metrics).unwrap().unwrap();
     for (target, metric) in product.numbers.keys() {
         let place = also.keys.place("video", *target, *metric);

@@ -1,4 +1,4 @@
-//! Reconciles compare and load counters that change all the time.
+//! Reconciles compare and load counters that never stop changing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::common::{Dice, eventually, lose, target};
 use super::{LAYOUTS, Numbers, Product, SHARE, TARGETS, VIEW};
 
-/// A task that adds to one metric all the time. Half of the additions go to one target.
+/// A task that adds to the counters of one metric without a pause. Half of the additions go to one target.
 struct Crowd {
     stop: CancellationToken,
     added: Arc<AtomicU64>,
@@ -25,7 +25,7 @@ impl Crowd {
         Self { stop, added, ended }
     }
 
-    /// Waits until the task has added this amount since the call.
+    /// Waits until the task has added this amount after the call of this method.
     async fn goes_on(&self, more: u64) {
         let until = self.added.load(Ordering::Relaxed) + more;
         eventually("somebody adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;
@@ -89,7 +89,8 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     let mut product = Product::open("viewed", "").await;
     let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
     crowds[0].goes_on(200).await;
-    // On a loaded machine, a pass can miss all counts between its sample and its read. So the test retries.
+    // On a slow machine, it can happen that no addition arrives between a pass' sample and its read. So the test
+    // retries.
     eventually("the run sees a count during its comparison", || async {
         let report = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");
@@ -135,8 +136,8 @@ async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
     }
 }
 
-/// Loses shares. In the layouts entity and string each counter has a separate key. This function deletes these keys,
-/// too.
+/// Deletes the share counters in Redis. In the layouts `entity` and `string` each counter has a separate key, so this
+/// function deletes these keys, too.
 async fn forget_shares(product: &Product) {
     let mut redis = product.world.redis().await;
     for number in 1..=TARGETS {
@@ -167,7 +168,7 @@ async fn an_older_state_of_redis_is_seen_though_its_marks_are_older_too() {
         *product.numbers.entry((target(1), SHARE)).or_default() += 2;
     }
     product.assert_equal().await;
-    // The bucket is old, as after a failover to a replica that was behind.
+    // The test restores an old state of the bucket, as after a failover to an outdated replica.
     let restored = redis::cmd("RESTORE").arg(&bucket).arg(0).arg(dumped).arg("REPLACE").to_owned();
     let () = restored.query_async(&mut redis).await.unwrap();
     assert_eq!(shares(&product, target(1)).await, before);

@@ -1,4 +1,4 @@
-//! The counters of all metrics of a product: in Redis, in MySQL, and in comparisons of the two stores.
+//! Tests the counters of a product with several metrics, in Redis and in MySQL, and the comparisons of both servers.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -20,10 +20,10 @@ use tallyd_redis::read::Found;
 const LIKE: Metric = Metric(1);
 /// API servers count this metric in Redis.
 const VIEW: Metric = Metric(2);
-/// API servers count this metric, too, and its counters can be negative.
+/// API servers also count this metric, and its counters can be negative.
 const BALANCE: Metric = Metric(3);
 
-/// The daemon adds this metric to Redis.
+/// The daemon counts this metric in Redis.
 const SHARE: Metric = Metric(4);
 
 const METRICS: [Metric; 4] = [LIKE, VIEW, BALANCE, SHARE];
@@ -36,10 +36,10 @@ const LAYOUTS: [&str; 3] = ["packed", "entity", "string"];
 
 const TARGETS: u64 = 30;
 
-/// The expected counters, without zeros.
+/// The expected counters that are not zero.
 type Numbers = BTreeMap<(Target, Metric), i64>;
 
-/// A product with a daemon. Redis has all buckets.
+/// A product with a daemon, and with all buckets loaded in Redis.
 struct Product {
     world: World,
     daemon: Option<Daemon>,
@@ -60,7 +60,7 @@ impl Product {
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 
-    /// Makes changes of all kinds.
+    /// Makes random changes of all metrics.
     async fn fill(&mut self, seed: u64, changes: u64) {
         let mut dice = Dice::new(seed);
         for number in 0..changes {
@@ -97,7 +97,7 @@ impl Product {
         let _: redis::Value = call.invoke_async(&mut self.world.redis().await).await.unwrap();
     }
 
-    /// Returns the known counters in Redis, without zeros.
+    /// Returns the counters that Redis knows and that are not zero.
     async fn in_redis(&self) -> Numbers {
         self.in_cache(&self.world.cache).await
     }
@@ -114,7 +114,7 @@ impl Product {
         numbers
     }
 
-    /// Waits until every event is in MySQL, and the daemon's additions are in Redis.
+    /// Waits until all events are in MySQL, and until the daemon has added its counts to Redis.
     async fn settled(&self) {
         self.world.drained(&self.world.publisher().await).await;
         eventually("the outbox is in Redis", || async {
@@ -129,7 +129,7 @@ impl Product {
         .await;
     }
 
-    /// Fails unless Redis and MySQL have exactly the expected counters.
+    /// Checks that Redis and MySQL have exactly the expected counters.
     async fn assert_equal(&self) {
         self.settled().await;
         assert_eq!(self.in_mysql().await, self.numbers);

@@ -15,7 +15,7 @@ use sqlx::Row;
 
 use crate::common::eventually;
 
-/// Users make this number of likes and unlikes between two steps.
+/// The number of likes and unlikes that users make between two steps.
 const SOME: u64 = 50;
 
 /// Returns the likes in tallyd's tables.
@@ -25,7 +25,7 @@ async fn here(mover: &Mover) -> BTreeSet<(u64, u64)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// Returns the counts of a metric in `counter`, without zeros.
+/// Returns the counters of a metric in `counter` that are not zero, by target.
 async fn counters(mover: &Mover, metric: u8) -> BTreeMap<u64, i64> {
     let sql = "SELECT target_id, CAST(SUM(value) AS SIGNED) AS number FROM counter WHERE metric = ? GROUP BY target_id HAVING number <> 0";
     let rows = sqlx::query(sql).bind(metric).fetch_all(&mover.world.pool).await.unwrap();
@@ -40,7 +40,7 @@ fn likes_of_targets(clicks: &Clicks) -> BTreeMap<u64, i64> {
     numbers
 }
 
-/// Waits until tallyd and the old keys have all clicks. Fails unless each count is right.
+/// Waits until tallyd has all clicks. Then checks each like count, in `counter` and in the old keys.
 async fn assert_tallyd_has_all(mover: &Mover, clicks: &Clicks) {
     eventually("tallyd has all likes", || async { here(mover).await == clicks.likes }).await;
     eventually("tallyd has all views", || async { counters(mover, 2).await == clicks.views }).await;
@@ -79,7 +79,7 @@ async fn import_and_watch(mover: &mut Mover, days: u32) {
     }
 }
 
-/// Follows step 6, and checks the results that the step's text promises.
+/// Follows step 6, and checks the results that the text of the step describes.
 async fn stop_counting_in_old_keys(mover: &mut Mover) {
     for block in mover.step(6).forward {
         let Block::Sh(line) = &block else { unreachable!() };
@@ -97,7 +97,7 @@ async fn stop_counting_in_old_keys(mover: &mut Mover) {
     mover.site.clicked(SOME).await;
 }
 
-/// Follows the instructions that undo step 6. The old keys lack the views that were only published.
+/// Follows the instructions that undo step 6. After that, views that were only published are missing in the old keys.
 async fn count_in_old_keys_again(mover: &mut Mover) {
     {
         let mut clicks = mover.site.clicks.lock().await;
@@ -118,7 +118,8 @@ async fn count_in_old_keys_again(mover: &mut Mover) {
     mover.map_is_empty().await;
 }
 
-/// Follows steps 7 and 8. The keys of deleted posts abort the first reconcile, and the page says how to continue.
+/// Follows steps 7 and 8. Because of the keys of deleted posts, the first reconcile stops, and the page describes how
+/// to continue.
 async fn cut_over(mover: &mut Mover, has_keys_of_deleted_posts: bool) {
     mover.forward(7).await;
     for block in mover.step(8).forward {
@@ -141,7 +142,7 @@ async fn cut_over(mover: &mut Mover, has_keys_of_deleted_posts: bool) {
     assert_tallyd_has_all(mover, &clicks).await;
 }
 
-/// Follows step 9. The step's check must pass while users like.
+/// Follows step 9. The check at the end of the step must pass while users click.
 async fn keep_the_old_table(mover: &mut Mover) {
     mover.forward(9).await;
     mover.site.clicked(SOME).await;

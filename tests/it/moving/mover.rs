@@ -1,4 +1,5 @@
-//! An engineer who follows the page. The engineer writes the page's settings, and runs the page's commands unchanged.
+//! Acts as an engineer who follows docs/moving.md. The engineer writes the page's settings, and runs its commands
+//! unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,8 +14,8 @@ use crate::common::ports::free_port;
 use crate::common::servers::rabbitmqctl;
 use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, stdout};
 
-/// A command exits with this code if another run has the lock or a server is unreachable. The page then says to try
-/// again.
+/// The exit code of a command if another run holds the lock or a server is unreachable. In this case the page tells the
+/// reader to try again.
 const TRY_LATER: i32 = 75;
 
 pub struct Mover {
@@ -26,14 +27,14 @@ pub struct Mover {
     export: Option<Child>,
     /// The name of the daemon's account in RabbitMQ.
     account: String,
-    /// In step 6 `date` printed this time.
+    /// The time that `date` printed in step 6.
     cutover: String,
     /// The output of the last command.
     pub said: String,
 }
 
 impl Mover {
-    /// Makes a site and tallyd's accounts. tallyd does not run yet.
+    /// Makes a site and tallyd's accounts, but does not start tallyd.
     pub async fn new(name: &str) -> Self {
         let world = World::new(name, "").await;
         let account = format!("{}_d", world.name);
@@ -61,7 +62,8 @@ impl Mover {
         mover
     }
 
-    /// Returns the settings of the test: the servers' addresses with the page's accounts, and shorter times.
+    /// Returns settings that only the test needs. These are the servers' addresses with the page's accounts, and
+    /// shorter times.
     fn addresses(&self) -> String {
         let logged_in = |url: &str, user: &str, password: &str| {
             let mut url = url::Url::parse(url).unwrap();
@@ -78,7 +80,8 @@ impl Mover {
         )
     }
 
-    /// Makes scripts with the names of the programs in the page's commands. The scripts use the test's servers.
+    /// The page's commands call some programs. Makes scripts with the same names, which call these programs with the
+    /// test's servers.
     fn make_programs(&self) {
         let folder = self.folder().join("bin");
         fs::create_dir(&folder).unwrap();
@@ -104,7 +107,7 @@ impl Mover {
         self.world.folder.path()
     }
 
-    /// Returns the blocks of a step. The first step is 1.
+    /// Returns the blocks of a step. Steps are numbered from 1.
     pub fn step(&self, number: usize) -> Step {
         self.steps[number - 1].clone()
     }
@@ -155,7 +158,7 @@ impl Mover {
         }
     }
 
-    /// Runs a command, and repeats it until it exits with this code.
+    /// Runs a command again and again until it exits with this code.
     pub async fn ends(&mut self, line: &str, code: i32) {
         let output = std::cell::RefCell::new(None::<Output>);
         eventually(line, || async {
@@ -173,12 +176,12 @@ impl Mover {
         }
     }
 
-    /// Tells whether the page has this text.
+    /// Returns true if the page contains this text.
     pub fn page_says(&self, text: &str) -> bool {
         fs::read_to_string(root().join(PAGE)).unwrap().contains(text)
     }
 
-    /// Starts the daemon as systemd's unit does, and waits until it is ready.
+    /// Starts the daemon as its systemd unit does, and waits until the daemon is ready.
     async fn start(&mut self) {
         let path = self.folder().join("notify.sock");
         let _ = fs::remove_file(&path);
@@ -206,7 +209,7 @@ impl Mover {
         command
     }
 
-    /// Adds text to the settings.
+    /// Adds this TOML text to the settings.
     fn add(&mut self, text: &str) {
         let given: toml::Table = text.parse().unwrap();
         for (section, value) in given {
@@ -219,7 +222,7 @@ impl Mover {
         self.world.set(&toml::to_string(&self.settings).unwrap());
     }
 
-    /// Removes these blocks from the settings.
+    /// Removes these sections from the settings.
     pub fn take_out(&mut self, sections: &[&str]) {
         for section in sections {
             assert!(self.settings.remove(*section).is_some(), "{section}");
@@ -232,19 +235,23 @@ impl Mover {
         self.world.pool = MySqlPool::connect(self.world.config.mysql.url.expose()).await.unwrap();
     }
 
-    /// Waits until `tallyd status` reports that the map is written.
+    /// Waits until `tallyd status` reports that the daemon writes the map's events.
     pub async fn map_is_written(&self) {
-        eventually("the map is written", || async { self.map_row().first().is_some_and(|it| it == "writing") }).await;
+        eventually("the daemon writes the map's events", || async {
+            self.map_row().first().is_some_and(|it| it == "writing")
+        })
+        .await;
     }
 
-    /// Waits until `tallyd status` shows no message of the map: none in its queue, and none unacknowledged.
+    /// Waits until `tallyd status` shows that the map's queue is empty and that no message of the map is
+    /// unacknowledged.
     pub async fn map_is_empty(&self) {
         let is_empty = |row: &[String]| row.len() > 3 && (row[1].as_str(), row[3].as_str()) == ("0", "-");
         eventually("no message of the map is left", || async { is_empty(&self.map_row()) }).await;
     }
 
-    /// Returns the map's status, its count of messages, its count of consumers, and the age of its oldest
-    /// unacknowledged message.
+    /// Returns the map's state, the number of messages in its queue, the number of its consumers, and the age of its
+    /// oldest unacknowledged message.
     fn map_row(&self) -> Vec<String> {
         let status = self.status();
         let row = status.lines().find_map(|line| line.trim_start().strip_prefix("map site "));
@@ -278,17 +285,18 @@ impl Mover {
         rabbitmqctl(&["delete_user", &self.account]);
         let link = self.world.broker.connect("test").await.unwrap();
         let _ = link.channel.queue_delete(self.world.broker.map_queue("site").into(), Default::default()).await;
-        // To close the world, an account needs the right to scan keys.
+        // When the test environment closes, it scans keys in Redis. The account of this address has the right to do
+        // that.
         self.world.set(&format!("[redis]\nurl = \"{}\"\n", self.site.redis.url()));
         self.world.close().await;
         self.site.close().await;
     }
 }
 
-/// The time in the commands of the page.
+/// The example of a time in the page's commands.
 const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
 
-/// Returns all differences between the test and the page.
+/// Returns the texts of the page that the test replaces. Nothing else differs from the page.
 fn names(world: &World, account: &str, database: &str) -> Names {
     let of_mysql = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let now = (tallyd::runtime::clock::now().0 / 1_000).to_string();
@@ -299,13 +307,12 @@ fn names(world: &World, account: &str, database: &str) -> Names {
         ("site.likes", format!("{database}.likes")),
         (r"(tally\.|site\.events$)", format!(r"({0}\.|{database}\.events$)", world.name)),
         (r"(tally\.|amq\.default$)", format!(r"({}\.|amq\.default$)", world.name)),
-        // The names that tallyd has on the servers, which the tests share.
+        // Names of tallyd on the servers. All tests use the same servers, so each test needs its own names.
         ("set_permissions tallyd ", format!("set_permissions {account} ")),
         (r"'^tally\.'", format!(r"'^{}\.'", world.name)),
         ("DATABASE tally;", format!("DATABASE {};", world.name)),
         ("'tallyd'@'%'", of_mysql),
-        // In the test the samples have current times, there are few buckets, and the pause before the second pass is
-        // shorter.
+        // The test uses the current time in the samples, fewer buckets, and a shorter pause before the second pass.
         ("1795251385004", now),
         ("packed:13", "packed:4".to_owned()),
         ("--deletions", "--deletions --look-again 2s".to_owned()),

@@ -28,25 +28,25 @@ const USERS: u64 = 200;
 /// Users who liked long ago and never click again.
 pub const QUIET: std::ops::Range<u64> = 1_000..1_050;
 
-/// A post's id, and a number. The post's like count in Redis is too high by this number.
+/// The id of a post whose like count in Redis is wrong, and the number by which the count is too high.
 pub const WRONG: (u64, i64) = (3, 5);
 
-/// Deleted posts: their rows are deleted, but their keys still exist. A reconcile repairs this many targets only with
-/// `--force`.
+/// The ids of deleted posts, which no longer have rows but still have keys. They are so many that a reconcile repairs
+/// them only with `--force`.
 const DELETED: std::ops::Range<u64> = 1_001..1_151;
 
 /// Between two clicks.
 const CLICK_EVERY: Duration = Duration::from_millis(10);
 
-/// How the API servers process a click.
+/// Defines how the API servers process a click.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Servers {
-    /// They publish likes, and count views in Redis.
+    /// The servers publish likes, and count views in Redis.
     #[default]
     Counting,
-    /// They publish likes and views.
+    /// The servers publish likes and views.
     Publishing,
-    /// They publish tallyd's own events.
+    /// The servers publish events in tallyd's own format.
     Own,
 }
 
@@ -58,7 +58,7 @@ pub struct Clicks {
     pub views: BTreeMap<u64, i64>,
     /// Maps a post to the number of its published views.
     pub views_published: BTreeMap<u64, i64>,
-    /// The count of likes and unlikes that were published.
+    /// The number of published likes and unlikes.
     pub published: u64,
 }
 
@@ -67,21 +67,21 @@ pub struct OldSite {
     pub database: String,
     pub exchange: String,
     pub queue: String,
-    /// The exchange of tallyd's own events.
+    /// The exchange for events in tallyd's own format.
     own_exchange: String,
     pub redis: Private,
     pub pool: MySqlPool,
     broker: Broker,
-    /// A test that holds this lock stops all clicks.
+    /// While a test holds this lock, users can't click.
     pub clicks: Arc<Mutex<Clicks>>,
     users: Option<(CancellationToken, JoinHandle<()>)>,
     worker: Option<(CancellationToken, JoinHandle<()>)>,
-    /// The count of likes and unlikes that the worker has written.
+    /// The number of likes and unlikes that the worker has written.
     written: Arc<AtomicU64>,
 }
 
 impl OldSite {
-    /// Opens a site with past likes, a running worker, and users who click.
+    /// Starts a site that already has likes, with its worker and with users who click.
     pub async fn open(database: &str, own_exchange: String, broker: &Broker) -> Self {
         let admin = MySqlPool::connect(&format!("{}mysql", stack("MYSQL_URL"))).await.unwrap();
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {database}"))).execute(&admin).await.unwrap();
@@ -113,7 +113,7 @@ impl OldSite {
         site
     }
 
-    /// Adds likes and views of the past. Some of the keys with their counts expire soon.
+    /// Adds old likes and views. Some of the keys with their counts expire soon.
     async fn like_long_ago(&self) {
         let mut clicks = self.clicks.lock().await;
         let mut redis = self.redis.connect().await;
@@ -154,7 +154,7 @@ impl OldSite {
                 message.ack(BasicAckOptions::default()).await.unwrap();
                 written.fetch_add(1, Ordering::Relaxed);
             }
-            // RabbitMQ requeues the deliveries that the worker has not written.
+            // When the channel closes, RabbitMQ requeues the messages that the worker has not written.
             link.channel.close(200, "stopped".into()).await.unwrap();
         };
         self.worker = Some((stop, tokio::spawn(work)));
@@ -181,13 +181,13 @@ impl OldSite {
         self.users = Some((stop, tokio::spawn(users)));
     }
 
-    /// Waits until users have published this many more likes and unlikes.
+    /// Waits until users have published `more` further likes and unlikes.
     pub async fn clicked(&self, more: u64) {
         let until = self.clicks.lock().await.published + more;
         eventually("users click", || async { self.clicks.lock().await.published >= until }).await;
     }
 
-    /// Deletes a row without an event.
+    /// Deletes a row of the old table, and publishes no event.
     pub async fn delete_silently(&self, post: u64, user: u64) {
         sqlx::query("DELETE FROM likes WHERE post_id = ? AND user_id = ?")
             .bind(post)
@@ -203,7 +203,7 @@ impl OldSite {
             .unwrap();
     }
 
-    /// Waits until the worker has written everything that is published now. Its queue is then empty.
+    /// Waits until the worker has written all events that are already published.
     pub async fn worker_has_all(&self) {
         let published = self.clicks.lock().await.published;
         eventually("the old worker has written all clicks", || async {
@@ -221,7 +221,7 @@ impl OldSite {
         let () = pipeline.query_async(&mut self.redis.connect().await).await.unwrap();
     }
 
-    /// Returns how many of those keys have at least one like.
+    /// Returns how many keys of deleted posts have at least one like.
     pub async fn deleted_posts_that_are_liked(&self) -> usize {
         let keys: Vec<String> = DELETED.map(|post| format!("like:count:{post}")).collect();
         let numbers: Vec<i64> =
@@ -236,7 +236,7 @@ impl OldSite {
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
-    /// Returns the counts of the site's keys for this metric, without zeros.
+    /// Returns the counts in the site's keys of this metric that are not zero, by post.
     pub async fn keys(&self, metric: &str) -> BTreeMap<u64, i64> {
         let mut redis = self.redis.connect().await;
         let mut numbers = BTreeMap::new();
@@ -249,7 +249,7 @@ impl OldSite {
         numbers
     }
 
-    /// Returns how many keys have a time to live.
+    /// Returns the number of keys that have an expiry.
     pub async fn keys_that_end(&self) -> usize {
         let mut redis = self.redis.connect().await;
         let mut pipeline = redis::pipe();
@@ -278,7 +278,7 @@ impl OldSite {
     }
 }
 
-/// Writes a like or unlike as the old worker does. Changes the key only if a row changes.
+/// Writes a like or unlike as the old worker does. Changes the count in Redis only if a row changes.
 async fn work(pool: &MySqlPool, redis: &mut MultiplexedConnection, event: &Value) {
     let post: u64 = event["object"]["id"].as_str().unwrap().parse().unwrap();
     let user = event["actor"]["id"].as_u64().unwrap();
@@ -294,7 +294,7 @@ async fn work(pool: &MySqlPool, redis: &mut MultiplexedConnection, event: &Value
 /// The connections that a click needs.
 struct Ways {
     publisher: Publisher,
-    /// The exchange of the site, and the exchange of tallyd's own events.
+    /// The exchange of the site, and the exchange for events in tallyd's own format.
     exchanges: [String; 2],
     redis: MultiplexedConnection,
 }

@@ -1,4 +1,5 @@
-//! Parses docs/moving.md. Stores the blocks of each step, and separately the blocks that undo the step.
+//! Parses docs/moving.md. For each step, stores the code blocks to follow, and separately the blocks that undo the
+//! step.
 
 use std::fs;
 
@@ -6,12 +7,12 @@ use crate::common::root;
 
 pub const PAGE: &str = "docs/moving.md";
 
-/// One action of a step.
+/// One code block of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Block {
     /// Settings to add.
     Toml(String),
-    /// SQL statements of an administrator.
+    /// SQL statements that an administrator runs.
     Sql(String),
     /// Sample events.
     Json(String),
@@ -25,10 +26,10 @@ pub struct Step {
     pub back: Vec<Block>,
 }
 
-/// Texts of the page and their replacements in a test. These are all differences from the page.
+/// Texts of the page, each with its replacement in a test. Nothing else differs from the page.
 pub type Names = Vec<(&'static str, String)>;
 
-/// Returns the steps in their order, with the test's names.
+/// Returns the steps in order, with the replacements in `names`.
 pub fn steps(names: &Names) -> Vec<Step> {
     let page = fs::read_to_string(root().join(PAGE)).unwrap();
     let sections = page.split("\n## ").filter(|section| section.starts_with(|first: char| first.is_ascii_digit()));

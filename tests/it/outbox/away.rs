@@ -15,15 +15,15 @@ async fn calls_that_time_out_and_run_late_add_nothing_twice() {
     let mut counts = Counts::of(30);
     for round in 0..4 {
         world.publish(&publisher, &counts.some(100)).await;
-        // In one half of the rounds, delayed calls arrive after the repeated calls. In the other half, a call runs but
-        // its answer is lost.
+        // In every second round, Redis gets the delayed calls after the daemon has repeated them. In the other rounds,
+        // Redis runs a call but its answer is lost.
         if round % 2 == 0 {
             redis.hold()
         } else {
             redis.mute()
         }
         world.publish(&publisher, &counts.some(100)).await;
-        // The daemon writes to MySQL without waiting for Redis.
+        // The daemon writes to MySQL even while Redis does not answer.
         world.drained(&publisher).await;
         let failed = |log: &str| log.matches("outage-begun").count() > round;
         eventually("a call times out", || async { failed(&daemon.log()) }).await;

@@ -5,12 +5,12 @@ use sqlx::AssertSqlSafe;
 use super::common::{World, stderr};
 use super::{Counts, METRICS, assert_exact, settle};
 
-/// The fault points of a batch, in their order.
+/// The fault points that the daemon reaches with a batch, in order.
 const POINTS: [&str; 5] =
     ["consumer:before-commit", "consumer:after-commit", "outbox:adding", "outbox:amidst", "outbox:added"];
 
-/// Crashes a daemon at each fault point, and later another daemon at some of these points. The test has many targets in
-/// nearly as many buckets, so an addition takes several pipelines.
+/// Crashes a daemon at each fault point, and later another daemon at some of these points. The targets are in almost as
+/// many buckets, so the daemon needs several pipelines to add one batch to Redis.
 async fn killed_everywhere(name: &str, settings: &str) {
     let world = World::new(name, &format!("[redis]\nbucket_bits = 12\n{settings}\n{METRICS}")).await;
     let publisher = world.publisher().await;
@@ -69,7 +69,8 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:adding")]);
     frozen.logged("\"consuming\"").await;
     world.publish(&publisher, &counts.some(100)).await;
-    // The frozen daemon has read the first rows. Another daemon adds these rows and the later rows.
+    // The frozen daemon has read the first rows of the outbox. Another daemon adds these rows and the later rows to
+    // Redis.
     super::eventually("a row is written", || async { world.count("SELECT COUNT(*) FROM outbox").await > 0 }).await;
     let daemon = world.daemon();
     world.publish(&publisher, &counts.some(100)).await;
@@ -83,10 +84,10 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     world.close().await;
 }
 
-/// A restore of MySQL resets these tables. The counters and Redis' marks depend on them.
+/// The test saves and restores these tables, as a restore of MySQL does. Redis' marks refer to their rows.
 const TABLES: [&str; 3] = ["outbox", "outbox_state", "partition_owner"];
 
-/// MySQL is restored to an older state while a daemon runs, or while none runs.
+/// MySQL is restored to an older state. If `lives` is true, a daemon runs during the restore.
 async fn restored(name: &str, lives: bool) {
     let world = World::new(name, &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
     let daemon = world.daemon();
@@ -113,7 +114,7 @@ async fn restored(name: &str, lives: bool) {
         execute(back).await;
         world.daemon()
     };
-    // There are few buckets, so each batch adds to a bucket with a mark.
+    // There are few buckets, so each batch adds to buckets that already have a mark.
     for _ in 0..5 {
         world.publish(&publisher, &counts.some(20)).await;
         assert_exact(&world, &publisher, &counts).await;

@@ -1,5 +1,5 @@
-//! Counters that only the daemon increments. Each count is added to Redis once, despite any fault and without a
-//! reconcile.
+//! Tests counters that only the daemon changes. The daemon adds each count to Redis once, even after faults and without
+//! a reconcile.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -20,7 +20,7 @@ use tallyd_rabbitmq::Publisher;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// API servers count `comment`, and this test has no API servers.
+/// API servers count `comment` in Redis. This test has no API servers, so Redis gets no comments.
 const METRICS: &str =
     "[metrics]\nlike = 1\nview = 3\ncomment = 4\nforward = 5\n[[rule]]\nmetric = \"comment\"\nwriter = \"api\"\n";
 
@@ -28,10 +28,10 @@ const VIEW: Metric = Metric(3);
 const COMMENT: Metric = Metric(4);
 const FORWARD: Metric = Metric(5);
 
-/// Counters by target and metric, without zeros.
+/// The value of each counter that is not zero, by target and metric.
 type Numbers = BTreeMap<(u64, u8), i64>;
 
-/// Counts and their sums.
+/// Makes `count` events, and stores their sums.
 struct Counts {
     dice: Dice,
     /// The number of targets.
@@ -45,7 +45,7 @@ impl Counts {
         Self { dice: Dice::new(11), targets, next: 0, sums: Numbers::new() }
     }
 
-    /// Makes this many more counts of all kinds, for random targets.
+    /// Makes `count` further events of all metrics, for random targets.
     fn some(&mut self, count: u64) -> Vec<(UserId, Vec<u8>)> {
         (0..count)
             .map(|_| 1 + self.dice.below(self.targets))
@@ -55,7 +55,7 @@ impl Counts {
             .collect()
     }
 
-    /// Makes one count for each target.
+    /// Makes one `count` event for each target.
     fn each(&mut self) -> Vec<(UserId, Vec<u8>)> {
         (1..=self.targets).map(|id| self.one(id)).collect()
     }
@@ -95,7 +95,7 @@ async fn in_mysql(world: &World) -> Numbers {
     .collect()
 }
 
-/// Returns the counters of the first videos in Redis.
+/// Returns the counters in Redis for the videos 1 to `targets`.
 async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<Target> = (1..=targets).map(target).collect();
@@ -118,7 +118,7 @@ async fn settle(world: &World, publisher: &Publisher) {
     world.outbox_added().await;
 }
 
-/// Fails unless both stores have the sums of the counts without a reconcile.
+/// Checks that MySQL and Redis have the sums of all counts, without a reconcile.
 async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
     settle(world, publisher).await;
     assert_eq!(in_mysql(world).await, counts.sums);
@@ -142,10 +142,10 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     settle(&world, &publisher).await;
     world.publish(&publisher, &bodies).await;
     assert_exact(&world, &publisher, &counts).await;
-    assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "likes are counted once");
+    assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "each like must be counted once");
     let rows = world.count("SELECT COUNT(*) FROM outbox").await;
     assert!(rows > 0);
-    // These changes must not reach Redis.
+    // The daemon must not add these changes to Redis.
     let (user, id) = (UserId(1), TargetId(7));
     let comment = encode_count(id, ("video", "comment"), 1, tallyd::runtime::clock::now(), "last comment", None);
     let nothing = encode_count(id, ("video", "view"), 0, tallyd::runtime::clock::now(), "no view", None);

@@ -1,4 +1,5 @@
-//! An operator pauses the consumers and the outbox. All daemons obey, no event is lost, and each count is applied once.
+//! An operator pauses the consumers and the outbox. All daemons follow the order, no event is lost, and each count is
+//! added once.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::{Duration, Instant};
@@ -9,7 +10,8 @@ use tallyd_rabbitmq::Publisher;
 use super::common::{World, eventually, stderr, stdout};
 use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
 
-/// A daemon reads the operator's orders once a second, and writes a batch in less than a second.
+/// The time within which a daemon must follow an order. It needs at most two seconds, because it reads the orders once
+/// a second and writes a batch in less than a second. The rest is for slow machines.
 const OBEYED_WITHIN: Duration = Duration::from_secs(15);
 
 fn ordered(world: &World, arguments: &[&str]) -> String {
@@ -48,7 +50,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(said.contains(&format!(" (uid {}) on ", control.uid())), "{said}");
     });
     let began = Instant::now();
-    // A daemon has no consumer between two sessions, either. So the test also checks the status.
+    // The queues also have no consumer while a daemon restarts its session. So the test also checks the status.
     for socket in &sockets {
         let paused = || async {
             let status = world.report(&["status", "--url", socket]);
@@ -72,15 +74,15 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
         assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));
     }
-    // A reconcile does not start, because its fence could not pass.
+    // While the consumers are paused, a reconcile does not start, because no consumer would pass its fence message.
     let refused = world.tallyd(&["reconcile"]);
     assert_eq!(refused.status.code(), Some(75));
     assert!(stderr(&refused).contains("consumer is paused until"), "{}", stderr(&refused));
 
     assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer resumes\n");
     assert_exact(&world, &publisher, &counts).await;
-    // A second daemon does not replace the socket of a running daemon. The second daemon takes over the socket when the
-    // first daemon ends.
+    // A second daemon does not replace the socket of a running daemon. It takes over the socket only when the first
+    // daemon has ended.
     let [one, two] = daemons;
     let (holder, other) = if one.log().contains("control-not-listening") { (two, one) } else { (one, two) };
     assert!(other.log().contains("another process listens there"), "{}", other.log());

@@ -1,4 +1,5 @@
-//! crates/redis/lua/apply.lua and the marks, on a real Redis.
+//! Runs crates/redis/lua/apply.lua on a real Redis, and checks its marks. A mark is the last outbox row that a bucket
+//! includes.
 
 use tallyd_core::model::{Addition, Kind, Metric};
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
@@ -14,7 +15,7 @@ fn add(id: u64, metric: Metric, delta: i64) -> Addition {
     Addition { target: target(id), metric, delta }
 }
 
-/// Adds rows as the daemon does.
+/// Adds rows of the outbox to Redis, as the daemon does.
 async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<Addition>)]) -> Left {
     let kinds = KindNames::new(&world.config.kinds);
     let mut applying = cache.applying(&kinds, partition, 0, rows);
@@ -39,7 +40,7 @@ async fn rows_once(name: &str, settings: &str) {
     ];
     apply(&world, &world.cache, 2, &rows[..1]).await;
     assert_eq!(marks(&world, 1).await, "2:1");
-    // The rows arrive again, late, and together with new rows.
+    // The same rows arrive again, all of them or only some.
     apply(&world, &world.cache, 2, &rows).await;
     apply(&world, &world.cache, 2, &rows[1..2]).await;
     apply(&world, &world.cache, 2, &rows[..1]).await;
@@ -51,7 +52,7 @@ async fn rows_once(name: &str, settings: &str) {
     apply(&world, &world.cache, 1, &[(3, vec![add(1, VIEW, 1)])]).await;
     apply(&world, &world.cache, CORRECTIONS, &[(1, vec![add(2, FORWARD, 3)])]).await;
     apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
-    // The partitions of maps have much larger ids. Each of two such partitions sends its row twice.
+    // The partitions of maps have much larger numbers. Here two of them send the same row twice.
     for map in [60_007, 60_001, 60_007, 60_001] {
         apply(&world, &world.cache, map, &[(5, vec![add(1, VIEW, 1)])]).await;
     }
@@ -60,7 +61,8 @@ async fn rows_once(name: &str, settings: &str) {
     let sampled = OutboxOffsets::parse(&marks(&world, 1).await).unwrap();
     assert_eq!(sampled, OutboxOffsets::parse("0:9,1:3,2:4,6:2,60001:5,60007:5,65535:1").unwrap());
     let sizes = world.cache.bucket_sizes("video", &[VIEW, FORWARD], 0..1).await.unwrap();
-    // The twelve fields are `_o`, eight marks, `_m`, and two marks of maps. There is no `_`.
+    // Of the bucket's fields, twelve are not counters: `_o`, eight marks, `_m`, and two marks of maps. The field `_` is
+    // missing.
     let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
     assert_eq!(sizes, [Size { fields: targets + 12, numbers }]);
     world.close().await;
@@ -88,7 +90,7 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     let lost = world.cache.begin_load(("video", Kind(1)), &[VIEW], 1, 0, 1_000, &outbox).await.unwrap();
     assert_eq!((marks(&world, first).await, marks(&world, second).await), ("0:5,2:7".to_owned(), "0:3,2:7".to_owned()));
     assert_eq!(lost.held, [((target(first), VIEW), 5)].into());
-    // Rows of earlier commits arrive late. The load has included them in its sums.
+    // These rows arrive late. They were committed before the load, so its sums already include them.
     let late = [add(first, VIEW, 100), add(second, VIEW, 100)].to_vec();
     apply(&world, &world.cache, 2, &[(7, late.clone())]).await;
     apply(&world, &world.cache, 0, &[(3, late)]).await;
@@ -98,7 +100,7 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     assert_eq!(world.cache.end_load("video", 1, 0..2).await.unwrap(), 2);
     let again = world.cache.begin_load(("video", Kind(1)), &[VIEW], 2, 0, 1_000, &outbox).await.unwrap();
     assert_eq!(again.buckets().count(), 0);
-    // A flush removes the marks together with the counters.
+    // When Redis loses a bucket, it loses the marks together with the counters.
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("DEL").arg(world.cache.keys.counters("video", 0)).query_async(&mut redis).await.unwrap();
     assert_eq!((marks(&world, first).await, marks(&world, second).await), (String::new(), "0:4,2:7".to_owned()));
@@ -136,7 +138,7 @@ async fn largest_numbers(name: &str, settings: &str) {
     values.extend((0..100).map(|_| i64::try_from(dice.below(1 << 54)).unwrap() - MAX));
     for next in values {
         number += 1;
-        // The first addition changes the only counter of its target. The other target has two counters.
+        // Target 1 has only one counter. Target 2 has two counters.
         let row = vec![add(1, VIEW, next - value), add(2, VIEW, 1), add(2, FORWARD, next - value)];
         apply(&world, &world.cache, 0, &[(number, row)]).await;
         value = next;
@@ -166,7 +168,7 @@ async fn a_bucket_of_thousands_is_added_whole() {
     world.close().await;
 }
 
-/// Makes rows, each with up to five additions to sixty targets.
+/// Makes rows with up to five additions each, to random targets out of sixty.
 fn some_rows(dice: &mut Dice, count: u64) -> Vec<(u64, Vec<Addition>)> {
     let addition = |dice: &mut Dice| {
         let metric = if dice.percent(70) { VIEW } else { FORWARD };
@@ -184,8 +186,8 @@ fn sums(rows: &[(u64, Vec<Addition>)]) -> Numbers {
     sums
 }
 
-/// Two daemons read the same rows in separate passes. They are killed within the passes, and some of their calls run
-/// late.
+/// Two daemons read the same rows and add them to Redis. Some daemons are killed before they have added all rows, and
+/// some of their calls run late.
 #[tokio::test]
 async fn passes_that_overlap_break_off_or_run_late_add_rows_once() {
     let world = World::new("outbox_overlap", &format!("[redis]\nbucket_bits = 4\n{METRICS}")).await;
@@ -239,11 +241,12 @@ async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
     apply(&world, &world.cache, 0, &rows[..1]).await;
     assert_eq!(apply(&world, &world.cache, 0, &rows).await, Left::default());
     assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 111), ((2, 5), -3)].into());
-    // MySQL lacks row 8 after a restore, so the daemon can't know what the mark includes.
+    // After a restore of MySQL, row 8 is missing, although the mark is at row 8. So the daemon can't know which rows
+    // the bucket includes.
     let left = apply(&world, &world.cache, 0, &[(7, vec![add(1, VIEW, 7)]), (9, vec![add(1, VIEW, 1_000)])]).await;
     assert_eq!(left, Left { unknown_marks: 1, ..Left::default() });
     assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 1_111), ((2, 5), -3)].into());
-    // One addition leads below zero, and another makes a counter of sixteen digits.
+    // The first addition makes its counter negative, and the last one makes a counter with sixteen digits.
     let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
     apply(&world, &world.cache, 0, &huge).await;
     assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());
@@ -259,7 +262,7 @@ async fn a_load_raises_the_marks_of_maps_and_keeps_what_is_higher() {
     let read = OutboxOffsets::parse("1:4,60001:5,60002:8,60099:7,65535:2").unwrap();
     world.cache.begin_load(("video", Kind(1)), &[VIEW], 7, 0, 1_000, &read).await.unwrap();
     assert_eq!(marks(&world, 1).await, "1:4,60001:9,60002:8,60099:7,65535:2");
-    // A row that the load includes is not added again. The next row is added.
+    // The load includes row 7, so only row 8 is added.
     apply(&world, &world.cache, 60_099, &[(7, vec![add(1, VIEW, 1)]), (8, vec![add(1, VIEW, 1)])]).await;
     assert_eq!(in_redis(&world, &world.cache, 1).await, Numbers::from([((1, 3), 3)]));
     world.close().await;

@@ -31,7 +31,7 @@ async fn corrections_are_added_beside_the_partitions() {
     assert_exact(&world, &publisher, &counts).await;
     let redis = in_redis(&world, &world.cache, 3_500).await;
     assert!((1_001..=3_500).all(|id| redis.get(&(id, VIEW.0)) == Some(&6)));
-    // A reconcile ignores the outbox.
+    // A reconcile must also succeed after these additions.
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     assert!(daemon.stop().success());
     world.close().await;
@@ -58,17 +58,18 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert!(rows.len() > 20 && rows.is_sorted_by(|one, next| one < next) && rows.last() == Some(&last), "{rows:?}");
     assert_eq!(since(rows[6]).await.rows, all.rows[7..]);
 
-    // The store deletes only rows that are noted as added.
+    // The store deletes only the rows that MySQL has noted as added to Redis.
     sqlx::query("UPDATE outbox_state SET applied = ?").bind(rows[5]).execute(&world.pool).await.unwrap();
     assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     let some = since(0).await;
     assert_eq!((some.pruned.of(0), some.rows.as_slice()), (rows[5], &all.rows[6..]));
     assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     assert_eq!(since(0).await, some);
-    // The daemon repeats the rows that were not noted as added. This changes nothing.
+    // The daemon adds the rows again that were not noted as added to Redis. This changes nothing.
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
-    super::eventually("all rows are noted", || async { store.outbox_applied().await.unwrap() == numbers }).await;
+    super::eventually("all rows are noted as added", || async { store.outbox_applied().await.unwrap() == numbers })
+        .await;
     for (until, pruned) in [(rows[7], rows[7]), (rows[2], rows[7]), (u64::MAX, last)] {
         assert!(!store.prune_outbox(0, until).await.unwrap());
         assert_eq!(since(0).await.pruned.of(0), pruned);

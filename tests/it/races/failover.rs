@@ -1,9 +1,9 @@
-//! A fence waits for a consumer. The consumer crashes, and another consumer takes over.
+//! A reconcile waits until a consumer passes its fence message. The consumer crashes, and another consumer takes over.
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, target};
 
-/// Kills with SIGKILL the daemon that holds the partition. Another daemon takes over.
+/// Kills the daemon that owns the partition with SIGKILL, so that another daemon takes over.
 async fn fail_over(stage: &mut Stage) {
     let next = stage.world.daemon();
     std::mem::replace(&mut stage.daemon, next).kill();
@@ -18,11 +18,11 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
     let mut run = stage.run(&["--full"], &points);
     for user in [50, 60] {
         run.paused().await;
-        // From here on the frozen daemon holds the partition, and receives nothing from it.
+        // From here on the daemon is frozen. It still owns the partition, but receives no messages.
         stage.daemon.logged("consuming").await;
         stage.daemon.signal("STOP");
-        // Users like targets with right and with wrong counters, before and after the fence. All of these likes are
-        // later than the first pass' sample, and earlier than the second pass' sample.
+        // Users like targets with right and with wrong counters, before and after the run publishes its fence message.
+        // All these likes are between the samples of the first and the second pass.
         for id in 1..=3 {
             stage.like(id, user).await;
         }

@@ -1,4 +1,4 @@
-//! Events in flight: counted in Redis, but not in MySQL yet.
+//! Some events are in flight: Redis has counted them, but they are not in MySQL yet.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ async fn a_like_published_after_the_first_look_is_no_drift() {
     let mut stage = Stage::new("late_first", "").await;
     let counted = stage.count(1, 50).await;
     let mut run = stage.run(&["--full"], &["reconcile:looked"]);
-    // The run has a second pass only if its first pass has seen a drift.
+    // The run reaches this point of its second pass only if its first pass has found a drift.
     run.paused().await;
     stage.publish(&counted).await;
     let report = run.report().await;
@@ -38,8 +38,8 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     let first = stage.count(1, 50).await;
     let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
     run.paused().await;
-    // The second pass samples this event, but the first pass does not. The second pass would see a drift of the same
-    // size in the same direction, unless it waits for the event.
+    // The first pass has not sampled this second event, but the second pass does. If the second pass did not wait for
+    // it, it would find a drift of the same size and in the same direction again.
     stage.publish(&first).await;
     let second = stage.count(1, 51).await;
     run.next().await;
@@ -50,7 +50,7 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     stage.close().await;
 }
 
-/// Even on a loaded machine, a stall is shorter than this grace.
+/// A `publish_grace` that is longer than any delay on a slow machine.
 const LONG_GRACE: &str = "[reconcile]\npublish_grace = \"2s\"";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,7 +90,7 @@ async fn a_like_published_after_twice_the_grace_is_repaired_and_the_repair_is_un
     assert_eq!(stage.world.redis_counters().await[&target(1)], 3, "the fourth like is not counted");
     stage.publish(&counted).await;
     stage.drained().await;
-    // The next run of any mode sees the event, because its `at` is within `overlap`.
+    // The event's `at` is within `overlap` before this run, so a run of any mode checks the event's target.
     let report = stage.world.report(&["reconcile", "--changed"]);
     assert_numbers(&report, &[("drifted", 1), ("repaired", 1)]);
     assert_eq!(stage.repairs().await, [repair(1, -1, Some("done")), repair(1, 1, Some("done"))]);
@@ -103,7 +103,7 @@ async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_rig
     let mut run = stage.run(&["--full"], &["reconcile:sampled", "reconcile:looked"]);
     run.paused().await;
     stage.like(1, 50).await;
-    // The target gets a second pass, although the first pass can't have seen a drift.
+    // The run checks the target in a second pass, although its first pass can't have found a drift.
     run.next().await;
     let report = run.report().await;
     assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("busy", 0), ("repaired", 0)]);
@@ -112,7 +112,8 @@ async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_rig
     stage.close().await;
 }
 
-/// The samples of a run: in the first pass, in the second pass, and one or two while the run watches the target.
+/// The points at which a run samples: one in the first pass, one in the second pass, and the others while the run
+/// watches a target.
 const SAMPLES: [&str; 5] = [
     "reconcile:sampled",
     "reconcile:sampled-again",

@@ -1,4 +1,4 @@
-//! During a run Redis is flushed or loses its newest data.
+//! During a reconcile run, Redis is flushed or loses its newest data.
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::private::Private;
@@ -63,7 +63,7 @@ async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run
     stage.close().await;
 }
 
-/// Makes the server a copy of the other server, while its connections stay open.
+/// Makes `server` a copy of `other`, without closing the connections to `server`.
 async fn become_copy_of(server: &Private, other: &Private) {
     let mut redis = server.connect().await;
     let replica_of = |arguments: [String; 2]| redis::cmd("REPLICAOF").arg(&arguments).to_owned();
@@ -81,8 +81,8 @@ async fn become_copy_of(server: &Private, other: &Private) {
 async fn a_drift_that_was_lost_with_the_old_master_is_not_repaired() {
     let (server, replica) = (Private::start(&[]).await, Private::start(&[]).await);
     let stage = Stage::new("lost_drift", &format!("[redis]\nurl = \"{}\"", server.url())).await;
-    // The replica's buckets have the newest states. A replica that has been behind since the last repair has these
-    // states, too.
+    // At this point the replica has the newest buckets. If no repair changed a bucket since, an outdated replica has
+    // the same load state for it.
     become_copy_of(&replica, &server).await;
     drift(&stage.world, target(1), 2).await;
     let mut run = stage.run(&["--full"], &["reconcile:agreed"]);

@@ -1,5 +1,5 @@
-//! A site with random faults, while reconciles run and crash. In the end all stores equal the model, and every repair
-//! was right.
+//! Tests a site with random faults, while reconciles run and crash. In the end MySQL and Redis must be equal to the
+//! model, and each repair must have been right.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::Stdio;
@@ -15,18 +15,19 @@ use tokio::task::JoinSet;
 use super::proof::{Act, Row, first_wrong};
 use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, target};
 
-/// The number of concurrent tasks. Each task acts for 20 users in turn, on a few hot targets and many cold targets.
+/// The number of concurrent tasks. Each task clicks for 20 users, on a few busy targets and many quiet targets.
 const CLICKERS: u64 = 10;
 const HOT: u64 = 2;
 const COLD: u64 = 150;
 
-/// The value of `publish_grace`. It is short, so that the runs are short, too.
+/// The value of `publish_grace`. A run waits for this time, so it is short.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// The count of reconciles, which run one after the other.
+/// The number of reconcile runs, which follow one another.
 const ROUNDS: u64 = 10;
 
-/// One seed for each test. The same seed makes the same choices, but the order of events differs.
+/// The seeds of the tests. With the same seed a test makes the same random choices, but the order of its events can
+/// differ.
 const SEEDS: [u64; 2] = [2_203, 9_011];
 
 /// Defines what happens to a click.
@@ -35,11 +36,11 @@ enum Luck {
     Good,
     /// The click is counted and never published.
     Lost,
-    /// The answer of Redis is lost, so the click is counted again. The event is published once.
+    /// The answer of Redis is lost, so the API server counts the click again, but publishes the event only once.
     Twice,
     /// The click is published, and later published again.
     Repeated,
-    /// The event is published this long after the count.
+    /// The event is published so long after Redis has counted it.
     Stalled(Duration),
 }
 
@@ -57,7 +58,7 @@ impl Luck {
     }
 }
 
-/// One of the concurrent tasks.
+/// One of the concurrent tasks that click.
 struct Clicker {
     client: Arc<Client>,
     dice: Dice,
@@ -108,7 +109,7 @@ impl Clicker {
 
     async fn publish(&mut self, counted: Counted) {
         self.client.publish(&counted).await.unwrap();
-        // Redis runs on this machine, so the time of the publish comes from the same clock.
+        // Redis runs on the same machine, so this time comes from the same clock as the event's `at`.
         self.acts.push(Act { event: counted.event, published: Some(tallyd::runtime::clock::now()) });
         self.published.push(counted);
     }
@@ -122,12 +123,12 @@ struct Operator {
 }
 
 impl Operator {
-    /// Runs reconciles, one after the other. The daemon crashes from time to time.
+    /// Runs one reconcile after another. At random moments it kills the reconcile or the daemon.
     async fn work(&mut self) {
         for round in 0..ROUNDS {
             let mode = if round % 2 == 0 { "--full" } else { "--changed" };
             let run_dies = self.moment(35);
-            // The second value is a duration: after the crash, no daemon runs for this time.
+            // The second value is the time after the crash without a daemon.
             let daemon_dies = self.moment(40).map(|moment| (moment, Duration::from_millis(self.dice.below(1_200))));
             let (world, daemon) = (&self.world, &mut self.daemon);
             tokio::join!(reconcile(world, mode, run_dies), async {
@@ -146,7 +147,7 @@ impl Operator {
     }
 }
 
-/// Runs a reconcile. Kills the reconcile after the time `dies`, unless the reconcile has ended before.
+/// Runs a reconcile. If the reconcile has not ended after the time `dies`, kills it.
 async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     let mut command = tokio::process::Command::from(world.command());
     command.args(["reconcile", mode, "--force", "--format", "json"]).kill_on_drop(true);
@@ -156,7 +157,8 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
         Some(moment) => match tokio::time::timeout(moment, run.wait_with_output()).await {
             Ok(output) => output,
             Err(_) => {
-                // The drop has killed the process. The lease of the run would expire only much later.
+                // The process was killed when its value was dropped. Its lease would end much later, so the test ends
+                // it now.
                 let end = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
                 sqlx::query(end).execute(&world.pool).await.unwrap();
                 return;
@@ -168,7 +170,7 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     assert!(matches!(code, Some(0 | 75)), "{code:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Returns the repairs of each target in Redis, in order. Fails if a repair was made in MySQL.
+/// Returns the repairs in Redis for each target, in order. Fails if a run corrected a counter in MySQL.
 async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
     let rows = sqlx::query(
         "SELECT target_id, store, before_it, added, repair.outcome, \
@@ -190,7 +192,7 @@ async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
     repairs
 }
 
-/// Fails if a repair was wrong. Returns the count of repairs.
+/// Fails if a repair was wrong. Returns the number of repairs.
 fn assert_right(acts: &[Act], repairs: &BTreeMap<Target, Vec<Row>>, seed: u64) -> usize {
     let mut by_target: BTreeMap<Target, Vec<Act>> = BTreeMap::new();
     for act in acts {

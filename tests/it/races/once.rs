@@ -6,17 +6,16 @@ use super::stage::{Run, Stage, assert_numbers, repair};
 use crate::common::proxy::Proxy;
 use crate::common::{drift, eventually, stderr, target};
 
-/// Redis' answer to a repair that it rejected: an empty list.
+/// The answer of Redis to a repair that it rejects. This is an empty list.
 const REFUSED: &[u8] = b"*0\r\n";
 
-/// Redis' answer to a repair that added to one target.
+/// The answer of Redis to a repair that changes the counter of one target.
 const ADDED: &[u8] = b"*1\r\n:1\r\n";
 
-/// Starts a run that measures a drift of 3. The run fails, because its repair does not reach Redis in time.
+/// Starts a run that finds a drift of 3. The run fails, because a proxy holds back its repair command.
 async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
     let mut stage = Stage::new(name, "").await;
-    // An earlier repair loads the script into Redis. Without the script, the held command would fail and the client
-    // would have to send the script.
+    // An earlier repair loads the script into Redis. If Redis did not have the script, the delayed command would fail.
     drift(&stage.world, target(1), 1).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("repaired", 1)]);
     drift(&stage.world, target(1), 3).await;
@@ -34,7 +33,7 @@ async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
     assert!(stderr(&output).contains("repair counters"), "{}", stderr(&output));
     assert_eq!(stage.repairs().await, [repair(1, -1, Some("done")), repair(1, -3, None)]);
-    assert_eq!(stage.world.redis_counters().await[&target(1)], 6, "nothing has been added yet");
+    assert_eq!(stage.world.redis_counters().await[&target(1)], 6, "Redis must not have added the repair yet");
     stage.like(1, 50).await;
     (stage, proxy)
 }

@@ -1,4 +1,4 @@
-//! A full run that crashes again and again.
+//! A full run crashes several times, and the next run resumes it each time.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::common::{Dice, World, drift, target};
 /// Twenty pages.
 const TARGETS: u64 = 200;
 
-/// Each seed kills the runs at different pages.
+/// With each seed, the test kills the runs at different pages.
 const SEEDS: [u64; 3] = [1, 7, 1_914];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -20,8 +20,8 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     stage.drained().await;
     for seed in SEEDS {
         let mut dice = Dice::new(seed);
-        // The run repairs the drifts of a kind at the end. So the checkpoint does not pass the first drift before the
-        // repairs.
+        // A run repairs all drifts of a kind at the end of the kind. Before that, its checkpoint stays in front of the
+        // first drift.
         let first = 12 + dice.below(25);
         let off: BTreeSet<u64> = (0..20).map(|_| first + dice.below(TARGETS + 1 - first)).collect();
         for id in &off {
@@ -60,7 +60,7 @@ async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
     }
 }
 
-/// Returns the last target that the job's runs have reached since its last finished run.
+/// Returns the last target in the checkpoints of all runs after the last finished run.
 async fn checkpoint(world: &World) -> i64 {
     world
         .count(

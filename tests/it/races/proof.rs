@@ -1,4 +1,4 @@
-//! Decides from everything that was counted and published whether a repair was right. Does no I/O.
+//! Checks whether a repair was right, with the help of all counted and published events. Does no I/O.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,26 +9,27 @@ use tallyd_core::model::{Micros, UserId};
 /// A count in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Act {
-    /// The counted event. The event's `at` is the time when Redis counted it, by Redis' clock.
+    /// The counted event. Its `at` is the time on Redis' clock when Redis counted it.
     pub event: LikeEvent,
-    /// The broker got the event at this time or earlier. `None` if it was never published.
+    /// The latest time at which the broker can have got the event, or `None` if the event was never published.
     pub published: Option<Micros>,
 }
 
-/// A row of `repair`: the amount that a run added, or wanted to add, to a target in Redis.
+/// A row of `repair`. It has the amount that a run added to a counter in Redis, or wanted to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Redis' count at the cut of the measurement.
+    /// The count that Redis had at the time of the measurement, the cut.
     pub before: i64,
     pub added: i64,
-    /// `None` if the run was killed before it noted an outcome.
+    /// The noted outcome, or `None` if the run was killed before.
     pub outcome: Option<String>,
     /// The time when the run began, and the time when it wrote the row.
     pub began: Micros,
     pub noted: Micros,
 }
 
-/// Both counts of a target from this instant on, without any repair and without events in flight.
+/// The counts of a target in Redis and in MySQL from the time `at` on. Repairs are not included. MySQL's count already
+/// includes the events in flight.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     at: Micros,
@@ -36,22 +37,23 @@ struct Step {
     mysql: i64,
 }
 
-/// Returns the first wrong repair of a target, if there is one. The repairs must be in order.
+/// Returns the first wrong repair of a target, or `None` if all repairs were right. The repairs must be in order.
 ///
-/// A repair is right if one instant explains the repair. This instant is the repair's cut. At the cut Redis had the
-/// count in the repair's row. This count was wrong by at least the added amount, and in the same direction. Then the
-/// repair can't have made a right counter wrong. The repair also can't have made a wrong counter wrong in the other
+/// A repair is right if there is a possible time of its measurement, the cut, for which two conditions hold. At the cut
+/// Redis had the count that the repair's row contains. And the added amount moved this count towards the right count,
+/// but not beyond it. So the repair can't have made a right counter wrong, or a wrong counter wrong in the other
 /// direction.
 ///
-/// * The cut is after the run's begin, and at least `grace` before the row was written. A run waits for `grace` between
-///   the last sample and its fence, and repairs after the fence.
-/// * Redis' count at an instant is the sum of all earlier counts and repairs. If a run was killed, it is unknown
-///   whether Redis has added the run's repair. So the proof keeps every possible sum that explains all repairs so far.
-///   A rejected repair added nothing, but its measurement is checked, too.
-/// * MySQL's count at an instant comes from all published events whose `at` is not later. The repair must lead towards
-///   this count, with one exception. If an event reached the broker later than `grace` after the cut, it can have been
-///   behind the fence. For such a like Redis can look too high by one. For such an unlike it can look too low by one.
-///   The exception does not apply to events that were published within `grace` after their `at`.
+/// * The cut is after the start of the run, and at least `grace` before the row was written. The reason is that a run
+///   waits for `grace` after the last sample, then publishes its fence message, and repairs only after the fence.
+/// * At any time, Redis' count is the sum of all earlier counts and repairs. If a run was killed, it is unknown whether
+///   Redis added its repair. So this function keeps all possible sums. Redis adds nothing for a rejected repair, but
+///   this function checks its measurement, too.
+/// * At any time, MySQL's count is the result of all published events with an `at` up to this time. This is the right
+///   count, with one exception. If an event reached the broker more than `grace` after the cut, it can have been behind
+///   the fence, so the run can't have seen it in MySQL. For the run, Redis was then too high by one because of a like,
+///   or too low by one because of an unlike. If an event was published within `grace` after its `at`, the exception
+///   does not apply.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);
@@ -71,7 +73,7 @@ pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a 
     None
 }
 
-/// Tells whether there is a cut that explains the repair, if `sum` was added before.
+/// Returns true if there is a cut for which the repair was right. `sum` is the sum of the earlier repairs.
 fn is_explained(acts: &[Act], steps: &[Step], row: &Row, sum: i64, grace: i64) -> bool {
     let until = Micros(row.noted.0 - grace);
     let ends = steps.iter().skip(1).map(|step| step.at).chain([Micros(i64::MAX)]);
@@ -94,7 +96,7 @@ fn is_explained(acts: &[Act], steps: &[Step], row: &Row, sum: i64, grace: i64) -
     })
 }
 
-/// Returns both counts after each act.
+/// Returns the counts in Redis and in MySQL after each act.
 fn steps(acts: &[Act]) -> Vec<Step> {
     let mut acts: Vec<&Act> = acts.iter().collect();
     acts.sort_by_key(|act| act.event.at);
@@ -121,8 +123,8 @@ fn act(user: u64, at: i64, liked: bool, later: Option<i64>) -> Act {
     Act { event, published: later.map(|later| Micros(at + later)) }
 }
 
-/// Makes a repair by a run that began at 1,000 and wrote the row at 1,500. The latest possible cut of this repair is
-/// 1,400.
+/// Makes a repair by a run that began at the time 1,000 and wrote the row at 1,500. So the cut of this repair can't be
+/// later than 1,400.
 fn row(before: i64, added: i64, outcome: Option<&str>) -> Row {
     Row { before, added, outcome: outcome.map(str::to_owned), began: Micros(1_000), noted: Micros(1_500) }
 }
@@ -147,10 +149,11 @@ fn a_repair_is_right_where_something_was_lost_and_wrong_where_nothing_was() {
     );
     assert!(!is_right(&lost, &[row(3, -1, None), row(3, -1, done), row(2, -1, done)]));
     assert!(!is_right(&[act(1, 10, true, Some(5))], &[row(1, -1, done)]), "nothing was lost");
-    // First the retry of a like that had counted. Then a lost publish between two publishes that arrived.
+    // In the first case a like was counted, not published, and then repeated. In the second case only the middle one of
+    // three events was not published.
     assert!(is_right(&[act(1, 10, true, None), act(1, 20, true, Some(5))], &[row(2, -1, done)]));
     let flips = [act(1, 10, true, Some(5)), act(1, 20, false, None), act(1, 30, true, Some(5))];
-    assert!(!is_right(&flips, &[row(1, -1, done)]), "Redis is right again");
+    assert!(!is_right(&flips, &[row(1, -1, done)]), "Redis already has the right count");
 }
 
 #[test]
@@ -161,14 +164,14 @@ fn a_late_like_explains_a_repair_only_if_it_came_later_than_the_grace_after_the_
         (1_390, Some(100), false),
         (1_200, Some(101), true),
         (1_000, Some(501), true),
-        // The first like is counted after the cut. The second like is counted before the run begins, and is published
-        // in time.
+        // The first like is counted after the latest possible cut. The second like is counted before the run, and is
+        // published within `grace` after the start of the run.
         (1_401, Some(500), false),
         (500, Some(599), false),
     ] {
         assert_eq!(is_right(&[act(1, at, true, later)], &[row(1, -1, done)]), expected, "{at} {later:?}");
     }
-    // The like arrived in the end, so exactly the subtracted amount must be added again.
+    // The late like reached MySQL in the end. So a later repair must add the subtracted amount again, but only once.
     let late = [act(1, 1_200, true, Some(400))];
     let back = Row { began: Micros(2_000), noted: Micros(2_500), ..row(0, 1, done) };
     assert!(is_right(&late, &[row(1, -1, done), back.clone()]));
