@@ -52,7 +52,7 @@ impl Example {
         command
     }
 
-    /// Runs the example with the world's servers, or with other settings.
+    /// Runs the example with the test world's servers, or with other settings.
     pub fn run(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> Output {
         Self::for_world(self.command("like").args(arguments), world).envs(settings.iter().copied()).output().unwrap()
     }

@@ -78,7 +78,8 @@ async fn the_python_example_says_so_when_no_queue_takes_its_event() {
     world.close().await;
 }
 
-/// Returns the SQL blocks under a heading of a document. The names in the blocks are replaced by this world's names.
+/// Returns the SQL blocks under a heading of a document. The names in the blocks are replaced by the test world's
+/// names.
 fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
@@ -106,7 +107,7 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     url.to_string()
 }
 
-/// Gives an account the permissions from the document's line that starts with this prefix. The patterns use this
+/// Gives an account the permissions from the document's line that starts with this prefix. The patterns use the test
 /// world's name.
 fn permit(world: &World, account: &str, beginning: &str) {
     let line = documented_line("docs/operations/security.md", beginning);
@@ -116,8 +117,8 @@ fn permit(world: &World, account: &str, beginning: &str) {
     rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
 }
 
-/// Makes an account in Redis for the world's keys. The account's rights come from the document's line that starts with
-/// this prefix.
+/// Makes an account in Redis for the test world's keys. The account's rights come from the document's line that starts
+/// with this prefix.
 async fn allow(world: &World, account: &str, beginning: &str) {
     let rules =
         documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));

@@ -23,8 +23,9 @@ export class Writers {
     this.#now = now;
   }
 
-  // Returns the names of the numbers, at most ten seconds old while Redis answers. Only one call asks Redis. Until
-  // Redis answers, other calls use the known names. If no names are known, these calls wait.
+  // Returns the names of the numbers that API servers count. While Redis answers, the names are at most ten seconds
+  // old. Only one call asks Redis. Until Redis answers, other calls use the known names. If no names are known, these
+  // calls wait.
   async byApi() {
     const isDue = this.#now() >= this.#dueAt;
     if (isDue) {

@@ -90,8 +90,8 @@ impl Client {
         self.read_part(&at, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Reads those of `members` that are on the board of the current period, and ranks these members among themselves.
-    /// For example, this call makes a board of a user's friends in one round trip, and stores nothing.
+    /// Reads the `members` that are on the board of the current period, and ranks only these members. For example, this
+    /// call makes a board of a user's friends in one round trip, and stores nothing.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`]; [`ClientError::Redis`].

@@ -265,7 +265,8 @@ impl Client {
         if changed.added == 0 {
             return Ok(TakenBack::Yes);
         }
-        // A set is not taken back, because that could undo newer sets that are published. A reconcile repairs it.
+        // The client does not take a set back, because that could undo newer sets that are published. A reconcile
+        // corrects the number.
         if !matches!(changed.change, Change::Add { .. }) {
             return Ok(TakenBack::Unknown);
         }

@@ -121,7 +121,7 @@ pub enum CountError {
         /// The change.
         changed: Box<Changed>,
         /// Whether the change still counts in Redis. The value is also [`TakenBack::Yes`] if the daemon counts the
-        /// number. A set is never taken back.
+        /// number. The client never takes a set back.
         taken_back: TakenBack,
         /// The reason why the broker did not confirm the event.
         #[source]

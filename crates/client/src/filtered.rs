@@ -62,7 +62,7 @@ impl Shapes {
 }
 
 impl Client {
-    /// Returns for each of `targets` whether the user likes the target, or `None` if Redis does not know.
+    /// For each target, returns whether the user likes it, or `None` if Redis does not know.
     pub(super) async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         let seen = match &self.shapes {
             None => self.cache.recent_likes(&self.names, user, targets).await?,

@@ -48,8 +48,9 @@ impl Followed {
         Self { kinds, metrics, known: RwLock::default(), own: Arc::new(own), asked: Mutex::default() }
     }
 
-    /// Returns the writers, at most ten seconds old while Redis answers. Only one call asks Redis. Until Redis answers,
-    /// the other calls use the known writers. If no writers are known, these calls wait.
+    /// Returns which side counts each number. While Redis answers, this information is at most ten seconds old. Only
+    /// one call asks Redis. Until Redis answers, the other calls use the known writers. If no writers are known, these
+    /// calls wait.
     pub(super) async fn writers(&self, cache: &Cache) -> Arc<Writers> {
         let mut asked = match (self.asked.try_lock(), self.known()) {
             (Ok(asked), _) => asked,

@@ -59,7 +59,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`LikeError`] says whether the click counted. The caller can make the same call again.
+    /// [`LikeError`] says whether the click was counted. The caller can make the same call again.
     pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
@@ -68,7 +68,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`LikeError`] says whether the click counted. The caller can make the same call again.
+    /// [`LikeError`] says whether the click was counted. The caller can make the same call again.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }

@@ -5,7 +5,7 @@ use std::fs;
 use super::{Example, Package, root, run};
 use crate::common::{World, stdout, target};
 
-/// Returns README.md's Python block after the names in it are replaced by this world's names.
+/// Returns README.md's Python block with the test world's names.
 fn first_event(world: &World) -> String {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let block = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();

@@ -27,7 +27,7 @@ const SHORT_S: u64 = 1;
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// A package with its world, and the likes that must exist at the end.
+/// A package with its test world, and the likes that must exist at the end.
 struct Site {
     world: World,
     driver: Driver,

@@ -32,8 +32,9 @@ class Writers:
         self._due_at = 0.0
 
     async def by_api(self) -> FrozenSet[str]:
-        """Returns the names of the numbers, at most ten seconds old while Redis answers. Only one call asks Redis. Meanwhile other
-        calls use the known names, or wait if there are none yet."""
+        """Returns the names of the numbers that API servers count. While Redis answers, the names are at most
+        ten seconds old. Only one call asks Redis. Until Redis answers, other calls use the known names. If no names are
+        known, these calls wait."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
         is_due = reading is None or now >= self._due_at
