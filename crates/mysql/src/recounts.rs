@@ -157,8 +157,9 @@ fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     ))
 }
 
-/// Returns at most `limit` of the metric's counters, up to the id `until`. Also returns the id up to which the counters
-/// were read. If the kind's other metrics have many rows, this id is lower than `until`.
+/// Returns the metric's counters up to the id `until`, at most `limit` of them. Also returns the id up to which the
+/// counters were read. This id is lower than `until` if `limit` was reached, or if the kind's other metrics have many
+/// rows.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),

@@ -1,4 +1,4 @@
-//! The log of every counter that a reconcile or a recount changed, and the corrections of the table `counter`.
+//! Logs every change that a reconcile or a recount makes to a counter, and corrects the table `counter`.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholde
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
     pub number: CounterKey,
-    /// The counter's value as of the cut.
+    /// The counter's value at the instant of the comparison.
     pub before: i64,
     pub added: i64,
 }
 
-/// Says how Redis gets a correction that a run makes in the table `counter`.
+/// The way in which Redis gets a correction that a run makes in the table `counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedisFollows {
     /// The daemon adds the correction to Redis from the outbox of corrections.
     Outbox,
-    /// The next `changed` reconcile compares these counters with Redis first.
+    /// The next `changed` reconcile compares these counters before all others, and repairs Redis.
     NextReconcile,
-    /// The run that makes the correction also compares Redis with MySQL.
+    /// The same run later compares Redis with MySQL, and repairs Redis.
     SameRun,
 }
 
@@ -34,19 +34,18 @@ pub enum RedisFollows {
 /// transaction's locks.
 pub const CORRECTIONS_MAX: usize = 100;
 
-/// The outcome of a repair that a run recorded but did not make. The reason is that a writer changes counters without
-/// events.
+/// The outcome of a repair that a run planned but did not make, because a writer changes counters without events.
 pub const HELD: &str = "held";
 
-/// At most this number of a run's counters is compared with the counters of the next run. This number of counters needs
-/// a few MiB. The rule for raised counters needs only a hundred counters.
+/// The maximum number of lowered counters of one run that are compared with the lowered counters of the next run. These
+/// counters need a few MiB of memory. The rule for raised counters needs only a hundred of them.
 const TOO_HIGH_MAX: u64 = 100_000;
 
 /// The maximum number of rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Records in MySQL which changes `run` plans in Redis, as the repair `pass`. `run` must still hold the job.
+    /// Records the changes that `run` plans in Redis, as the repair `pass`. `run` must still hold the job's lock.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -88,8 +87,8 @@ impl Store {
         .await
     }
 
-    /// Returns the counters that the last two reconciles before `run` found too high in Redis. Considers only completed
-    /// runs that compared either all counters or all changed counters.
+    /// Returns the counters that the last two reconciles before `run` found too high in Redis. Considers only runs that
+    /// compared all counters or all changed counters. These runs completed, or ended because of a safety limit.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
         const ACTION: &str = "read which counters the last runs lowered";
         let mut conn = self.acquire().await?;
@@ -113,10 +112,10 @@ impl Store {
         .await
     }
 
-    /// Corrects counters, and records each correction as the repair `pass`. Also ensures that Redis gets the same
-    /// corrections. All this happens in one transaction. `run` must still hold the job. The intents must be sorted by
-    /// key. One call takes at most [`CORRECTIONS_MAX`] intents. Returns how many counters the next reconcile will not
-    /// check first, because the table of hints is full.
+    /// Corrects counters, records each correction as the repair `pass`, and ensures that Redis gets the same
+    /// corrections. All this happens in one transaction. `run` must still hold the job's lock. The intents must be
+    /// sorted by key, and one call can make at most [`CORRECTIONS_MAX`] corrections. Returns the number of counters
+    /// without a hint for the next reconcile, because the table of hints is full.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -127,8 +126,8 @@ impl Store {
         intents: &[Intent],
     ) -> Result<u64> {
         const ACTION: &str = "correct counters";
-        // `tried` cannot be used here, because its future is not `Send` for every lifetime, and the schedule's jobs can
-        // move to another thread.
+        // This function cannot use `tried`, because the future of `tried` is not `Send` for every lifetime, and the
+        // scheduler's jobs can move to another thread.
         let mut tries = 1;
         loop {
             let mut conn = self.acquire().await?;
@@ -168,7 +167,7 @@ impl Store {
 
 async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHigh> {
     const ACTION: &str = "read which counters the last runs lowered";
-    // The query finds the rows by their key, because the run can be computed from a pass's number.
+    // A pass's number contains the run's number, so the query finds the run's rows by their key.
     let rows = sqlx::query(
         "SELECT kind, target_id, metric, added, outcome = ? FROM repair WHERE pass BETWEEN ? AND ? \
          AND store = 'redis' AND added < 0 AND outcome IN ('done', ?) ORDER BY pass LIMIT ?",
@@ -220,8 +219,8 @@ async fn correct(
     Ok(untold)
 }
 
-/// Ensures that Redis gets the corrections. This function runs in the transaction that corrects `counter`. Returns how
-/// many counters the next reconcile will not check first.
+/// Ensures that Redis gets the corrections. This function runs in the transaction that corrects `counter`. Returns the
+/// number of counters without a hint for the next reconcile.
 async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
     match follows {
         RedisFollows::Outbox => {

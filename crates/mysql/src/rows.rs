@@ -1,4 +1,4 @@
-//! Shared code for statements with many rows: the number of rows per statement, and how values are written and read.
+//! Shared code for statements with many rows: limits the number of rows per statement, and converts values.
 
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::Row;
@@ -9,7 +9,7 @@ pub(super) fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Erro
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
-/// Converts to `DATETIME(6)` in UTC. Every `at` fits, because the decoder of events checks it.
+/// Converts a time to `DATETIME(6)` in UTC. Every event's `at` fits, because the decoder of events checks the range.
 pub(super) fn datetime(at: Micros) -> NaiveDateTime {
     DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
 }

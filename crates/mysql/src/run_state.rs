@@ -14,7 +14,7 @@ use super::{Context, Result, Store, datetime, micros};
 /// The checkpoints of earlier runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastMarks {
-    /// The newest checkpoint. Its run can have any outcome.
+    /// The newest checkpoint, from a run with any outcome.
     pub newest: Option<String>,
     /// The time since the checkpoint's run was last recorded as alive.
     pub newest_age: Duration,
@@ -126,7 +126,7 @@ impl Store {
         .await
     }
 
-    /// Records the run's progress.
+    /// Records the checkpoint of a run.
     pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?").bind(checkpoint.to_owned());
         self.note_of_run("record the run's progress", sql.bind(run)).await
@@ -164,10 +164,10 @@ impl Store {
         .await
     }
 
-    /// Returns the checkpoints of this mode's runs that are earlier than `run`.
+    /// Returns the checkpoints of this mode's runs before `run`.
     pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
         const ACTION: &str = "read the last runs' checkpoints";
-        // Renewing a run's lease also updates the time when it was last alive.
+        // A run's renewal of its lease also updates the time at which the run was last alive.
         const SELECT: &str = "SELECT checkpoint, CAST(TIMESTAMPDIFF(SECOND, \
              COALESCE(finished_at, heartbeat_at, started_at), NOW(6)) AS SIGNED) \
              FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL";
@@ -203,8 +203,8 @@ impl Store {
         self.note_of_run("delete the runs' checkpoints", sql).await
     }
 
-    /// Returns the layouts in which API servers counted, as the job's last run before `run` recorded them. Returns
-    /// `None` if no earlier run has recorded layouts.
+    /// Returns the layouts in which API servers counted, as recorded by the job's last run before `run`. Returns `None`
+    /// if no earlier run has recorded layouts.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
         let mut conn = self.acquire().await?;

@@ -1,5 +1,5 @@
-//! The schema. `tallyd migrate` (migrate.rs) creates the schema, and tallyd checks the schema at every other start. The
-//! daemon's own account needs no rights to change tables.
+//! The database schema. `tallyd migrate` (migrate.rs) creates the schema, and the other commands of tallyd check the
+//! schema when they start. The daemon's account needs no rights to change tables.
 
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
@@ -14,19 +14,19 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 /// The state of the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// The schema is exactly the one that this version needs.
+    /// The schema has exactly the steps of this version.
     Current,
     /// The schema lacks this number of steps. `tallyd migrate` runs the missing steps.
     Behind(usize),
-    /// A newer version has made this number of additional steps, and this version works with them.
+    /// A newer version has applied this number of additional steps, and this version works with these steps.
     Newer(usize),
-    /// A newer version has made a step that this version does not work with.
+    /// A newer version has applied a step that this version does not work with.
     TooNew,
 }
 
 impl Schema {
-    /// Returns why this version does not work with the schema, and what to run. Returns `None` if this version works
-    /// with the schema.
+    /// Returns a sentence that says why this version does not work with the schema, and which command corrects this.
+    /// Returns `None` if this version works with the schema.
     pub fn problem(self) -> Option<String> {
         match self {
             Self::Current | Self::Newer(_) => None,
@@ -40,7 +40,7 @@ impl Schema {
 }
 
 impl Store {
-    /// Compares the schema with the schema that this version needs.
+    /// Compares the steps in MySQL with the steps of this version.
     pub async fn schema(&self) -> Result<Schema> {
         let mut conn = self.acquire().await?;
         let (applied, floor) = conn
@@ -101,7 +101,7 @@ pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>
         .context("read the schema's version")
 }
 
-/// Returns the step that a version must contain to work with the schema.
+/// Returns the floor: a version works with the schema only if the version contains this step.
 async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
     if !has_table(connection, "schema_floor").await? {
         return Ok(None);

@@ -1,8 +1,10 @@
-//! Counters with set events: the newest set of each counter, and the recent additions to the counter.
+//! Reads and writes the state of counters that events can set: the newest set of each counter, and the recent additions
+//! to the counter.
 //!
-//! A transaction first locks the counters' rows in `number_set`, in the order of the keys. After that it reads and
-//! writes other data of these counters. These reads take no locks and return only committed data (READ COMMITTED).
-//! Because of the first lock, no other transaction changes this data until the commit.
+//! A transaction first locks the counters' rows in `number_set`, in the order of the keys. After that, the transaction
+//! reads and writes other data of these counters. These reads take no locks and return only committed data (READ
+//! COMMITTED). No other transaction changes this data until the commit, because every writer must first lock the same
+//! rows.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -33,8 +35,8 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // The statement locks an existing row by writing to it. The header of `partitions` explains why. INSERT IGNORE
-        // would take only a read lock. Two writers can hold a read lock at the same time, and would then deadlock.
+        // The statement locks an existing row with a write, for the reason in the header of `partitions`. INSERT IGNORE
+        // would take only a read lock. Two writers could hold the read lock at the same time, and would then deadlock.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
@@ -55,7 +57,8 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
     Ok(known)
 }
 
-/// Returns the current state of the counters that the new sets `sets` change. [`lock`] must have locked these counters.
+/// Returns the current state of the counters that `sets` (the new sets) will change. [`lock`] must have locked these
+/// counters.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -64,7 +67,7 @@ pub async fn standing(
     let mut standing: HashMap<CounterKey, Standing> =
         sets.iter().map(|(number, _)| (*number, Standing::default())).collect();
     for piece in sets.chunks(ASKED_NUMBERS) {
-        // Reads the sum as text, because the sum of two slots can be larger than 64 bits.
+        // The sum is read as text, because the sum of a counter's rows can be larger than 64 bits.
         let sql = format!(
             "SELECT kind, target_id, metric, CAST(SUM(value) AS CHAR), MAX(update_at) FROM counter \
              WHERE (kind, target_id, metric) IN ({}) GROUP BY kind, target_id, metric",
@@ -76,8 +79,8 @@ pub async fn standing(
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
-    // The recent additions are needed only if an event that is newer than the set was already applied. This is rare,
-    // because most events arrive in time.
+    // The recent additions are needed only if an event that is newer than the set was applied before the set. This is
+    // rare, because most events arrive in time.
     let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
@@ -93,8 +96,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Returns the query for the additions to each counter after the `at` of its set. The query reads only the partitions
-/// of some days, from the earliest `at` of a set to the newest applied event.
+/// Returns the query for each counter's additions after the `at` of the counter's set. The query reads only the
+/// partitions of the days from the earliest set to the newest applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
@@ -140,8 +143,8 @@ pub async fn note(
             let id = u128::from_be_bytes(id.0);
             let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
         });
-        // If a person has emptied the ledger, an event can be added to `counter` twice. Then this statement also adds
-        // the event twice.
+        // If a person has emptied the ledger, an event can be added to `counter` twice. In this case this statement
+        // also adds the event's amount twice, so both tables agree.
         let sql = format!(
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
              ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"

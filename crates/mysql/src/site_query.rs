@@ -1,8 +1,8 @@
-//! A site's own query, of a `[[recount]]` or an `[[import]]`: its columns, how the server would run it, and its errors.
+//! Handles the query of a `[[recount]]` or an `[[import]]`: reads the query's columns and plan, runs the query with a
+//! time limit, and explains errors.
 //!
 //! The operator writes the query, so errors of the query are sentences for the operator ([`QueryError::Query`]). If the
-//! server is unreachable, the error is another variant. The query runs with a time limit, and tallyd reads only the
-//! requested rows of its answer.
+//! server fails or is unreachable, the error is [`QueryError::Store`]. tallyd reads only the requested number of rows.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use sqlx::{AssertSqlSafe, Column as _, Executor, MySqlConnection, Row, TypeInfo}
 
 use super::{Conn, Context, Result, StoreError};
 
-/// The connection is closed if no answer arrives within the server's own time limit plus this duration.
+/// If no answer arrives within the server's time limit plus this duration, tallyd closes the connection.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
 /// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
-    /// The query is wrong or not permitted. The value is a sentence for the query's author.
+    /// The query is wrong or not permitted. The value is a sentence that tells the operator why.
     #[error("{0}")]
     Query(String),
     /// MySQL failed.
@@ -89,19 +89,19 @@ impl Column {
     }
 }
 
-/// Describes how the server would read one table of a query.
+/// The server's plan for one table of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     table: String,
     access: String,
     key: String,
-    /// The number of rows, by the server's statistics.
+    /// The number of rows, estimated from the server's statistics.
     pub rows: u64,
     extra: String,
 }
 
 impl Plan {
-    /// If something makes each page slower than the page before, returns a description of the problem.
+    /// Returns a description of the problem if the plan makes each page slower than the page before.
     pub fn fault(&self) -> Option<String> {
         let Self { table, access, key, extra, .. } = self;
         if table == "-" || table.starts_with('<') {
@@ -121,7 +121,7 @@ impl Display for Plan {
     }
 }
 
-/// Separates errors of the query from errors of the server.
+/// Moves an error of the query into the `Ok` value, so that only errors of the server close the connection.
 pub(super) fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
     match told {
         Ok(answer) => Ok(Ok(answer)),
@@ -134,8 +134,8 @@ pub(super) fn wrong(sentence: impl Display) -> QueryError {
     QueryError::Query(sentence.to_string())
 }
 
-/// Parses an integer in the server's format. Returns the text itself if it is not an integer. The server can write a
-/// whole DECIMAL as 12.00.
+/// Parses an integer in the server's format, in which a whole DECIMAL can be 12.00. Returns the text as the error if
+/// the text is not an integer.
 pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
     let whole = match value.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
@@ -196,7 +196,7 @@ pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statem
     Ok(rows.iter().map(plan).collect())
 }
 
-/// Sets the server's time limit for this session's statements, or removes it.
+/// Sets the server's time limit for this session's statements. `None` removes the limit.
 pub(super) async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -> Result<()> {
     const ACTION: &str = "limit the time of the query";
     let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());

@@ -1,5 +1,6 @@
-//! Snapshots of boards that have not been archived: their rows and their state. A run writes only the rows that have
-//! changed. Every write is fenced, as for the archive: its transaction checks the job's lock.
+//! The snapshots of boards that have not been archived: the rows and the state of each snapshot. A run writes only the
+//! rows that have changed. Every write is fenced, as for the archive: its transaction checks that the run still holds
+//! the job's lock.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -32,13 +33,15 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns true if the mark in Redis shows that the board in Redis is at least as new as this snapshot. This is
-    /// reliable because a run writes the mark to Redis before it writes its number to MySQL.
+    /// Returns true if the board's mark in Redis shows that the board in Redis is at least as new as this snapshot. A
+    /// run writes its number as the mark to Redis before it writes this number to MySQL, so a lower mark means that
+    /// Redis lost data.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
 
-    /// Returns the tag for the name of a zset that a run restores from this snapshot to Redis.
+    /// Returns a tag. When a run restores the zset from this snapshot to Redis, this tag becomes a part of the zset's
+    /// name.
     pub fn tag(&self) -> String {
         format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
     }
@@ -47,17 +50,16 @@ impl Snapshot {
 /// A member in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// The member, with its score in the zset.
+    /// The member with its score in the zset.
     pub member: BoardMember,
     /// The number that ranks members.
     pub primary: f64,
-    /// The number that orders members with equal primary numbers. It is zero if the score does not contain such a
-    /// number.
+    /// The number that orders members with equal primary numbers, or zero if the score contains no such number.
     pub second: u64,
 }
 
 impl Store {
-    /// Returns all snapshots. A snapshot's board is either open, or closed but not archived.
+    /// Returns all snapshots. Each of them is of an open period, or of a closed period that is not archived.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;
@@ -108,7 +110,7 @@ impl Store {
         self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
-    /// Writes members as they are in Redis. MySQL does not write rows that are unchanged.
+    /// Writes members with their current scores in Redis. MySQL does not write rows that are unchanged.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -194,7 +196,7 @@ impl Store {
         .await
     }
 
-    /// Records that a run tried to begin a snapshot at `now`, but did not begin it.
+    /// Records that a run tried to begin a snapshot at `now`, but could not begin it.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -260,7 +262,7 @@ impl Store {
         .await
     }
 
-    /// Records that a snapshot is no longer valid, because its rows will be deleted.
+    /// Marks a snapshot as invalid before its rows are deleted.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -270,8 +272,9 @@ impl Store {
         self.note("make a snapshot void", run, at, sqlx::query(SQL)).await
     }
 
-    /// Deletes the next rows of a snapshot, after the member `after`, in the order of the members. Returns the last
-    /// deleted member. If no rows are left, deletes the snapshot's own row and returns `None`.
+    /// Deletes the next rows of a snapshot, in the order of the members, after the member `after`. Returns the last
+    /// deleted member. If no rows are left, deletes the snapshot's row in `leaderboard_snapshot_period` and returns
+    /// `None`.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

@@ -33,8 +33,8 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let mut clicks = HashMap::new();
             for (kind, ids) in kinds {
-                // The text contains only integers. So one statement can contain any number of ids, and the server does
-                // not need to prepare this statement.
+                // The statement contains only integers, so they are written into its text. One statement can contain
+                // any number of ids, and the server need not prepare the statement.
                 let sql = format!(
                     "SELECT target_id, is_del = 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) FROM like_record \
                      WHERE kind = {} AND target_id IN ({ids}) AND user_id = {}",
@@ -74,7 +74,8 @@ impl Store {
         .await
     }
 
-    /// Returns at most `limit` users who like the target, in the order of their ids, starting after the id `after`.
+    /// Returns the users who like the target, in the order of their ids. Begins after the id `after`, and returns at
+    /// most `limit` users.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         const ACTION: &str = "read the users who like a target";
         let mut conn = self.acquire().await?;

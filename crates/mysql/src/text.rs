@@ -1,7 +1,7 @@
-//! Statements as text. A batch writes only integers and times, so nothing needs quoting. So statements are sent as
-//! text: any number of rows fits into one statement, and several statements fit into one packet. So a large batch needs
-//! as few round trips as a small batch, and the server prepares nothing. For large batches, prepared statements would
-//! be equally fast (`dev/bench write`).
+//! Writes the statements of a batch as text. A batch contains only integers and times, so nothing needs quoting. In
+//! text, one statement can contain any number of rows, and one packet can contain several statements. So even a large
+//! batch needs few round trips, and the server prepares no statements. For large batches, prepared statements would be
+//! equally fast (`dev/bench write`).
 
 use std::fmt::Write;
 
@@ -11,8 +11,8 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, datetime};
 
-/// When a packet has this size, the next statement begins a new packet. A single statement is also not much larger than
-/// this. So a packet is far below any `max_allowed_packet`.
+/// When a packet has this size, the next statement begins a new packet. Single statements have about the same maximum
+/// size, so a packet is far below the usual values of `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
 
 /// Statements for MySQL, in as few packets as possible.
@@ -20,8 +20,8 @@ const PACKET_BYTES: usize = 320 * 1024;
 pub struct Text {
     full: Vec<String>,
     sql: String,
-    /// The time of the last written row, in whole seconds. Many rows of a batch have the same second, so the second's
-    /// text is kept in `written`.
+    /// The time of the last written row, in whole seconds. Many rows of a batch have the same second, so the field
+    /// `written` keeps the text of this second.
     second: Option<i64>,
     written: String,
 }
@@ -59,7 +59,7 @@ impl Text {
         let _ = write!(self.sql, "'{}.{:06}'),", self.written, at.0.rem_euclid(1_000_000));
     }
 
-    /// Runs the statements in order, and stops if one fails. Returns the rows of all statements.
+    /// Runs the statements in order, and stops at the first error. Returns the rows of all statements.
     pub async fn run(mut self, connection: &mut MySqlConnection, action: &'static str) -> Result<Vec<MySqlRow>> {
         let mut rows = Vec::new();
         self.full.push(self.sql);

@@ -1,5 +1,5 @@
-//! A reconcile's watch on targets that are never quiet. This module starts and ends the watch, and reads the events
-//! that consumers have logged for it.
+//! The watch on targets that change too often for a normal comparison. A reconcile starts such a watch, consumers then
+//! log the events of these targets, and the reconcile reads the logged events.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub struct Logged {
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
-    /// The event's id and the added amount. `None` if the event set the counter.
+    /// The event's id and the added amount, or `None` if the event set the counter.
     pub delta: Option<(EventId, i64)>,
 }
 
@@ -52,9 +52,9 @@ impl Store {
         .await
     }
 
-    /// Starts a watch: every partition logs every event of the counters `numbers`, for `seconds` or until
-    /// [`Store::unwatch`]. `watch` must be a new number. Every batch that begins after this call logs its events. If a
-    /// later run has already started a watch, that watch stays.
+    /// Starts the watch `watch`, which must be a new number. Every batch that begins after this call logs its events of
+    /// the counters `numbers`. The watch lasts `seconds`, or until [`Store::unwatch`]. If a later run has already
+    /// started a watch, that watch stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -72,8 +72,8 @@ impl Store {
                 query.execute(&mut *tx).await.context(ACTION)?;
             }
             tx.commit().await.context(ACTION)?;
-            // Each partition needs its own statement, because the statement waits for the open batch that has locked
-            // the partition's row. With a single statement, a batch would have to wait for the batches of other
+            // Each partition has a separate statement, which waits for the batch that has locked the partition's row.
+            // With a single statement for all rows, a batch of one partition would also wait for the batches of other
             // partitions. If no daemon ever held a partition, the statement creates the partition's row.
             for partition in partitions.numbers() {
                 sqlx::query(
@@ -98,8 +98,8 @@ impl Store {
     /// Ends the watches of `run` and of earlier runs, and deletes their logs in pieces.
     pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
-        // Numbers grow from run to run. So if another run has taken over, the former run cannot end the new run's
-        // watch.
+        // The numbers of watches grow from run to run. So if another run has taken over, the former run cannot end the
+        // new run's watch.
         let next = jobs::number_of(run + 1, 0);
         for sql in [
             "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ? LIMIT ?",
@@ -148,7 +148,7 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &P
             .fetch_all(&mut *connection)
             .await
             .context("check the watch")?;
-    // A partition that was added after the start of the watch has no log.
+    // A partition that was added after the start of the watch has logged no events.
     let numbered = 0..read_noted(connection).await?.map_or(0, |noted| noted.partitions);
     let maps = read_maps(connection).await?;
     let added = numbered.chain(maps.iter().map(NotedMap::partition)).any(|number| !partitions.has(number));

@@ -1,4 +1,5 @@
--- Adds outbox rows of one partition to buckets. A bucket gets all of these rows or none, and never gets a row twice.
+-- Adds outbox rows of one partition to buckets. For each bucket, the script adds all of these rows or no row, and never
+-- adds a row twice.
 --
 -- KEYS     the buckets; on a Cluster only one
 -- ARGV[1]  the partition
@@ -8,24 +9,24 @@
 -- ARGV     then for each bucket: the number of its targets, their ids, and for each target the amounts: "1",
 --          or "0,0,1" by metric
 --
--- A bucket holds a mark for each partition: the number of a row. The bucket contains this row and all rows before. The
--- marks are the fields `_0`, `_1` and so on. The mark for the corrections by reconciles is `_65535`. If the field `_o`
--- is 3, the bucket has the marks `_0`, `_1` and `_2`. The partitions with the number 60000 or higher belong to maps.
--- The field `_m` lists the partitions of maps that have a mark, as "60001,60007".
+-- A bucket stores a mark for each partition. The mark is the number of a row: the bucket contains this row and all rows
+-- before it. The marks are the fields `_0`, `_1` and so on. `_65535` is the mark for the corrections that reconciles
+-- make. If the field `_o` is 3, the bucket has the marks `_0`, `_1` and `_2`. The partitions with the number 60000 or
+-- higher belong to maps. The field `_m` lists the partitions of maps that have a mark, as "60001,60007".
 --
 -- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks earlier
 -- rows. The script skips such a bucket. So no row is added twice, even if a call arrives twice or late, or if two
--- daemons send it. The mark and the numbers are in the same hash, so Redis can only lose both together.
+-- daemons send the same call. The mark and the numbers are in the same hash, so Redis can lose them only together.
 --
 -- Returns { left, place, mark, place, mark, ... }. `left` is the number of targets that were skipped, because their
--- field is not a list of numbers. Each pair after `left` has the place of a skipped bucket in KEYS, and this bucket's
--- mark. A mark of -1 means that the bucket is not a hash.
+-- field is not a list of numbers. Each pair after `left` contains the index of a skipped bucket in KEYS, and this
+-- bucket's mark. A mark of -1 means that the bucket is not a hash.
 
 local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mark_field = '_' .. partition
--- One read or write has at most this number of ids. Lua's stack holds about 8,000 values.
+-- One read or write has at most this number of ids, because Lua's stack holds only about 8,000 values.
 local PIECE = 1000
--- The script formats larger numbers itself, because servers write the largest numbers with an exponent.
+-- The script formats numbers above this limit, because Redis would write very large numbers with an exponent.
 local PLAIN_MAX = 1e15
 
 -- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
@@ -40,8 +41,8 @@ local function read(text)
     return values
 end
 
--- Adds an amount, given as text, to a number. An amount with more digits than a double holds is added in two exact
--- steps.
+-- Adds an amount, given as text, to a number. If the amount has more digits than a double can hold, it is added in two
+-- exact steps.
 local function plus(value, text)
     local sign, high, low = string.match(text, '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
     if not high then
@@ -78,8 +79,8 @@ local function sum(held, delta)
     return table.concat(values, ',', 1, filled)
 end
 
--- Adds the fields for the first mark of this partition. Partitions below `_o` without a mark get the mark 0, so `_o`
--- says how many mark fields exist.
+-- Appends the fields that a bucket needs for its first mark of this partition. Lower partitions without a mark get the
+-- mark 0, so `_o` is the number of mark fields.
 local function begin_marks(key, fields)
     local marks = redis.call('HMGET', key, '_o', '_m')
     local known = marks[1]
@@ -103,8 +104,8 @@ local function begin_marks(key, fields)
     put('_o', wanted)
 end
 
--- Adds to the targets `from` to `to` of the bucket whose arguments begin at `index`. Returns how many targets were
--- skipped. The first element of `held` is the bucket's mark.
+-- Adds the amounts to the targets `from` to `to` of one bucket. The arguments of this bucket begin at `index`. Returns
+-- how many targets were skipped. The first element of `held` is the bucket's mark.
 local function add(key, fields, held, index, count, from, to)
     local left, emptied = 0, nil
     local filled = #fields
@@ -143,8 +144,8 @@ for place, key in ipairs(KEYS) do
         answer[#answer + 1] = place
         answer[#answer + 1] = held.err and '-1' or string.format('%.0f', mark)
     else
-        -- The first piece also writes the mark. If memory is full, Redis refuses that write, and nothing changes. If
-        -- Redis accepts that write, it accepts the writes of the other pieces, too.
+        -- The write of the first piece also contains the mark. If memory is full, Redis refuses this write, and nothing
+        -- changes. If Redis accepts this write, it also accepts the writes of the other pieces.
         local fields = { mark_field, last }
         if not held[1] then
             begin_marks(key, fields)

@@ -1,12 +1,12 @@
--- Adds outbox rows of one partition to numbers of one bucket, and adds no row twice. This script is for the layouts
--- entity and string (see apply.lua).
+-- Adds outbox rows of one partition to the numbers of one bucket, and never adds a row twice. This script is for the
+-- layouts entity and string (see apply.lua).
 --
 -- KEYS[1]  the bucket, which has the marks
 -- KEYS     then the keys of the numbers
 -- ARGV[1]  the partition
--- ARGV     then for each row with additions for this bucket, in order: the row's number, and its count of additions.
---          Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or "string"; the
---          amount
+-- ARGV     then for each row with additions for this bucket, in order: the row's number, the number of its
+--          additions, and three arguments for each addition: an index of KEYS; "entity:" with the hash's field, or
+--          "string"; the amount
 --
 -- Returns { left, 1, mark }. `left` is the number of keys that were skipped, because they hold no number. `mark` is the
 -- bucket's mark before the call. A mark of -1 means that the bucket is not a hash, and nothing was done.
@@ -29,7 +29,7 @@ while ARGV[index] do
                 order[#order + 1] = of
             end
             local sum = added[of][part] or { 0, 0 }
-            -- An amount with more digits than a double holds is added in two parts.
+            -- If the amount has more digits than a double can hold, it is added in two parts.
             local sign, high, low = string.match(ARGV[at + 2], '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
             added[of][part] = { sum[1] + (high and sign .. high or 0), sum[2] + (high and sign .. low or ARGV[at + 2]) }
         end
@@ -48,7 +48,7 @@ local function put(field, value)
     fields[#fields + 1] = value
 end
 if not kept[1] then
-    -- Partitions below `_o` without a mark get the mark 0, so `_o` says how many mark fields exist.
+    -- Lower partitions without a mark get the mark 0, so `_o` is the number of mark fields.
     local count = tonumber(kept[2] or 0) or 0
     local wanted = tonumber(partition) >= 60000 and count or math.max(count, partition + 1)
     for missing = count, wanted - 1 do
@@ -65,7 +65,7 @@ if not kept[1] then
     put('_o', wanted)
 end
 
--- Write the marks first. If a later command fails, a repeated call must not add the rows again.
+-- The marks are written first, because a repeated call must not add the rows again if a later command fails.
 redis.call('HSET', KEYS[1], unpack(fields))
 local left = 0
 for _, of in ipairs(order) do

@@ -1,4 +1,4 @@
--- Claims a board for a run. From now on, only this run can change the closed periods of the board.
+-- Claims a board for a run. After this call, only this run can change the closed periods of the board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the notes about frozen periods
@@ -8,9 +8,9 @@
 -- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL
 --
 -- Returns the generation of the data in Redis: the number of the first run that claimed the board. If Redis loses its
--- data, the generation is lost, too. If Redis goes back to an older state, the generation goes back, too. If Redis went
--- back to a state in which a period did not exist yet, the script stores again the note that the period is frozen. All
--- members that are written to this period from now on are then late members.
+-- data or goes back to an older state, the generation is lost or goes back, too. If the older state does not contain a
+-- frozen period, the script stores the note about the freeze again. After this, all members that are written to this
+-- period are late members.
 
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')

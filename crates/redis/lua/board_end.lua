@@ -6,8 +6,8 @@
 -- ARGV[1]  the claim of this run
 --
 -- Returns  1  the frozen zset was deleted, or did not exist
---          0  late members arrived at the last moment. The frozen zset stays. Merge the late members into the frozen
---             zset first
+--          0  the frozen zset stays, because late members have arrived. The caller must first merge these members
+--             into the frozen zset
 --         -1  another run has the claim
 --
 -- The script uses UNLINK, because DEL and expiry free a large zset in one step, and all other clients wait for this

@@ -5,7 +5,7 @@
 -- ARGV[1]  the claim of this run
 -- ARGV     then scores and members in turn. Without scores and members the script deletes the zset
 --
--- The zset expires after a day, unless another script has moved the zset to its final key.
+-- If no other script moves the zset to its final key, the zset expires after a day.
 --
 -- Returns how many members the zset has. Returns -1 if another run has the claim.
 

@@ -5,20 +5,20 @@
 -- KEYS[2]  the zset
 -- KEYS[3]  its new key
 -- KEYS[4]  if the new key is the frozen zset: the notes about frozen periods
--- KEYS[5]  if the zset was raised: the key with the count of pages that this server received
+-- KEYS[5]  if the zset was raised (board_raise.lua): the key with the number of pages that this server received
 -- ARGV[1]  the claim of this run
 -- ARGV[2]  the period
 -- ARGV[3]  the period's note: the number of the run that restored the board, or 0 if it is the original board
--- ARGV[4]  how many pages there are in all
+-- ARGV[4]  if the zset was raised: the total number of pages
 --
 -- Returns  1  the zset was moved
 --          0  the new key exists already, and is never overwritten
 --         -1  another run has the claim
 --         -2  there is no zset
---         -3  pages are missing: another server has taken over
+--         -3  pages are missing, because another Redis server has taken over
 --
--- One script changes both the note and the zset. With two commands, a failover between them could lose one of the two
--- changes.
+-- The script changes both the note and the zset. With two separate commands, a failover after the first command could
+-- lose the second change.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -36,7 +36,7 @@ redis.call('RENAME', KEYS[2], KEYS[3])
 if KEYS[4] then
     redis.call('PERSIST', KEYS[3])
     redis.call('HSET', KEYS[4], ARGV[2], ARGV[3])
-    -- So far no late members were moved into this zset (board_merge.lua).
+    -- No late members have been moved into this zset yet (board_merge.lua).
     redis.call('HDEL', KEYS[4], ARGV[2] .. ':late')
 end
 return 1

@@ -1,4 +1,4 @@
--- Marks a board with the number of a snapshot, or removes the mark. If the mark is missing later, Redis has lost the
+-- Marks a board with the number of a snapshot, or removes the mark. If a later run misses the mark, Redis has lost the
 -- board.
 --
 -- KEYS[1]  the board's claim
@@ -11,7 +11,7 @@
 -- Returns  1  the mark was changed
 --         -1  another run has the claim
 --         -2  there is neither a mark nor a board
---         -3  the mark is not the expected one
+--         -3  the mark is not the expected mark
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,15 +1,15 @@
--- Moves one page of members from one zset to another. A member's two scores are added. There are two cases. After a
--- period was frozen, members that were written to this period too late move into the frozen zset. After Redis lost a
--- board, members that were written since the loss move into the restored zset. The restored zset then becomes the live
--- zset.
+-- Moves one page of members from one zset to another. If a member is in both zsets, the sum of its two scores remains.
+-- The daemon calls the script in two cases. After a period was frozen, the script moves late members (written after the
+-- freeze) into the frozen zset. After Redis lost a board, the script moves the members that were written since the loss
+-- into the restored zset. The restored zset then becomes the live zset.
 --
 -- KEYS[1]  the board's claim
--- KEYS[2]  the live zset, with the late members, or with the members since the loss
--- KEYS[3]  the frozen zset, or the restored one
+-- KEYS[2]  the live zset, which contains the late members, or the members that were written since the loss
+-- KEYS[3]  the frozen zset, or the restored zset
 -- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes the mark with the first page, and
 --          sets it again when the restored zset becomes the live one. For a frozen zset: the notes about frozen periods
 -- ARGV[1]  the claim of this run
--- ARGV[2]  the most members to move
+-- ARGV[2]  the maximum number of members to move
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
 -- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes with the count of moved members
@@ -17,11 +17,11 @@
 -- Returns  n  the number of moved members
 --         -1  another run has the claim
 --         -2  there is no frozen zset. Nothing is moved, because the late members are only a part of the board
---       -4-n  n members were moved, none remain, and the restored zset is now the live one
+--       -4-n  n members were moved, no members remain, and the restored zset is now the live zset
 --
--- Each member is added to one zset and removed from the other in the same script. So each score is added once, even if
--- the script runs several times or late. If a sum is too large for a score, the script fails with an error that names
--- the key and the member. Members that were moved before the error stay moved.
+-- The same script adds a member to one zset and removes it from the other. So each score is added once, even if the
+-- script runs several times or late. If a sum is too large for a score, the script fails with an error that names the
+-- key and the member. Members that were moved before the error stay moved.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -31,7 +31,7 @@ if redis.call('EXISTS', KEYS[3]) == 0 then
 end
 local restored = tonumber(ARGV[5])
 if restored then
-    -- From now on only this zset contains the moved members.
+    -- The moved members will exist only in this zset, so the zset must not expire.
     redis.call('PERSIST', KEYS[3])
     redis.call('UNLINK', KEYS[4])
 end
@@ -70,8 +70,8 @@ if restored and redis.call('EXISTS', KEYS[2]) == 0 then
     return -4 - #page / 2
 end
 if not restored and #page > 0 then
-    -- The script that changes the zset also counts the members. If MySQL goes back to an older state, the count shows
-    -- that MySQL lacks the moved members.
+    -- The script counts the moved members. If MySQL goes back to an older state, this count shows that MySQL lacks
+    -- these members.
     local moved = tonumber(redis.call('HGET', KEYS[4], ARGV[5]) or '0')
     redis.call('HSET', KEYS[4], ARGV[5], string.format('%.0f', moved + #page / 2))
 end

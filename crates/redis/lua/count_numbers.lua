@@ -13,7 +13,7 @@ end
 local count = 0
 local found = redis.call('HGETALL', KEYS[1])
 for index = 1, #found, 2 do
-    -- Fields that begin with `_` are not targets. Such fields hold the state of the load, and the marks.
+    -- Fields that begin with `_` are not targets. They contain the state of the load, and the marks of the outbox.
     if string.byte(found[index]) ~= 95 then
         local place = 0
         for number in string.gmatch(found[index + 1] .. ',', '([^,]*),') do

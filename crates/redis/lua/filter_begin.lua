@@ -1,4 +1,5 @@
--- Marks a target's filter as being built. From now on every user who likes the target is also noted beside the filter.
+-- Marks a target's filter as being built. After this call, every user who likes the target is also recorded in a set
+-- beside the filter.
 --
 -- KEYS[1]  the filter's config
 -- KEYS[2]  the key of the new filter

@@ -1,4 +1,4 @@
--- Makes readers trust the filters of one epoch for some time. Each run of the daemon renews that time.
+-- Makes readers trust the filters of one epoch for a limited time. Each run of the filter job renews this time.
 --
 -- KEYS[1]  tally:filter:epoch
 -- ARGV[1]  the number of this run

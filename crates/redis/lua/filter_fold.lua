@@ -1,14 +1,14 @@
--- Sets the filter's bits of users who were noted beside the filter, and removes the notes.
+-- Adds the users who were noted beside the filter: sets their bits in the filter, and removes their notes.
 --
 -- KEYS[1]  the filter
 -- KEYS[2]  its config
--- KEYS[3]  the users who like the target and are not in its bits yet
+-- KEYS[3]  the users who like the target and are not in the filter's bits yet
 -- ARGV[1]  the filter size that the bits were computed for
 -- ARGV[2]  the filter's hashIterations
--- ARGV     then for each user: the id in decimal, and the bits, ARGV[2] of them
+-- ARGV     then for each user: the id in decimal, and ARGV[2] bit positions
 --
--- Returns the number of removed notes. Returns -1 if the filter was replaced, or if Redis has lost a part of it. Also
--- returns -1 if a new filter is being built, because the new filter could lack the users.
+-- Returns the number of removed notes. Returns -1 if the filter was replaced, or if Redis has lost a part of the
+-- filter. Also returns -1 if a new filter is being built, because the new filter could lack the users.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'building', 'waiting')
 if
@@ -28,6 +28,6 @@ for place = 3, #ARGV, iterations + 1 do
     taken = taken + redis.call('SREM', KEYS[3], ARGV[place])
 end
 redis.call('HSET', KEYS[2], 'waiting', redis.call('SCARD', KEYS[3]))
--- The set of noted users has an expiry if a like was counted while the slot of a Cluster was moving.
+-- If a like was counted while a Cluster was moving the slot, the set of noted users has an expiry.
 redis.call('PERSIST', KEYS[3])
 return taken

@@ -1,5 +1,5 @@
--- Marks a bucket as being loaded, or as loaded. Until a bucket is marked as loaded, the numbers of missing targets are
--- unknown, not zero.
+-- Marks a bucket as being loaded, or as loaded. While a bucket is not marked as loaded, the numbers of targets without
+-- a field are unknown, not zero.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  "begin" or "end"
@@ -24,7 +24,7 @@ local function raise(text)
     for partition = 0, count - 1 do
         marks[partition] = tonumber(redis.call('HGET', KEYS[1], '_' .. partition) or 0)
     end
-    -- Include the marks of maps and of reconciles.
+    -- The marks of maps and of corrections are included.
     local beyond = { 65535 }
     for partition in string.gmatch(redis.call('HGET', KEYS[1], '_m') or '', '%d+') do
         beyond[#beyond + 1] = tonumber(partition)
@@ -41,7 +41,7 @@ local function raise(text)
         end
         marks[partition] = math.max(marks[partition] or 0, number)
     end
-    -- Partitions below `_o` without a mark get the mark 0, so `_o` says how many mark fields exist.
+    -- Lower partitions without a mark get the mark 0, so `_o` is the number of mark fields.
     local fields = { '_o', count }
     if #beyond > 1 then
         fields = { '_o', count, '_m', table.concat(beyond, ',', 2) }

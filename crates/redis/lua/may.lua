@@ -1,6 +1,5 @@
--- Checks which commands the account is not allowed to run. The script runs none of these commands. ARGV has the
--- commands with their arguments, each as JSON. Returns the names of the commands that the account is not allowed to
--- run, or that the server doesn't have.
+-- Checks commands without running them. ARGV contains the commands with their arguments, each as JSON. Returns the
+-- names of the commands that the account is not allowed to run, or that the server does not have.
 local refused = {}
 for _, text in ipairs(ARGV) do
   local command = cjson.decode(text)

@@ -1,5 +1,5 @@
--- Repairs numbers of one bucket: adds to each number the drift that a run has measured. Each drift is added at most
--- once.
+-- Repairs numbers of one bucket: adds the drift (the difference from MySQL that a run has measured) to each number.
+-- Each drift is added at most once.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  the field `_` as it was in the sample
@@ -14,14 +14,14 @@
 --                          0  skipped, because the number would have gone below zero
 --                          2  skipped, because the number may have been set, or its field is not a list of numbers
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
--- is over. So if a repair timed out and runs late, its amount is still never added twice.
+-- has passed. So if a repair timed out and runs late, its amount is still never added twice.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- If a set's time is in the future, the set was made before the clock was put back. If this time is at most five
+-- If a set has a time in the future, the set was made before the clock was put back. If this time is at most five
 -- minutes ahead, the set blocks repairs, because lua/count.lua gives every further set a later time.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then

@@ -1,9 +1,9 @@
 //! Adds outbox rows to Redis. Each bucket gets each row once, even if a call runs twice or late
 //! (crates/redis/lua/apply.lua).
 //!
-//! In the layout packed, one call carries the sums of all rows of a pass, for several buckets. If a bucket already has
-//! some of these rows, the script returns the bucket's mark. Such a bucket gets another call, with the sums of the rows
-//! after its mark.
+//! In the layout packed, one call contains the sums of all rows of a pass, for several buckets. If a bucket already has
+//! some of these rows, the script skips the bucket and returns its mark (the number of its last row). Such a bucket
+//! gets another call, with the sums of the rows after its mark.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -14,8 +14,7 @@ use tallyd_core::model::{Addition, Kind, TargetId};
 
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
-/// The number and the additions of an outbox row. If a row belongs to several buckets, this is the part for one of
-/// them.
+/// The number and the additions of an outbox row, or only the additions for one bucket.
 pub type Row = (u64, Vec<Addition>);
 
 type Bucket = (Kind, u32);
@@ -29,12 +28,12 @@ const CALL_BUCKETS_MAX: usize = 32;
 /// Buckets per pipeline.
 const SENT_BUCKETS_MAX: usize = 500;
 
-/// An outbox pass in progress: rows of one partition that are being added, bucket by bucket.
+/// An outbox pass in progress. It adds rows of one partition to Redis, bucket by bucket.
 pub struct Applying<'r> {
     pass: Pass<'r>,
     /// Not sent yet.
     calls: VecDeque<BucketCall>,
-    /// Maps each bucket that already has some of the rows to its mark.
+    /// The buckets that already have some of the rows, each with its mark.
     partly: HashMap<Bucket, u64>,
     left: Left,
     failed: Option<CacheError>,
@@ -49,25 +48,25 @@ struct Pass<'r> {
     rows: &'r [Row],
 }
 
-/// A call with all additions of the rows to some buckets. One call must contain all of them, because a second call
-/// would find that the marks are already raised.
+/// A call with all additions of the rows to some buckets. All additions to a bucket must be in the same call, because
+/// the first call raises the bucket's mark, and a second call would be skipped.
 struct BucketCall {
     call: Call,
     buckets: Vec<Bucket>,
 }
 
-/// Counts the additions that were skipped. A later call could not make these additions either. A reconcile reports
-/// their numbers as drifted or unknown.
+/// Counts the additions that were skipped. A later call could not make these additions either. A reconcile reports the
+/// affected numbers as drifted or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// The number of additions whose kind or metric is not in the configuration.
     pub unknown: u64,
-    /// The number of targets or numbers that were skipped, because someone changed their field by hand to something
-    /// else.
+    /// The number of targets or numbers that were skipped, because someone changed their field by hand to a text
+    /// without numbers.
     pub no_numbers: u64,
     /// The number of buckets that are not hashes, because someone wrote to the key by hand.
     pub no_buckets: u64,
-    /// The number of buckets whose mark is the number of a row that MySQL doesn't have, because MySQL went back to an
+    /// The number of buckets with a mark that is not the number of any row in MySQL, because MySQL went back to an
     /// older state. The rows are added to these buckets.
     pub unknown_marks: u64,
 }
@@ -92,7 +91,7 @@ impl Applying<'_> {
     /// Returns the skipped additions. All calls must have been sent.
     ///
     /// # Errors
-    /// One of the calls failed. Other calls may have run. The caller must add all rows again.
+    /// One of the calls failed. The other calls may have run. The caller must add all rows again.
     pub fn ended(self) -> Result<Left> {
         self.failed.map_or(Ok(self.left), Err)
     }
@@ -110,8 +109,8 @@ impl Applying<'_> {
 }
 
 impl Cache {
-    /// Prepares the calls for rows of a partition's outbox, without sending any. The rows must be sorted by number and
-    /// all come after `after`.
+    /// Prepares the calls for rows of a partition's outbox, and sends no call. The rows must be sorted by number, and
+    /// all numbers must be above `after`.
     pub fn applying<'r>(&self, kinds: &'r KindNames, partition: u16, after: u64, rows: &'r [Row]) -> Applying<'r> {
         let pass = Pass { kinds, partition, after, rows };
         let all = rows.iter().flat_map(|(_, additions)| additions);
@@ -121,15 +120,15 @@ impl Cache {
         Applying { pass, calls: calls.into(), partly: HashMap::new(), left, failed: None }
     }
 
-    /// `None` if the configuration doesn't contain the kind or the metric.
+    /// Returns `None` if the configuration doesn't contain the kind or the metric.
     fn bucket_of(&self, pass: &Pass<'_>, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
         let is_named = self.is_packed() || !self.keys.metric(*metric).is_empty();
         let is_known = is_named && pass.kinds.get(target.kind).is_some();
         is_known.then(|| (target.kind, self.keys.bucket(*target)))
     }
 
-    /// Builds calls with the sum of the rows for each bucket. With `marks`, it includes only the buckets in `marks`,
-    /// and only the rows after the mark of each bucket.
+    /// Builds calls with the sum of the rows for each bucket. If `marks` is given, the calls contain only the buckets
+    /// in `marks`, and for each bucket only the rows after its mark.
     fn sum_calls(&self, pass: &Pass<'_>, marks: Option<&HashMap<Bucket, u64>>) -> Vec<BucketCall> {
         let mark_of = |bucket| marks.map_or(Some(pass.after), |marks| marks.get(&bucket).copied());
         let mut additions = Vec::new();
@@ -161,7 +160,7 @@ impl Cache {
         calls
     }
 
-    /// Builds one call per bucket with its rows, for the layouts `entity` and `string`.
+    /// Builds one call for each bucket, with the bucket's rows, for the layouts `entity` and `string`.
     fn row_calls(&self, pass: &Pass<'_>) -> Vec<BucketCall> {
         let mut buckets: BTreeMap<Bucket, Vec<Row>> = BTreeMap::new();
         for (number, additions) in pass.rows {
@@ -200,8 +199,8 @@ impl Cache {
         call
     }
 
-    /// Sends the calls of one pipeline. If a call fails, the other calls are still sent: perhaps only one node of a
-    /// Cluster is unreachable.
+    /// Sends the calls of one pipeline. If a call fails, the other calls are still sent, because perhaps only one node
+    /// of a Cluster is unreachable.
     ///
     /// # Errors
     /// Redis failed to answer. Each of the calls may have run already, or may still run later.
@@ -242,8 +241,8 @@ impl Cache {
     }
 }
 
-/// Begins a call for buckets with this mark. If the mark is `after`, the call also accepts lower marks: the rows
-/// between the two marks had no additions for these buckets.
+/// Begins a call for buckets with this mark. If the mark is `after`, the call also accepts buckets with lower marks,
+/// because the rows between the lower mark and `after` had no additions for these buckets.
 fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     let lowest = if mark == pass.after { 0 } else { mark };
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
@@ -270,8 +269,8 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
     call
 }
 
-/// The positions of buckets in a call, each with the bucket's mark. A mark of `None` means that the key is not a
-/// bucket.
+/// The positions of skipped buckets in a call, each with the bucket's mark. A mark of `None` means that the key is not
+/// a bucket.
 type Marks = Vec<(usize, Option<u64>)>;
 
 /// Reads the script's answer: how many numbers were skipped, and the marks of the buckets that were skipped.

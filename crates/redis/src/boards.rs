@@ -1,11 +1,13 @@
 //! Boards in Redis. The archiver freezes the zset of a closed period, merges late members into this zset, reads the
 //! zset in rank order, and finally deletes the zset.
 //!
-//! Every call that changes a closed period carries the number of the archiver's run. The script refuses the call unless
-//! that run has the board's claim. So a run that another run has overtaken changes nothing, and a late command changes
-//! nothing. A call after a flush of Redis changes nothing either, because the flush also deletes the claim.
+//! Every call that changes a closed period contains the number of the archiver's run. The script refuses the call
+//! unless this run has the board's claim (the exclusive right to change the board's closed periods). So a late call
+//! changes nothing, and a run changes nothing after another run has claimed the board. A call after a flush of Redis
+//! changes nothing either, because the flush also deletes the claim.
 //!
-//! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset each of them stalls every other client.
+//! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset, each of these commands blocks all other
+//! clients.
 
 use std::time::Duration;
 
@@ -36,20 +38,20 @@ pub struct BoardKeys {
 /// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// The period was changed. Contains the number of changes, or the number of members.
+    /// The period was changed. The value is the number of changes, or the number of members.
     Done(u64),
     /// The zset to change is missing.
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim. Nothing was changed.
     Refused,
-    /// Redis has lost a part of the board: the mark of the board's snapshot, or one of the pages that raised the board.
-    /// Nothing was changed.
+    /// Redis has lost the mark of the board's snapshot, or one of the pages that raised the board's scores. Nothing was
+    /// changed.
     Lost,
-    /// This many members were moved, and the restored zset is now the live one.
+    /// The members were moved, and the restored zset is now the live zset. The value is the number of moved members.
     Put(u64),
 }
 
-/// To count different scores, the daemon reads this number of members in one call.
+/// The number of members that one call reads when the daemon counts different scores.
 const DISTINCT_PAGE: u64 = 1_000;
 
 /// The zset to read.
@@ -64,17 +66,17 @@ pub enum Zset {
 /// The part of a board to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// `count` members, after skipping the first `after` members.
+    /// The `count` members that follow the first `after` members.
     Page {
         /// How many members are skipped.
         after: u64,
-        /// The most members to read.
+        /// The maximum number of members to read.
         count: u64,
     },
     /// A member and its neighbours.
     Around {
         member: &'a [u8],
-        /// The most neighbours to read on each side.
+        /// The maximum number of neighbours to read on each side.
         count: u64,
     },
 }
@@ -106,8 +108,8 @@ impl Cache {
     }
 
     /// Moves the live zset to its frozen key, so that clients no longer write to this zset. Also stores a note about
-    /// the freeze. Returns zero if a frozen zset already exists. If the board was raised, `pages` is the number of
-    /// pages that raised it. If Redis lacks one of these pages, the result is [`Changed::Lost`].
+    /// the freeze. Returns zero if a frozen zset already exists. If the board's scores were raised before, `pages` is
+    /// the number of pages that raised them. If Redis lacks one of these pages, the result is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -152,7 +154,7 @@ impl Cache {
         self.change("expire a frozen board", call.number(stay.as_secs().max(1))).await
     }
 
-    /// Deletes the frozen zset. If late members exist, the call deletes nothing and returns zero.
+    /// Deletes the frozen zset. If late members exist in the live zset, the call deletes nothing and returns zero.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -174,8 +176,8 @@ impl Cache {
         }
     }
 
-    /// Returns members of the frozen zset from rank `from` on (0 is the first), highest score first. Equal scores are
-    /// in the order of Redis.
+    /// Returns members of the frozen zset, highest score first, from the rank `from` (0 is the first rank). Members
+    /// with equal scores are in the order of Redis.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -188,8 +190,8 @@ impl Cache {
         read_members(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`] the call
-    /// makes one more round trip for each thousand members above the part.
+    /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`], the call
+    /// needs one more round trip for each thousand members above this part.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -220,8 +222,8 @@ impl Cache {
         Ok((members, ranks::place(ranking, before, page)))
     }
 
-    /// Returns a part of a period that is not archived in MySQL, and how many members the board has. `is_frozen` says
-    /// whether the period is frozen according to MySQL. Returns `None` if `is_frozen` is true and Redis has lost the
+    /// Returns a part of a period that is not archived in MySQL, and how many members the board has. `is_frozen` is
+    /// MySQL's record of whether the period is frozen. Returns `None` if `is_frozen` is true and Redis has lost the
     /// frozen zset.
     pub async fn read_unarchived(
         &self,
@@ -234,12 +236,12 @@ impl Cache {
         if is_frozen && !keys.frozen {
             return Ok(None);
         }
-        // If the zset was frozen a moment ago, the freeze may still be missing in MySQL.
+        // If the zset was frozen just now, the record of the freeze may still be missing in MySQL.
         let zset = if is_frozen || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
         self.read_board(at, zset, part, ranking).await.map(Some)
     }
 
-    /// Returns the `members` that are on a live board, ranked among themselves.
+    /// Returns those of `members` that are on a live board. Their ranks count only these members.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -299,8 +301,8 @@ impl Cache {
         self.keys.raised_board(&at.board, &at.period)
     }
 
-    /// Begins a call of a script that changes a board. If the run doesn't have the board's claim, the script changes
-    /// nothing.
+    /// Begins a call of a script that changes a board. The script changes nothing if the run doesn't have the board's
+    /// claim.
     pub(super) fn claimed<const KEYS: usize>(
         &self,
         script: &'static super::Script,
@@ -351,7 +353,7 @@ pub(super) fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>
     Some((members.unsigned_abs(), before, read_members(&Value::Array(page.to_vec()))?))
 }
 
-/// Reads `member, score, member, score, ...`. A score is text that parses to exactly the same number.
+/// Reads `member, score, member, score, ...`. Each score is a text that parses to exactly the same number.
 pub(super) fn read_members(answer: &Value) -> Option<Vec<BoardMember>> {
     let Value::Array(parts) = answer else { return None };
     let member = |pair: &[Value]| match pair {

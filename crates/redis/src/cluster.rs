@@ -1,10 +1,10 @@
 //! Runs commands on a Redis Cluster. A pipeline is split into one pipeline per node. These pipelines run at the same
 //! time. The answers are returned in the order of the commands.
 //!
-//! A command is sent again only after a node replied that the command did not run: MOVED, ASK, TRYAGAIN. After a lost
-//! connection or a timeout the command may have run, and a like must not be counted twice. The library's own Cluster
-//! connection can repeat such a command, unless the library's retries are off. Without retries, that connection breaks
-//! other guarantees (docs/decisions/0101).
+//! A command is sent again only after a node has replied that the command did not run (MOVED, ASK, TRYAGAIN). After a
+//! lost connection or a timeout the command may have run, and a like must not be counted twice. The library's own
+//! Cluster connection can repeat such a command, unless the library's retries are off. If the retries are off, this
+//! connection breaks other guarantees (docs/decisions/0101).
 //!
 //! If a node is unreachable, only the commands for this node fail.
 
@@ -22,8 +22,8 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// How long a command is retried. This time is short, because a client that counts a like must publish the like soon.
-/// Most moves of keys end within this time.
+/// The time after which a command is no longer retried. It is short, because a client that counts a like must publish
+/// the like soon. Most moves of keys between nodes end within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The number of times that a command is sent before the first pause: to its usual node, to the node of the
@@ -50,7 +50,7 @@ struct Step {
     /// The command's position in the pipeline.
     place: usize,
     node: String,
-    /// Whether the slot is moving to this node. If it is, the node refuses a command that comes without ASKING.
+    /// Whether the slot is moving to this node. While a slot is moving, the node accepts a command only after ASKING.
     asking: bool,
 }
 
@@ -60,7 +60,7 @@ struct Answers {
     results: Vec<RedisResult<Value>>,
     /// The commands that have not run yet.
     open: Vec<Step>,
-    /// Set if the map of slots turned out to be wrong.
+    /// True if the map of slots turned out to be wrong.
     stale: bool,
 }
 
@@ -162,8 +162,8 @@ impl Cluster {
         let mut pipeline = Pipeline::with_capacity(steps.len());
         for step in &steps {
             if step.asking {
-                // ASKING affects only the next command on the connection. In one pipeline, no other command can come
-                // between the two.
+                // ASKING affects only the next command on the connection. Both commands are in the same pipeline, so no
+                // other command can come between them.
                 pipeline.cmd("ASKING");
             }
             if let Some(command) = commands.get(step.place) {
@@ -204,8 +204,8 @@ impl Cluster {
         tokio::time::timeout_at(began + self.timeout, known).await.unwrap_or_else(late)
     }
 
-    /// Asks all nodes at the same time and takes the first answer. If the map of slots in that answer is old, the nodes
-    /// will redirect commands.
+    /// Asks all nodes at the same time and uses the first answer. If the map of slots in this answer is outdated, the
+    /// nodes will redirect commands.
     async fn ask_for_map(&self) -> RedisResult<SlotMap> {
         let known: Vec<(String, Arc<Link>)> =
             self.links().iter().map(|(node, link)| (node.clone(), Arc::clone(link))).collect();
@@ -226,7 +226,8 @@ impl Cluster {
         while let Some(answer) = asked.join_next().await {
             match answer {
                 Ok(Ok(map)) => return Ok(map),
-                // Prefer the error about a wrong configuration, because it explains more than an unreachable node.
+                // An error about a wrong configuration is kept, because it explains more than the error of an
+                // unreachable node.
                 Ok(Err(error)) if failed.kind() != ErrorKind::InvalidClientConfig => failed = error,
                 _ => {}
             }
@@ -234,7 +235,8 @@ impl Cluster {
         Err(failed)
     }
 
-    /// Makes the next call ask for the map of slots again, unless another call has replaced the map or is replacing it.
+    /// Deletes the map of slots, so that the next call asks for a new map. If another call has replaced the map or is
+    /// replacing it now, the map stays.
     fn forget(&self, map: &Arc<SlotMap>) {
         if let Ok(mut shared) = self.map.try_lock()
             && shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, map))
@@ -286,14 +288,14 @@ impl Answers {
                 let node = redirected(error.redirect_node()?.0, host(&step.node))?;
                 Some(Step { node, asking: kind == ServerErrorKind::Ask, ..step })
             }
-            // Only some keys of the command have moved to the other node.
+            // Only some of the command's keys have moved to the other node, so the command is tried again later.
             ServerErrorKind::TryAgain => Some(step),
             _ => None,
         }
     }
 }
 
-/// The host of a `host:port`.
+/// Returns the host of a text `host:port`.
 fn host(node: &str) -> &str {
     node.rsplit_once(':').map_or(node, |(host, _)| host)
 }

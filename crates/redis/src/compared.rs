@@ -1,17 +1,17 @@
-//! Stores a note: the instant up to which reconciles have compared Redis with MySQL. Redis itself contains the note. So
-//! if Redis goes back to an older state, the note and the counters go back together.
+//! Stores the instant up to which reconciles have compared Redis with MySQL. This note is stored in Redis. So if Redis
+//! goes back to an older state, the note and the counters go back together.
 
 use redis::Pipeline;
 use tallyd_core::model::Micros;
 
 use super::{Cache, Context, Result, Servers, text};
 
-/// The number of copies of the note on a Cluster, each in its own slot. With this number of copies, every master has
+/// The number of copies of the note on a Cluster, each in a different slot. With so many copies, every master stores
 /// some of them.
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
-    /// Returns the oldest note. `None` if there is no note.
+    /// Returns the oldest instant among the copies of the note, or `None` if there is no note.
     pub async fn compared(&self) -> Result<Option<Micros>> {
         let get = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("GET").arg(key);

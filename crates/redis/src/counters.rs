@@ -14,7 +14,8 @@ use super::{
     COUNT_NUMBERS, Cache, CacheError, Call, Context, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text,
 };
 
-/// The most ids in one call of a script. Lua's stack holds about 8,000 values.
+/// The maximum number of ids in one call of a script. The limit exists because Lua's stack holds only about 8,000
+/// values.
 pub const CALL_IDS_MAX: usize = 1_000;
 
 /// Keys per SCAN. One SCAN of this size takes a few hundred microseconds.
@@ -25,18 +26,19 @@ const SCANNED_KEYS: usize = 1_000;
 pub struct Size {
     /// The count of fields in the bucket.
     pub fields: u64,
-    /// How many numbers in the bucket are not zero.
+    /// The count of numbers in the bucket that are not zero.
     pub numbers: u64,
 }
 
-/// An amount to add to a number, and the state of the number's bucket when the drift was measured.
+/// An amount to add to a number, and the state of the number's bucket at the time when the drift was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
     pub number: CounterKey,
     pub delta: i64,
     /// Whether the repair is allowed to take the number below zero.
     pub below_zero: bool,
-    /// Repair only if no number of the bucket was set since this instant: a set makes the measured difference invalid.
+    /// If a number of the bucket was set after this instant, the repair is skipped, because the measured difference is
+    /// no longer valid.
     pub not_set_since: Option<Micros>,
     /// The state of the number's bucket at the time of the sample.
     pub loaded: Loaded,
@@ -52,7 +54,7 @@ pub enum Repaired {
     /// The repair was skipped, because the number would have gone below zero.
     BelowZero,
     /// The repair was skipped, because the bucket was changed since the sample, or because the repair was too late. The
-    /// next run measures again.
+    /// next run measures the drift again.
     Stale,
 }
 
@@ -80,8 +82,8 @@ impl Repaired {
 
 impl Cache {
     /// Returns a sample of each number, in the order of `numbers`. A number has no sample if the configuration doesn't
-    /// contain its kind. A number also has no sample if its field is not a list of numbers, or if its key is not a
-    /// bucket. Numbers of the same target are read together if they follow each other in `numbers`.
+    /// contain the number's kind, if the field is not a list of numbers, or if the key is not a bucket. If numbers of
+    /// the same target follow each other in `numbers`, they are read together.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
@@ -119,7 +121,7 @@ impl Cache {
         Ok(samples)
     }
 
-    /// Returns the call, and the location of each number: its place in `numbers`, its field in the answer, and its
+    /// Returns the call, and three values for each number: its place in `numbers`, its field in the answer, and its
     /// metric.
     fn sample_call(
         &self,
@@ -164,12 +166,12 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // If two calls sampled numbers of one bucket, the bucket may have changed between the two samples. Apply
-            // only the repairs that belong to the first state.
+            // If two calls sampled numbers of one bucket, the bucket may have changed between the two samples. Only the
+            // repairs that belong to the first state are applied.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
-            // Make only one call per bucket. The first call changes the bucket's state, so a second call could not
-            // check the state of the sample.
+            // Each bucket gets only one call. The call changes the bucket's state, so a second call could not compare
+            // this state with the sample.
             let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
             let script = if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN };
             let call = Call::new(script, self.keys.counters(name, bucket))
@@ -226,8 +228,7 @@ impl Cache {
         Ok(largest)
     }
 
-    /// Returns the size of each of these buckets. Only numbers of `metrics` are counted. The call is only for the
-    /// layout packed.
+    /// Returns the size of each of these buckets. Counts only numbers of `metrics`. Only for the layout packed.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -256,8 +257,7 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. The call is only for the layout
-    /// packed.
+    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. Only for the layout packed.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
@@ -293,8 +293,8 @@ impl Cache {
     }
 
     /// Returns a page of the targets that have their own key, and the cursor of the next page (`None` at the end). A
-    /// target can appear twice. The call is only for the layouts `entity` and `string`, because the layout packed has
-    /// no such keys.
+    /// target can appear twice. This function is only for the layouts `entity` and `string`, because the layout packed
+    /// has no keys of single targets.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),
@@ -337,9 +337,9 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// Reads the answer of crates/redis/lua/sample.lua. `numbers` has the position of each number's field in the answer,
-/// and the metric. If a field is not a list of numbers, the number has no sample. Such a number is unknown, and is
-/// never repaired.
+/// Reads the answer of crates/redis/lua/sample.lua. For each number, `numbers` contains the position of its field in
+/// the answer, and its metric. If a field is not a list of numbers, the number has no sample. Such a number is unknown,
+/// and is never repaired.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);

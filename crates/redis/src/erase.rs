@@ -14,16 +14,16 @@ pub enum BoardZset {
     Live,
     /// The zset that is archived.
     Frozen,
-    /// A zset that a restore was filling when the restore stopped.
+    /// A zset that was left incomplete, because a restore stopped while it was filling the zset.
     Filling,
-    /// A zset that a restore has filled. The text is the tag of the source that the members came from.
+    /// A zset that a restore has filled. The value is the tag of the snapshot or archive that the members came from.
     Restored(String),
 }
 
 impl Cache {
     /// Erases these clicks, and the clicks that gateways have remembered for the same users and targets. Returns the
-    /// number of erased fields. If other requests got the event of an older click, a field with the count of these
-    /// requests stays until the whole hash expires.
+    /// number of erased fields. A field that counts the requests with the same event as an older click can remain until
+    /// the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";
         let mut forgotten = 0;
@@ -31,7 +31,7 @@ impl Cache {
             let (mut reads, mut fields) = (Pipeline::with_capacity(some.len() * 2), Vec::with_capacity(some.len() * 2));
             for (target, user) in some {
                 let kind = kinds.get(target.kind).unwrap_or_default();
-                // Read the newer hash first: it can become the older hash between the two reads.
+                // The newer hash is read first, because it can become the older hash between the two reads.
                 for key in self.keys.recent(kind, self.keys.bucket(*target)) {
                     let field = format!("{}:{user}", target.id);
                     reads.cmd("HGET").arg(&key).arg(&field);
@@ -56,7 +56,7 @@ impl Cache {
     }
 
     /// Deletes the keys of a user: the count of clicks, and the clicks that gateways published. Returns the count of
-    /// keys. A dry run deletes nothing.
+    /// deleted keys. A dry run deletes nothing.
     pub async fn erase_user(&self, user: UserId, dry_run: bool) -> Result<u64> {
         let mut pipeline = Pipeline::with_capacity(2);
         for key in [self.keys.limit(user), self.keys.published(user)] {
@@ -65,7 +65,8 @@ impl Cache {
         Ok(sum(&self.answers("delete the keys of a user", &pipeline).await?))
     }
 
-    /// Deletes a target's numbers in this layout. Returns the count of fields or keys. A dry run deletes nothing.
+    /// Deletes a target's numbers in this layout. Returns the count of deleted fields or keys. A dry run deletes
+    /// nothing.
     pub async fn erase_numbers(&self, kind: &str, metrics: &[Metric], target: Target, dry_run: bool) -> Result<u64> {
         if self.is_packed() {
             let mut command = redis::cmd(if dry_run { "HEXISTS" } else { "HDEL" });
@@ -109,7 +110,7 @@ impl Cache {
         self.change("remove a member from a board", call.arg(member).arg(by.unwrap_or_default())).await
     }
 
-    /// Deletes a zset that a restore left behind. A restore can create it again.
+    /// Deletes a zset that a restore left behind. A later restore can create the zset again.
     ///
     /// # Errors
     ///

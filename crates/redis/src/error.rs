@@ -20,7 +20,7 @@ pub enum CacheError {
         #[source]
         source: Whole<RedisError>,
     },
-    /// The client or the server does not trust the other, because a certificate or a TLS setting is wrong.
+    /// The TLS connection failed, because a certificate or a TLS setting is wrong.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
 }
@@ -39,16 +39,16 @@ impl CacheError {
         Self::Command { action, source: Whole(source) }
     }
 
-    /// Returns whether a retry can help. If not, also returns what is wrong.
+    /// Returns the class of the error: a retry can help, or something must be corrected first.
     pub fn fate(&self) -> Fate {
         let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
-            // The configuration says that the server is a node of a Cluster, but the server is none, or the reverse.
-            // Another possible reason: the sentinels don't know the configured master.
+            // The configuration calls the server a node of a Cluster, but the server is not part of a Cluster, or the
+            // reverse. Or the sentinels don't know the configured master.
             ErrorKind::InvalidClientConfig => Fate::Misconfigured,
             _ if is_refusal(source) => Fate::Refused,
             _ if source.code() == Some(NO_REPLICAS) => Fate::Passing,
-            // A key has another type, or does not hold a number.
+            // A key has the wrong type, or its value is not a number.
             ErrorKind::Extension
             | ErrorKind::UnexpectedReturnType
             | ErrorKind::Server(ServerErrorKind::ResponseError) => Fate::Item,
@@ -56,14 +56,14 @@ impl CacheError {
         }
     }
 
-    /// Returns whether the command did not run because a Cluster is moving the slot. Until the move ends, the keys are
-    /// on two nodes.
+    /// Returns true if the command did not run because a Cluster is moving the slot. Until the move ends, the slot's
+    /// keys are on two nodes.
     pub fn is_of_a_moving_slot(&self) -> bool {
         self.code() == Some("TRYAGAIN")
     }
 
-    /// Returns whether the script refused the call, or the key has another type. Retries fail until someone fixes the
-    /// key.
+    /// Returns true if the script refused the call, or if the key has the wrong type. Retries fail until someone fixes
+    /// the key.
     pub(crate) fn is_for_ever(&self) -> bool {
         matches!(self.code(), Some("ERR" | "WRONGTYPE"))
     }

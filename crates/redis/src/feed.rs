@@ -16,7 +16,7 @@ pub struct Gain<'a> {
     /// The column of the board's `score` to add to.
     pub column: &'a str,
     pub delta: i64,
-    /// The instant. The instant that decides which periods are changed.
+    /// The instant of the addition. The call changes all periods that contain this instant.
     pub at: Micros,
 }
 
@@ -26,11 +26,11 @@ pub struct Once {
     pub partition: u16,
     /// The row's number, and the addition's place in the row. The first place is 1.
     pub place: (u64, usize),
-    /// The previous addition that was sent for the board. `None` if that addition has certainly arrived.
+    /// The previous addition that was sent for the board, or `None` if that addition has certainly arrived.
     pub after: Option<(u64, usize)>,
 }
 
-/// The reason why a board refuses an addition. Only another configuration can fix it.
+/// The reason why an addition to a board is impossible with this configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum GainError {
     /// No board has that name.
@@ -94,8 +94,8 @@ impl Cache {
         })
     }
 
-    /// Runs calls of lua/board.lua in order. Returns the errors of calls that the script refused. Retrying such a call
-    /// does not help.
+    /// Runs calls of lua/board.lua in order. Returns the errors of the calls that the script refused. A retry of such a
+    /// call does not help.
     ///
     /// # Errors
     ///
@@ -105,7 +105,8 @@ impl Cache {
         let (mut refused, mut missing) = (Vec::new(), None);
         for answer in self.eval_each(ACTION, calls).await? {
             match answer {
-                // An earlier addition is missing, so the script skipped this one. The caller must send both again.
+                // An earlier addition is missing, so the script skipped this addition. The caller must send both
+                // additions again.
                 Ok(answer @ Value::Int(_)) => missing = Some(CacheError::unexpected(ACTION, &answer)),
                 Ok(_) => {}
                 Err(error) if error.is_for_ever() => refused.push(error),

@@ -1,5 +1,5 @@
-//! Deletes all Bloom filters, whatever their kind and layout. The module finds filters by the names of their keys,
-//! because a filter's kind or layout may no longer be in the configuration.
+//! Deletes all Bloom filters of all kinds and layouts. The module finds the filters by the names of their keys, because
+//! a filter's kind or layout may no longer be in the configuration.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ impl Cache {
         Ok(dropped + counted.len() as u64)
     }
 
-    /// One command per key: on a Cluster the keys are in many slots.
+    /// Deletes each key with a separate command, because on a Cluster the keys are in many slots.
     async fn unlink(&self, keys: &[String]) -> Result<u64> {
         let mut dropped = 0;
         for some in keys.chunks(super::PIPELINE_COMMANDS_MAX) {

@@ -1,7 +1,8 @@
 //! Bloom filters in Redis: reads their state, builds new filters, replaces old filters, and adds users.
 //!
-//! Every call that changes a filter carries the number of the run, or the expected shape of the filter. If the run or
-//! the shape is outdated, the call does nothing. So a call that arrives twice or late is harmless.
+//! Every call that changes a filter contains the number of the run, or the expected shape (size and hash count) of the
+//! filter. If the run or the shape is outdated, the call does nothing. So a call that arrives twice or late is
+//! harmless.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +16,20 @@ use super::{
     NOTE_BESIDE, Result, text,
 };
 
-/// The most bytes that one call appends. The limit keeps Redis responsive.
+/// The maximum number of bytes that one call appends. The limit keeps Redis responsive.
 pub const PIECE_BYTES: usize = 64 << 10;
 
-/// Pieces in flight at the same time.
+/// The number of pieces that are in flight at the same time.
 const PIECES_AT_ONCE: usize = 8;
 
-/// The most users whose bits one call sets.
+/// The maximum number of users that one call adds to a filter's bits.
 const FOLD_USERS: usize = 100;
 
-/// The most users that one call adds beside filters.
+/// The maximum number of users that one call notes beside filters.
 const NOTE_USERS: usize = 1_000;
 
-/// How long the note about a user stays if the target has no filter, in seconds. If no other run begins, readers trust
-/// a filter for less than this time.
+/// The number of seconds for which Redis keeps the note about a user if the target has no filter. Readers trust a
+/// filter for a shorter time, unless another run renews the trust.
 const NOTED_S: u64 = 7 * 86_400;
 
 /// One step of a scan reads about this number of fields or members.
@@ -37,7 +38,7 @@ const SCAN_COUNT: u64 = 1_000;
 /// The state of a target's filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterState {
-    /// `None` while the first filter of the target is being built.
+    /// The filter's size and hash count, or `None` while the first filter of the target is being built.
     pub shape: Option<Shape>,
     /// The number of users that the filter was sized for.
     pub expected: u64,
@@ -65,11 +66,12 @@ pub struct Built {
     pub shape: Shape,
     /// The number of users that the filter was sized for.
     pub expected: u64,
-    /// The rate of false positives that it was sized for.
+    /// The rate of false positives that the filter was sized for.
     pub false_positive: f64,
-    /// The number of users from MySQL's rows.
+    /// The number of users in the filter that were read from MySQL.
     pub users: u64,
-    /// The number of users from clicks that Redis remembers. Some of these users may also be in `users`.
+    /// The number of users in the filter from clicks that Redis remembers. Some of these users may also be counted in
+    /// `users`.
     pub others: u64,
     /// The epoch: the number of the run since which tallyd trusts this Redis.
     pub epoch: u64,
@@ -92,7 +94,7 @@ impl Cache {
             }
             let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
             let configs = answers.context(ACTION)?;
-            // Send further commands only for targets with a filter. Most targets have none.
+            // Further commands are sent only for targets with a filter, because most targets have no filter.
             let mut lengths = Pipeline::new();
             for (target, _) in some.iter().zip(&configs).filter(|(_, config)| read_config(config).is_some()) {
                 let [filter, _, added] = self.filter_keys(kinds, *target);
@@ -117,9 +119,9 @@ impl Cache {
         Ok(states)
     }
 
-    /// From now on until [`Cache::fold_filter`], scripts note each user who likes one of `targets` beside the target's
-    /// filter. Returns the count of targets for which this succeeded. The count is smaller than the number of targets
-    /// only if a later run has begun.
+    /// Begins to build filters of `targets`. Until [`Cache::fold_filter`], scripts note each user who likes one of
+    /// these targets beside the target's filter. Returns the count of targets for which the call succeeded. This count
+    /// is smaller than the number of targets only if a later run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -157,7 +159,7 @@ impl Cache {
     }
 
     /// Appends bytes to a filter that `run` is building. `from` is the number of bytes that the filter has so far.
-    /// Returns false if another run builds the filter now, or if a part is missing.
+    /// Returns false if another run builds the filter now, or if an earlier part is missing.
     pub async fn write_filter(
         &self,
         kinds: &KindNames,
@@ -200,8 +202,9 @@ impl Cache {
         Ok(answer == Some(Value::Int(1)))
     }
 
-    /// Sets the bits of the users who are noted beside the filter, and removes those notes. Returns the count of users.
-    /// Returns `None` if the filter has another shape, is being built, or has lost a part.
+    /// Adds the users who are noted beside the filter: sets their bits in the filter, and removes their notes. Returns
+    /// the count of these users. Returns `None` if the filter has another shape, if a new filter is being built, or if
+    /// Redis has lost a part of the filter.
     ///
     /// # Errors
     ///
@@ -233,7 +236,7 @@ impl Cache {
         }
     }
 
-    /// Makes readers trust only filters of this epoch, for `keep_s` seconds from now on. Returns false if a later run
+    /// Makes readers trust only the filters of this epoch, for the next `keep_s` seconds. Returns false if a later run
     /// has already called this function.
     pub async fn trust_filters(&self, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
         let call = Call::new(&FILTER_EPOCH, self.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
@@ -250,7 +253,7 @@ impl Cache {
         Ok(text(&answer).unwrap_or_default().to_owned())
     }
 
-    /// Deletes filters with all their keys. Readers then ask MySQL.
+    /// Deletes filters with all their keys. Readers then read the likes from MySQL.
     ///
     /// # Errors
     ///
@@ -270,8 +273,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes beside a target's filter that the user likes the target. The note expires after a week, unless the target
-    /// has a filter.
+    /// Notes beside a target's filter that the user likes the target. If the target has no filter, the note expires
+    /// after a week.
     pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
         let [_, config, added] = self.keys.filter(kind, target);

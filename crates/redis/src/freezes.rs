@@ -1,12 +1,12 @@
-//! The claims to a board's closed periods, and Redis' notes about the freezes of these periods. The notes are lost, or
-//! go back to an older state, together with the zsets.
+//! Manages the claims to a board's closed periods, and Redis' notes about the freezes of these periods. If Redis loses
+//! the zsets or goes back to an older state, the same happens to the notes.
 
 use redis::Value;
 use tallyd_core::model::Freeze;
 
 use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
-/// The field of the notes that holds the generation. The field's name is not a valid name of a period.
+/// The field of the notes that contains the generation. No period can have the name of this field.
 pub(super) const GENERATION: &str = "-";
 
 /// Returns the field of the notes that counts the late members that were moved into the period's frozen zset.
@@ -15,9 +15,9 @@ pub(super) fn late_field(period: &str) -> String {
 }
 
 impl Cache {
-    /// Allows only `run` to change the board's closed periods from now on. Returns [`Freeze::generation`]. If Redis
-    /// went back to a state in which a period did not exist yet, the call stores again that the period is frozen.
-    /// `frozen` contains the periods that are frozen in MySQL, each with MySQL's generation and note.
+    /// Claims the board: after this call, only `run` can change the board's closed periods. Returns
+    /// [`Freeze::generation`]. `frozen` contains the periods that are frozen in MySQL, each with MySQL's generation and
+    /// note. If Redis went back to a state without such a period, the call stores the note about its freeze again.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
@@ -28,15 +28,15 @@ impl Cache {
         number(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// The text of a claim. A failover of MySQL can lose a run's number. MySQL then assigns the number again. The claim
-    /// includes a nonce, so two processes never have the same claim.
+    /// Returns the text of a claim. A failover of MySQL can lose a run's number, and then MySQL assigns the same number
+    /// again. So the claim also contains a nonce, and two processes never have the same claim.
     pub(super) fn claim(&self, run: u64) -> String {
         format!("{run}:{:016x}", self.nonce)
     }
 }
 
-/// Reads the notes of a period, and how many late members were moved. If no run has claimed this data of Redis yet, the
-/// data is newer than everything that MySQL contains.
+/// Reads the notes of a period, and the number of moved late members. If no run has claimed the board in this data set
+/// of Redis, the data set counts as newer than everything in MySQL.
 pub(super) fn read_notes(answer: &Value) -> (Freeze, u64) {
     let [generation, note, late] = answer.as_sequence().unwrap_or_default() else { return (Freeze::UNCLAIMED, 0) };
     let freeze = |generation| Freeze { generation, note: number(note) };
