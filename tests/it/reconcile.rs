@@ -1,4 +1,4 @@
-//! The real binary compares Redis' counters with MySQL while the daemon writes.
+//! Runs `tallyd reconcile`, which compares the counters in Redis and MySQL while the daemon writes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -10,12 +10,12 @@ use common::site::Site;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::{Micros, UserId};
 
-/// The number of concurrent tasks that like. Each task likes a few hot and many cold targets.
+/// The number of concurrent tasks that like. Each task likes a few busy targets and many quiet targets.
 const CLICKERS: u64 = 16;
 const HOT: u64 = 3;
 const COLD: u64 = 2_000;
 
-/// Each of these tasks.
+/// The settings that all these tasks have in common.
 const EACH: Clicker = Clicker { number: 0, users: 20, hot: HOT, cold: COLD };
 
 fn number(report: &serde_json::Value, name: &str) -> u64 {
@@ -61,8 +61,8 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     site.clicked(2_000).await;
     let mut repaired = 0;
     for round in 0..3 {
-        // Double counts, lost publishes and manual changes in Redis. They change hot targets, cold targets, and targets
-        // that MySQL does not know.
+        // These drifts stand for double counts, lost publishes and manual changes in Redis. They are on busy targets,
+        // on quiet targets, and on targets that MySQL does not know.
         let drifts = [(target(1), 5), (target(2), -3), (target(100 + round), 1), (target(777_000 + round), 2)];
         for (target, by) in drifts {
             drift(&world, target, by).await;
@@ -101,7 +101,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     site.clicked(500).await;
     let one = world.report(&["reconcile", "--target", "video:1"]);
     assert_eq!((&one["unknown"], &one["drifted"]), (&1.into(), &0.into()), "{one}");
-    // A run of any mode first loads missing data.
+    // In any mode, a run first loads the data that Redis has lost.
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!(number(&report, "buckets_loaded"), number(&loaded, "buckets_loaded"), "{report}");
     assert!(number(&report, "counters_loaded") > 100, "{report}");
@@ -114,7 +114,8 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     world.close().await;
 }
 
-/// Starts a daemon with a loaded Redis. MySQL and Redis have the likes of ten users for each of twenty targets.
+/// Starts a daemon, and waits until Redis has all counters. Ten users like each of twenty targets, and MySQL and Redis
+/// have these likes.
 async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
@@ -174,7 +175,8 @@ async fn one_target_is_repaired_alone() {
 async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let (world, daemon, model) = settled("changed", "[reconcile]\noverlap = \"0s\"").await;
     let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
-    // A run also checks likes that are at most `publish_grace` older than the last run.
+    // A run also checks likes from the last `publish_grace` before the last run. The test waits until all likes are
+    // older.
     let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
     eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);
@@ -239,7 +241,8 @@ async fn likes_that_were_deleted_by_hand_go_from_redis_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
-    // The schedule fires once a year, so only the catch-up at the start can have started the run.
+    // The schedule has one run per year. So the daemon can only have started this run at its own start, to catch up on
+    // a missed run.
     let (world, daemon, model) = settled("catch_up", "").await;
     assert!(daemon.stop().success());
     sqlx::query("DELETE FROM job_run").execute(&world.pool).await.unwrap();
@@ -251,7 +254,7 @@ async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
     .await;
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
-    // At the next start, this run is newer than the last time of the schedule.
+    // At the next start the daemon has nothing to catch up on, because this run is newer than the last scheduled time.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__FULL_CRON", "0 0 0 1 1 *")]);
     daemon.logged("consuming").await;
     assert!(daemon.stop().success());

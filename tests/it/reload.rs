@@ -1,4 +1,4 @@
-//! SIGHUP: settings apply immediately or are rejected, and no event is lost. Codes keep their meaning.
+//! On SIGHUP the daemon applies or rejects the new settings. It loses no event, and codes keep their meaning.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -16,14 +16,14 @@ use tallyd_core::model::{Metric, Micros, TargetId, UserId};
 use tallyd_mysql::Store;
 use tokio_util::sync::CancellationToken;
 
-/// Returns the log lines of this event.
+/// Returns the log lines with this event name.
 fn events(daemon: &Daemon, name: &str) -> Vec<serde_json::Value> {
     let log = daemon.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     lines.filter(|line| line["event"] == name).collect()
 }
 
-/// Reloads the settings, and waits for the next log line with the given event.
+/// Reloads the daemon with these settings, and waits for the next log line with the event name `end`.
 async fn reload(world: &World, daemon: &Daemon, settings: &str, end: &str) -> serde_json::Value {
     let before = events(daemon, end).len();
     world.write(settings);
@@ -32,7 +32,7 @@ async fn reload(world: &World, daemon: &Daemon, settings: &str, end: &str) -> se
     events(daemon, end).pop().unwrap()
 }
 
-/// Returns the counters in MySQL, by target and metric, without zeros.
+/// Returns the counters in MySQL that are not zero, by target and metric.
 async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
     let sql = "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter GROUP BY target_id, metric \
                HAVING value <> 0";
@@ -48,7 +48,7 @@ async fn dead_letters(world: &World) -> Vec<String> {
     sqlx::query_scalar("SELECT reason FROM dead_letter ORDER BY id").fetch_all(&world.pool).await.unwrap()
 }
 
-/// Publishes likes and views until the stop. Returns the view count of video 7, and the result of the likes.
+/// Publishes likes and views until `stop`. Returns the number of views of video 7, and the result of the likes.
 async fn traffic(
     world: &World,
     sent: Arc<AtomicU64>,
@@ -95,7 +95,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
         metrics += &format!("m{code} = {code}\n");
         let reloaded = reload(&world, &daemon, &settings(&metrics), "reloaded").await;
         assert_eq!(reloaded["changed"], format!("[metrics] m{code}"));
-        // These events go through both partitions.
+        // Some of these events go through each of the two partitions.
         let events: Vec<_> = (1..=50).map(|id| counted(id, &format!("m{code}"), &format!("{code}-{id}"))).collect();
         world.publish(&publisher, &events).await;
         expected.extend((1..=50).map(|id| ((id, code), 1)));
@@ -108,7 +108,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     assert_eq!(numbers(&world).await, expected);
     world.assert_equals(&model).await;
     assert_eq!(dead_letters(&world).await, Vec::<String>::new());
-    // A reload must not restart all sessions. Each session restarts once, when it knows the size of messages.
+    // A reload must not restart the sessions. Each session restarts only once, when it knows the size of its messages.
     assert!(events(&daemon, "consuming").len() < 10, "the sessions continued");
     assert!(events(&daemon, "outage-begun").is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
@@ -190,7 +190,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     daemon.logged("\"reloaded\"").await;
     let changed = &events(&daemon, "reloaded")[0]["changed"];
     assert_eq!(changed, "[consumer] future_max, [log] level, [reconcile] changed_cron");
-    // The new schedule fires, the log has more lines, and events can be less far in the future.
+    // Now a scheduled job starts, the log has more lines, and the daemon accepts events further in the future.
     daemon.logged("\"job-started\"").await;
     let publisher = world.publisher().await;
     let like = LikeEvent {
@@ -202,7 +202,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     world.publish(&publisher, &[body(&like)]).await;
     eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
     daemon.logged("\"batch-committed\"").await;
-    // Each reload reports the setting until the setting has its old value again. Then a reload is accepted.
+    // Each reload reports this setting, until it has its old value again. Then the daemon accepts the reload.
     let named = reload(&world, &daemon, "[amqp]\npartitions = 2\n", "reload-needs-restart").await;
     assert_eq!(named["keys"], "[amqp] partitions");
     let back = reload(&world, &daemon, "", "reloaded").await;
@@ -242,8 +242,8 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // If a code has no counters, a configuration can first remove the code's name and later add a new name. The other
-    // metric's code can't get a new name, because the code has counters.
+    // An operator can give a code another name, but only if no counter has the code and its old name was removed by an
+    // earlier reload.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 replaces unused, whose code had no rows"));
@@ -253,7 +253,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let refused = reload(&world, &daemon, &other.replace("share = 3", "share = 2"), "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
     assert!(problems.contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{problems}");
-    // A retired metric can be configured again.
+    // An operator can configure a retired metric again.
     reload(&world, &daemon, &both.replace("unused = 3\n", "share = 3\n"), "reloaded").await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -262,7 +262,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     let world = World::new("reload_codes", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
-    // These counters are older than the codes in MySQL, so the daemon accepts any configured codes.
+    // These counters were written before MySQL had the names of codes, so the daemon accepts the configured names.
     let insert = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
                   VALUES (1, 42, 2, 0, 5, '2026-11-21'), (1, 42, 3, 0, 6, '2026-11-21')";
     sqlx::query(insert).execute(&world.pool).await.unwrap();
@@ -303,7 +303,7 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     proxy.hold();
     let daemon = world.daemon_with(&through_proxy);
     daemon.logged("\"mysql-away\"").await;
-    // The daemon can't apply settings that need MySQL. The others can.
+    // While MySQL is unreachable, the daemon rejects settings that need MySQL, and applies other settings.
     let refused = reload(&world, &daemon, "[metrics]\nlike = 1\nview = 2\nclap = 3\n", "reload-refused").await;
     assert!(
         refused["problems"].as_str().unwrap().contains("the meaning of codes could not be read from MySQL"),

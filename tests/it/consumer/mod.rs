@@ -17,7 +17,7 @@ const NOW: i64 = 1_790_000_000_000_000;
 /// All message bodies with their users, the expected result, and the malformed bodies.
 type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 
-/// Makes `count` messages. Of these, 20 % are unlikes, 10 % are duplicates, 5 % are out of order, and 1 % are
+/// Makes `count` messages: 20 % are unlikes, 10 % are duplicates, 5 % are out of order, and 1 % are
 /// malformed.
 fn traffic(count: usize, seed: u64) -> Traffic {
     let mut dice = Dice::new(seed);

@@ -61,7 +61,7 @@ async fn rows_once(name: &str, settings: &str) {
     let sampled = OutboxOffsets::parse(&marks(&world, 1).await).unwrap();
     assert_eq!(sampled, OutboxOffsets::parse("0:9,1:3,2:4,6:2,60001:5,60007:5,65535:1").unwrap());
     let sizes = world.cache.bucket_sizes("video", &[VIEW, FORWARD], 0..1).await.unwrap();
-    // Of the bucket's fields, twelve are not counters: `_o`, eight marks, `_m`, and two marks of maps. The field `_` is
+    // Twelve fields of the bucket are not counters: `_o`, eight marks, `_m`, and two marks of maps. The field `_` is
     // missing.
     let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
     assert_eq!(sizes, [Size { fields: targets + 12, numbers }]);

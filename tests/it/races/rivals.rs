@@ -1,13 +1,13 @@
-//! Two reconcilers. The first reconciler is frozen until its lease has ended. Then the second reconciler runs, and the
-//! first resumes.
+//! Two reconcile runs compete. The first run is frozen until its lease has ended. Then the second run starts, and the
+//! first run resumes.
 
 use std::process::Output;
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, stderr, stdout, target};
 
-/// A run is frozen at `point` while another run repairs the drifts that the first run has found. Then the first run
-/// resumes and ends. `noted` is the list of the final outcomes of the first run's rows.
+/// The first run is frozen at `point`, and a second run repairs the drifts that the first run has found. Then the first
+/// run resumes and ends. `noted` has the outcomes that the rows of the first run must have.
 async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output {
     let mut stage = Stage::new(name, "").await;
     drift(&stage.world, target(1), 3).await;
@@ -45,7 +45,8 @@ async fn a_run_that_wakes_up_with_agreed_drifts_after_a_takeover_changes_nothing
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_wakes_up_between_note_and_repair_after_a_takeover_changes_nothing() {
-    // The first run asked MySQL before the takeover. So MySQL did not stop the repair, and Redis must reject it.
+    // The first run wrote its row to MySQL before the second run took over. So MySQL did not stop the repair of the
+    // first run, and Redis must reject it.
     let output = overtaken_at("rival_noted", "reconcile:noted", &[Some("stale")]).await;
     let report = serde_json::from_slice(&output.stdout).unwrap();
     assert_numbers(&report, &[("drifted", 1), ("repaired", 0), ("left", 1)]);
@@ -120,8 +121,7 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     first.paused().await;
     stage.publish(&counted).await;
     stage.applied(1).await;
-    // The second run begins when the lease expires. The second run finds the right count, and leaves the bucket as the
-    // first run saw the bucket.
+    // The second run starts after the lease has ended. It finds the right count, so it does not change the bucket.
     assert_numbers(&stage.world.reconcile("--full").await, &[("drifted", 0), ("exact", 5)]);
     first.resume();
     first.ended().await;
@@ -138,7 +138,8 @@ async fn of_two_runs_with_one_number_only_the_later_one_writes() {
     let mut first = stage.run(&["--full"], &["reconcile:agreed"]);
     first.paused().await;
     let run: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
-    // After a failover to a server without the last commits, the second run gets the same run id.
+    // After a failover to a MySQL server without the newest commits, the second run gets the same run id as the first
+    // run.
     for sql in [
         format!("DELETE FROM job_run WHERE run = {run}"),
         format!("ALTER TABLE job_run AUTO_INCREMENT = {run}"),
@@ -154,7 +155,7 @@ async fn of_two_runs_with_one_number_only_the_later_one_writes() {
     first.resume();
     let output = first.ended().await;
     assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    assert_eq!(stage.repairs().await, [], "the first run must have noted nothing");
+    assert_eq!(stage.repairs().await, [], "the first run must not have noted a repair");
     assert_numbers(&second.report().await, &[("drifted", 1), ("repaired", 1)]);
     assert_eq!(stage.repairs().await, [repair(1, -3, Some("done"))]);
     stage.close().await;

@@ -1,4 +1,4 @@
-//! A quiet site. Runs stop themselves at points where a test acts.
+//! A quiet site. A run stops itself at given points, and the test acts there.
 
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
@@ -10,12 +10,12 @@ use tallyd_rabbitmq::Publisher;
 
 use crate::common::{Daemon, Model, World, assert_redis_equals, eventually, stderr, target};
 
-/// The count of targets. Users 1 to 3 like each target.
+/// The number of targets. Each of the users 1 to 3 likes all targets.
 pub const TARGETS: u64 = 5;
 
-/// A world with a daemon, a loaded Redis, and some likes in Redis and MySQL.
+/// A test environment with a daemon, with all counters loaded, and with some likes in Redis and MySQL.
 pub struct Stage {
-    /// The daemon is dropped before the world, because its log is in the world's folder.
+    /// This field comes before `world`, so that the daemon is dropped first. The daemon's log is in the world's folder.
     pub daemon: Daemon,
     pub world: World,
     pub client: Client,
@@ -23,7 +23,7 @@ pub struct Stage {
     publisher: Publisher,
 }
 
-/// A row of `repair`: target, store, added amount, outcome.
+/// A row of `repair`: the target, the store, the added amount, and the outcome.
 pub type Repair = (u64, String, i64, Option<String>);
 
 impl Stage {
@@ -53,7 +53,7 @@ impl Stage {
         self.model.apply(&counted.counted().unwrap().event);
     }
 
-    /// Counts a like in Redis, and does not publish it yet.
+    /// Counts a like in Redis without publishing it.
     pub async fn count(&self, id: u64, user: u64) -> Counted {
         self.client.count(target(id), UserId(user), true, &[]).await.unwrap()
     }
@@ -67,14 +67,15 @@ impl Stage {
         self.world.drained(&self.publisher).await;
     }
 
-    /// Waits until MySQL has the model's count for a target. Then the target's published events are written.
+    /// Waits until MySQL has the same count for a target as the model, so that all published events of the target are
+    /// written.
     pub async fn applied(&self, id: u64) {
         let count = self.model.counters()[&target(id)];
         eventually("the likes are in MySQL", || async { self.world.counters().await.get(&target(id)) == Some(&count) })
             .await;
     }
 
-    /// Starts a reconcile that stops itself at each of these points.
+    /// Starts a reconcile run that stops itself at each of these points.
     pub fn run(&self, arguments: &[&str], points: &[&str]) -> Run {
         Run::start(&self.world, arguments, &[("TALLYD_PAUSE_POINT", &points.join(","))])
     }
@@ -87,7 +88,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// Returns the log of repairs, in order.
+    /// Returns the rows of `repair`, in order.
     pub async fn repairs(&self) -> Vec<Repair> {
         sqlx::query_as("SELECT target_id, store, added, outcome FROM repair ORDER BY pass, target_id")
             .fetch_all(&self.world.pool)
@@ -95,12 +96,13 @@ impl Stage {
             .unwrap()
     }
 
-    /// Returns everything that a reconcile can change: the counters in both stores, and the log of repairs.
+    /// Returns all data that a reconcile can change. These are the counters in Redis and MySQL, and the rows of
+    /// `repair`.
     pub async fn everything(&self) -> (Numbers, Numbers, Vec<Repair>) {
         (self.world.redis_counters().await, self.world.counters().await, self.repairs().await)
     }
 
-    /// Checks that no repair is necessary. Also checks that Redis, `counter` and the like records equal the model. Ends
+    /// Checks that no repair is necessary, and that Redis, `counter` and the like records are equal to the model. Ends
     /// the stage.
     pub async fn close(self) {
         self.drained().await;
@@ -116,7 +118,7 @@ impl Stage {
 /// Counters by target.
 pub type Numbers = std::collections::BTreeMap<Target, i64>;
 
-/// The row that a repair in Redis writes.
+/// Makes the row that a run writes for a repair in Redis.
 pub fn repair(id: u64, added: i64, outcome: Option<&str>) -> Repair {
     (id, "redis".to_owned(), added, outcome.map(str::to_owned))
 }
@@ -127,7 +129,7 @@ pub fn assert_numbers(report: &Value, expected: &[(&str, i64)]) {
     }
 }
 
-/// A running reconcile of the real binary.
+/// A running `tallyd reconcile`.
 pub struct Run(Option<Child>);
 
 impl Run {
@@ -142,7 +144,7 @@ impl Run {
         self.0.as_ref().unwrap().id()
     }
 
-    /// Returns the state of the process in /proc: T if the process is stopped, Z if it has ended.
+    /// Returns the state of the process from /proc. T means that the process is stopped, and Z means that it has ended.
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()

@@ -9,7 +9,7 @@ use super::stage::{Run, assert_numbers};
 use crate::common::{Daemon, Model, World, assert_redis_equals, body, lose, target};
 
 struct Site {
-    /// The daemon is dropped before the world, because its log is in the world's folder.
+    /// This field comes before `world`, so that the daemon is dropped first. The daemon's log is in the world's folder.
     daemon: Daemon,
     world: World,
     publisher: Publisher,
@@ -17,7 +17,7 @@ struct Site {
 }
 
 impl Site {
-    /// Makes a site whose targets 1 to 20 have three likes each, in both stores.
+    /// Makes a site. In Redis and MySQL, each of its targets 1 to 20 has three likes.
     async fn new(name: &str) -> Self {
         let world = World::new(name, "[[rule]]\nmetric = \"like\"\n").await;
         let publisher = world.publisher().await;
@@ -30,7 +30,7 @@ impl Site {
         site
     }
 
-    /// Publishes likes of the user, and waits until they are in both stores.
+    /// Publishes likes of the user, and waits until these likes are in MySQL and in Redis.
     async fn like(&mut self, ids: impl Iterator<Item = u64>, user: u64) {
         let at = tallyd::runtime::clock::now();
         let events: Vec<LikeEvent> =
@@ -77,7 +77,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     lose(&site.world).await;
     site.like([3, 4].into_iter(), 9).await;
     let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", "reconcile:sampled")]);
-    // The load takes no sample, so the run's first sample is in the comparison.
+    // The load of the counters takes no samples, so the run pauses at the first sample of its comparison.
     run.paused().await;
     assert_eq!(site.unloaded().await, 0);
     assert_redis_equals(&site.world, &site.model).await;
@@ -85,7 +85,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     site.close().await;
 }
 
-/// Loads all counters again. Returns the field of target 1, and the count of unknown buckets.
+/// Loads all counters into Redis again. Returns the field of target 1, and the number of buckets that are not loaded.
 async fn reloaded(site: &Site) -> (String, u64) {
     let report = site.world.report(&["reconcile", "--reload"]);
     assert_eq!((&report["left"], &report["drifted"]), (&0.into(), &0.into()), "{report}");

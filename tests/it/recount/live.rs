@@ -1,4 +1,4 @@
-//! Recounts while users add and delete comments, and while their events are in flight.
+//! Runs recounts while users add and delete comments, and while the events of these comments are in flight.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use super::{QUERY, added, comments, counters, served, settings};
 use crate::common::{Dice, World, target};
 
-/// Videos with comments. The videos with higher ids get few comments.
+/// Videos with comments. Videos with high ids get only a few comments.
 const VIDEOS: u64 = 40;
 
-/// Adds and deletes comments as one API server, until the stop. The table gets each change immediately, and the
-/// change's event is published a moment later. The task ends when the last event is published.
+/// Adds and deletes comments as an API server does, until `stop`. Changes the table immediately, and publishes the
+/// event of the change a moment later. The task ends when the last event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
     let client = Arc::new(world.client());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
@@ -42,7 +42,7 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
                 tokio::time::sleep(delay).await;
                 client.add(target(video), Metric(2), delta, &format!("{id}:{delta}")).await.unwrap();
             };
-            // Publishes about half of the events in order. The other events are published at the same time as later
+            // The task publishes about half of the events in order. It publishes the others at the same time as later
             // events.
             if dice.percent(50) {
                 publish.await;
@@ -67,7 +67,8 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     let (mut dice, mut injected) = (Dice::new(9), BTreeMap::<u64, i64>::new());
     for round in 0..4_u64 {
         for _ in 0..3 {
-            // Makes errors on hot and on quiet videos: a lost event, a double count, or a manual change.
+            // The test makes an error on a busy or on a quiet video. Such errors come from lost events, double counts
+            // and manual changes.
             let video = if round % 2 == 0 { 1 + dice.below(4) } else { 5 + dice.below(VIDEOS - 4) };
             let by = if dice.percent(50) { 3 } else { -2 };
             let sql = format!(
@@ -87,8 +88,8 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     for server in servers {
         server.await.unwrap();
     }
-    // From now on all videos are quiet. The test waits for the events, because an event in flight can hide a drift of
-    // the same size for one pass.
+    // From now on all videos are quiet. The test waits until all events are written, because an event in flight can
+    // hide a drift of the same size for one pass.
     world.drained(&publisher).await;
     let report = &world.report(&["recount"])["recounts"][0];
     assert_eq!(report["busy"], 0, "{report}");

@@ -1,4 +1,4 @@
-//! Counters whose right values come from another table. Only a query can correct them.
+//! The right values of some counters are in another table. A recount corrects these counters with a query.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -13,18 +13,18 @@ use crate::common;
 use common::{Daemon, World};
 use sqlx::{AssertSqlSafe, Row};
 
-/// Counts the comments of a video.
+/// A query that counts the comments of each video.
 const QUERY: &str = "SELECT video_id, COUNT(*) FROM comment WHERE video_id > :after AND deleted = 0 GROUP BY video_id ORDER BY video_id \
                      LIMIT :limit";
 
-/// Returns a configuration with one recount. `more` is added to the recount's block.
+/// Returns a configuration with one recount. `more` is added to its `[[recount]]` block.
 fn settings(query: &str, more: &str) -> String {
     format!(
         "[metrics]\nlike = 1\ncomment = 2\n[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"\"\"{query}\"\"\"\n{more}\n"
     )
 }
 
-/// Makes a world with an empty table of comments, and queues without a consumer.
+/// Makes a test environment with an empty table of comments. Its queues have no consumer.
 async fn world(name: &str, settings: &str) -> World {
     let world = World::new(name, settings).await;
     world.publisher().await;
@@ -34,7 +34,7 @@ async fn world(name: &str, settings: &str) -> World {
     world
 }
 
-/// Makes the same world with a daemon.
+/// Makes the same test environment, but with a daemon.
 async fn served(name: &str, settings: &str) -> (World, Daemon) {
     let world = world(name, settings).await;
     let daemon = world.daemon();
@@ -46,7 +46,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Adds this many comments for each video to the table.
+/// Adds comments to the table. `comments` has the ids of the videos with their numbers of comments.
 async fn comment(world: &World, comments: &[(u64, usize)]) {
     for (id, count) in comments {
         run(world, &format!("INSERT INTO comment (video_id) VALUES {}", vec![format!("({id})"); *count].join(",")))
@@ -54,7 +54,7 @@ async fn comment(world: &World, comments: &[(u64, usize)]) {
     }
 }
 
-/// Sets counters in `counter` to right or wrong counts.
+/// Adds rows to `counter`, with right or wrong counts.
 async fn count(world: &World, counters: &[(u64, u8, i64)]) {
     for (id, slot, value) in counters {
         let columns = "kind, target_id, metric, slot, value, update_at";
@@ -62,7 +62,7 @@ async fn count(world: &World, counters: &[(u64, u8, i64)]) {
     }
 }
 
-/// Returns counts by id, without zeros.
+/// Runs the query, and returns the counts that are not zero, by id.
 async fn numbers(world: &World, sql: &'static str) -> BTreeMap<u64, i64> {
     let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
     let numbers = rows.iter().map(|row| (row.get(0), row.get(1)));
@@ -79,7 +79,7 @@ async fn comments(world: &World) -> BTreeMap<u64, i64> {
     numbers(world, "SELECT CAST(video_id AS UNSIGNED), COUNT(*) FROM comment WHERE deleted = 0 GROUP BY video_id").await
 }
 
-/// Returns the sum of all recounts' additions to each counter.
+/// Returns for each counter the sum of all amounts that recounts added.
 async fn added(world: &World) -> BTreeMap<u64, i64> {
     let sql = "SELECT target_id, CAST(SUM(added) AS SIGNED) FROM repair WHERE store = 'mysql' AND outcome = 'done' AND metric = 2 \
                GROUP BY target_id";

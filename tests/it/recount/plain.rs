@@ -1,4 +1,4 @@
-//! A recount without other activity.
+//! A recount runs while nothing else changes the counters.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use tallyd_core::model::Metric;
 use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
 use crate::common::{World, eventually, stderr, stdout, target};
 
-/// Makes counters that are right, too high, too low, missing in the table, missing in `counter`, or in two slots.
+/// Makes a counter for each case: right, too high, too low, without comments, missing in `counter`, and with rows in
+/// two slots.
 async fn mixed(world: &World) {
     comment(world, &[(1, 3), (2, 5), (3, 2), (5, 4), (6, 6), (i64::MAX as u64, 1)]).await;
     count(world, &[(1, 0, 3), (2, 0, 9), (3, 1, 1), (4, 0, 7), (6, 0, 4), (6, 1, 3), (7, 0, 0)]).await;
@@ -23,7 +24,7 @@ async fn counters_become_what_the_query_says_and_each_change_is_noted() {
         let name = format!("recount_plain_{page_targets}");
         let world = world(&name, &settings(QUERY, &format!("page_targets = {page_targets}"))).await;
         mixed(&world).await;
-        // Another kind and another metric, which the recount must ignore.
+        // These rows have another kind or another metric, so the recount must ignore them.
         run(&world, "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (2, 2, 2, 0, 9, NOW(6)), (1, 2, 1, 0, 9, NOW(6))").await;
         let newest = async || {
             let sql = "SELECT target_id, CAST(MAX(TO_SECONDS(update_at)) AS SIGNED) FROM counter WHERE metric = 2 AND kind = 1 \
@@ -62,7 +63,7 @@ async fn a_dry_run_tells_and_changes_nothing() {
     assert!(text.contains("video:comment: 8 targets checked, 2 exact, 6 drifted by 18 in all, 0 corrected"), "{text}");
     assert!(text.contains("a dry run") && text.contains("video:6: counter 7, query 6, correction -1"), "{text}");
     assert_eq!((counters(&world).await, added(&world).await.len()), (before, 0));
-    // A run that changes nothing leaves no record.
+    // If a run changes nothing, it leaves no row in `job_run`.
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 0);
     assert!(world.tallyd(&["recount"]).status.success());
     assert!(world.tallyd(&["recount", "--dry-run"]).status.success(), "no drift is left");
@@ -111,12 +112,16 @@ async fn a_table_of_another_database_a_sum_and_no_row_at_all_are_right_too() {
     run(&world, &format!("CREATE DATABASE {name}")).await;
     run(&world, &format!("CREATE TABLE {name}.stars (video_id INT NOT NULL, stars INT NOT NULL, note TEXT NOT NULL)"))
         .await;
-    // As in the manual, the account has no right to read other databases.
+    // The account can't read other databases by default. The test gives it this right, as the manual describes.
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     run(&world, &format!("GRANT SELECT ON {name}.stars TO {account}")).await;
     count(&world, &[(8, 0, 5)]).await;
     assert!(world.tallyd(&["recount"]).status.success());
-    assert_eq!(added(&world).await, BTreeMap::from([(8, -5)]), "the table is empty");
+    assert_eq!(
+        added(&world).await,
+        BTreeMap::from([(8, -5)]),
+        "the count must become zero, because the table is empty"
+    );
     run(&world, &format!("INSERT INTO {name}.stars VALUES (3, 5, ''), (3, -9, ''), (9, 2, '')")).await;
     assert!(world.tallyd(&["recount"]).status.success());
     assert_eq!(counters(&world).await, BTreeMap::from([(3, -4), (9, 2)]));
@@ -133,14 +138,15 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         let client = world.client();
         let publisher = world.publisher().await;
         comment(&world, &[(1, 3), (2, 1)]).await;
-        // The event of the second comment was never published.
+        // The event of the comment on target 2 is never published.
         client.add(target(1), Metric(2), 3, "three").await.unwrap();
         world.drained(&publisher).await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert!(world.tallyd(&["recount"]).status.success());
         assert_eq!(counters(&world).await, BTreeMap::from([(1, 3), (2, 1)]));
         let read = async || {
-            // If the daemon is the writer, it adds the corrections automatically.
+            // If the daemon counts the metric, it adds the corrections to Redis automatically. Otherwise a reconcile
+            // must do this.
             let by_itself = writer == "daemon" || world.tallyd(&["reconcile", "--changed"]).status.success();
             let numbers = client.read(&[target(1), target(2)]).await.unwrap();
             let redis = |value| Some(Number { value, source: Source::Redis });

@@ -1,11 +1,11 @@
-//! Invalid queries: the error says why, and nothing is changed.
+//! If a recount's query is invalid, the error contains the reason, and no counter is changed.
 
 use sqlx::AssertSqlSafe;
 
 use super::{QUERY, added, comment, count, run, settings, world};
 use crate::common::{World, stderr, stdout};
 
-/// Returns invalid queries, each with the other settings of the query's block and the expected error.
+/// Returns invalid queries. Each has the other settings of its `[[recount]]` block, and the expected error.
 fn wrong() -> Vec<(String, &'static str, &'static str)> {
     let order = "GROUP BY video_id ORDER BY video_id LIMIT :limit";
     vec![

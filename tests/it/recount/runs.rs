@@ -1,4 +1,4 @@
-//! Recounts that crash, recounts at the same time, and recounts that the daemon starts automatically.
+//! Some recounts crash, some run at the same time, and some are started by the daemon.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::common::{eventually, stderr};
 async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is_added_twice() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
         let world = world(&format!("recount_killed_{number}"), &settings(QUERY, "page_targets = 50")).await;
-        // More videos than one transaction corrects.
+        // These are more videos than a recount corrects in one transaction.
         let videos: Vec<(u64, usize)> = (1..=150).map(|id| (id, 1 + (id % 3) as usize)).collect();
         comment(&world, &videos).await;
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
@@ -44,9 +44,9 @@ async fn of_two_at_once_one_is_told_to_try_later() {
     let second = world.tallyd(&["recount"]);
     assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
     assert!(stderr(&second).contains("is already running this job"), "{}", stderr(&second));
-    // A reconcile can run now, because it is another job with its own fences.
+    // A reconcile can run at the same time, because it is another job with its own fence messages.
     assert!(world.tallyd(&["reconcile"]).status.success());
-    // The lease of the first run expires while it is frozen, and another run corrects the counters.
+    // While the first run is frozen, its lease expires, and another run corrects the counters.
     run(&world, "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'recount'").await;
     assert!(world.tallyd(&["recount"]).status.success());
     assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
@@ -123,8 +123,8 @@ async fn a_recount_that_is_new_waits_for_its_time() {
     world.close().await;
 }
 
-/// A stopping daemon holds two events that it has not written. The first event arrives before the stop, the second
-/// event while the daemon is frozen.
+/// When the daemon gets SIGTERM, it has received some events but has not written them. A fence message must not pass
+/// these events.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
@@ -154,14 +154,15 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     eventually("the first daemon has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
         .await;
 
-    // The first event is in its transaction, the second in the next batch, and the third in no batch.
+    // The daemon has the first event in a waiting transaction, the second in the next batch, and the third in no batch
+    // yet.
     let mut lock = world.pool.begin().await.unwrap();
     sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *lock).await.unwrap();
     for number in 1..=3 {
         publish(number).await;
     }
-    // The test does not read `innodb_trx`, because the server doesn't refresh it while it is read more often than every
-    // 100 ms.
+    // The test does not read `innodb_trx`. The server refreshes this table only if it was not read for 100 ms, and the
+    // test reads more often.
     let waits = "SELECT COUNT(*) FROM information_schema.processlist \
                  WHERE db = DATABASE() AND info LIKE 'UPDATE partition_owner SET batches%'";
     eventually("the first daemon writes", || async { world.count(waits).await == 1 }).await;

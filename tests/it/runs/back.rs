@@ -1,4 +1,4 @@
-//! Redis or MySQL lost its newest data, or a clock was ahead.
+//! A reconcile runs after Redis or MySQL has lost its newest data, or after a clock was ahead.
 
 use std::time::Duration;
 
@@ -25,18 +25,19 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
         model.apply(&counted.event);
     }
     world.drained(&publisher).await;
-    // The likes become older than `overlap`. So the overlap alone is no reason for later runs to check these likes.
+    // The test waits until the likes are older than `overlap`. So a later run does not check them only because of
+    // `overlap`.
     let until = last.unwrap().after(Duration::from_secs(2));
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
     server.restart().await;
     let older = redis_likes(&world.client(), &[target(1)]).await;
-    assert_eq!(older, [Some(2)], "the old copy must claim that it is loaded");
+    assert_eq!(older, [Some(2)], "the restored bucket must look loaded");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["buckets_loaded"]), (&20.into(), &0.into()), "{report}");
     assert_redis_equals(&world, &model).await;
     let again = world.report(&["reconcile", "--changed"]);
-    assert_eq!(again["checked"], 0, "the run notes the cut again: {again}");
+    assert_eq!(again["checked"], 0, "the run must note its cut again: {again}");
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -71,7 +72,8 @@ async fn a_cut_from_the_future_is_void_for_changed_runs() {
     world.close().await;
 }
 
-/// Returns the cuts that `changed` runs have noted as compared, in order.
+/// Returns the cuts of all completed `changed` runs, in order. A cut is the time up to which a run has compared all
+/// changes.
 async fn cuts(world: &World) -> Vec<i64> {
     let micros = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', cut) AS SIGNED)";
     let sql = format!("SELECT {micros} FROM job_run WHERE mode = 'changed' AND outcome = 'done' ORDER BY run");
@@ -81,7 +83,7 @@ async fn cuts(world: &World) -> Vec<i64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
     let (world, daemon, _) = settled("left_cut", 3, "").await;
-    // Likes are never negative in Redis.
+    // The run can't repair this counter, because like counts in Redis are never negative.
     sqlx::query("UPDATE counter SET value = -2 WHERE target_id = 1").execute(&world.pool).await.unwrap();
     for _ in 0..3 {
         let report = world.report(&["reconcile", "--changed"]);
@@ -93,7 +95,11 @@ async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
     assert_eq!(redis_likes(&world.client(), &[target(1)]).await, [Some(2)]);
     assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
     assert_eq!(world.report(&["reconcile", "--changed"])["left"], 0);
-    assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen").await, 0, "the counter is right, so the hint is deleted");
+    assert_eq!(
+        world.count("SELECT COUNT(*) FROM drift_seen").await,
+        0,
+        "the run must delete the hint, because the counter is right"
+    );
     assert!(daemon.stop().success());
     world.close().await;
 }

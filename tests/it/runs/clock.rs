@@ -1,4 +1,4 @@
-//! Events whose `at` comes from the clocks of the producers.
+//! Tests events with an `at` from the clock of their producer.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -29,8 +29,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     let mut model = Model::default();
     let with = (&client, &publisher);
     let now = world.cache.now().await.unwrap();
-    // The clock of the first event is ahead, the clock of the second is behind. The third event is older than the skew,
-    // so its target is quiet.
+    // The clock of the first event is ahead, and the clock of the second event is behind. The third event is older than
+    // `clock_skew_max`, so the run treats its target as quiet.
     like_at(&world, with, &mut model, 1, now.after(Duration::from_secs(15))).await;
     like_at(&world, with, &mut model, 2, now.before(Duration::from_secs(15))).await;
     like_at(&world, with, &mut model, 3, now.before(Duration::from_secs(60))).await;
@@ -38,8 +38,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         drift(&world, target(id), 2).await;
     }
     world.drained(&publisher).await;
-    // Targets 1 and 2 have events within the skew of every cut. These targets get no events while the run watches them,
-    // so the run can decide after the watch.
+    // The events of targets 1 and 2 are within `clock_skew_max` of each cut, so the run watches these targets. During
+    // the watch they get no events, so the run can decide.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(
         (&report["repaired"], &report["busy"], &report["undecided"]),
@@ -47,7 +47,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         "{report}"
     );
 
-    // A target that gets events all the time can't be decided, and stays unchanged.
+    // If a target gets events without a pause, the run can't decide, and leaves its counter unchanged.
     drift(&world, target(3), 2).await;
     let run = world.command().args(["reconcile", "--full", "--format", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let run = tokio::task::spawn_blocking(|| run.wait_with_output().unwrap());
@@ -60,7 +60,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     assert_eq!((&report["undecided"], &report["repaired"]), (&1.into(), &0.into()), "{report}");
     assert!(
         report["cut"].is_i64(),
-        "one target that is never quiet must not block the comparison of all others: {report}"
+        "a target that is never quiet must not block the comparison of the other targets: {report}"
     );
     world.drained(&publisher).await;
     let report = world.report(&["reconcile", "--changed"]);

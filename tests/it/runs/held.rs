@@ -1,4 +1,4 @@
-//! A lost bucket, another program's key, a lease, or the rows of other runs must not block other work.
+//! Other work must continue despite a lost bucket, a key of another program, a lease, or the rows of other runs.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
         named.sort();
         assert_eq!(named, foreign, "{report}");
     }
-    // After these keys are deleted, their buckets are missing like any lost bucket.
+    // When these keys are deleted, the run treats their buckets like all other lost buckets.
     let _: i64 = redis::cmd("DEL").arg(key(first)).arg(key(second)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
     assert_redis_equals(&world, &model).await;
@@ -75,13 +75,13 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let (world, daemon, _) = settled("future_lease", 3, "").await;
-    // Such leases exist if MySQL's clock was ahead by a day.
+    // Leases end so late if MySQL's clock was ahead by a day when they were written.
     let ahead = "UPDATE job_lock SET lease_until = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     let output = world.tallyd(&["reconcile"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let given_back = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6) - INTERVAL 1 DAY";
-    assert_eq!(world.count(given_back).await, 0, "a released lock must be free, even if MySQL's clock is put back");
+    assert_eq!(world.count(given_back).await, 0, "a released lock must be free, even if MySQL's clock was put back");
     let ahead = "UPDATE job_run SET started_at = NOW(6) + INTERVAL 1 DAY, finished_at = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     assert!(daemon.stop().success());
@@ -131,7 +131,7 @@ async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
             format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     }
-    // The test uses one connection, because it reads the session's count of reads.
+    // The test uses a single connection, because MySQL counts the read rows separately for each connection.
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let read = async || {
         let mut lent = store.acquire().await.unwrap();
@@ -204,14 +204,14 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
         assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 1);
     }
     evict().await;
-    // The daemon also counts the first load of all buckets as a loss.
+    // The daemon also counts the first load of all buckets, so the limit of three loads is already reached.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]);
     daemon.logged("redis-evicts").await;
     let put_off = "SELECT COUNT(*) FROM job_run WHERE mode = 'rebuild' AND outcome = 'stopped'";
     eventually("the run has ended", || async { world.count(put_off).await > 0 }).await;
     let is_loaded: bool = redis::cmd("HEXISTS").arg(&key).arg("_").query_async(&mut world.redis().await).await.unwrap();
     assert!(!is_loaded);
-    // A command is not delayed. The repair of a loss without an eviction is not delayed, either.
+    // A run is not delayed if an operator starts it, or if Redis lost data without an eviction.
     assert_eq!(world.reconcile("--changed").await["buckets_loaded"], 1);
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());

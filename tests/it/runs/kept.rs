@@ -58,7 +58,7 @@ async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     let client = world.client();
     let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
     assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL lacks");
-    // An operator replays the dead letter, or the API server publishes the event that it has kept.
+    // Later the event arrives, because an operator replays a dead letter or because the API server has kept the event.
     event.at = Micros(event.at.0 - 3_600_000_000);
     model.apply(&event);
     let publisher = world.publisher().await;

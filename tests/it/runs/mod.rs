@@ -1,5 +1,5 @@
-//! Reconciles as an operator sees them: stopped, killed, too long, or above the limits. Some tests lose Redis' data
-//! while the daemon runs.
+//! Tests reconcile runs that are stopped or killed, that run too long, or that find more than the limits allow. In some
+//! tests Redis loses data while the daemon runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -18,7 +18,8 @@ use crate::common;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::UserId;
 
-/// Starts a daemon with a loaded Redis. MySQL and Redis have the likes of two users for each of `targets` targets.
+/// Starts a daemon, and waits until Redis has all counters. Two users like each of `targets` targets, and MySQL and
+/// Redis have these likes.
 async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
@@ -90,7 +91,7 @@ async fn every_repair_is_noted_with_what_was_before() {
         (3, "mysql".to_owned(), 9, -7, done()),
     ];
     assert_eq!(noted, expected);
-    // The row is kept for [reconcile] repair_keep. The first run after this time deletes the row.
+    // A row of `repair` is kept for the time in [reconcile] repair_keep. The first run after this time deletes it.
     sqlx::query("UPDATE repair SET repaired_at = NOW(6) - INTERVAL 91 DAY WHERE target_id = 1")
         .execute(&world.pool)
         .await
@@ -118,7 +119,7 @@ async fn a_full_run_whose_time_is_over_is_resumed_where_it_ended() {
     assert_eq!(second["checked"].as_u64().unwrap() + checked, 100, "{first} {second}");
     assert_eq!((&second["ended"], &second["repaired"]), (&"done".into(), &1.into()), "{second}");
     assert!(second["resumed_run"].is_u64(), "{second}");
-    // The second run had finished, so the next run begins at the first target.
+    // The second run has reached its end, so the third run starts at the first target.
     let third = world.report(&["reconcile", "--resume"]);
     assert_eq!((&third["checked"], &third["resumed_run"]), (&100.into(), &serde_json::Value::Null), "{third}");
     assert_redis_equals(&world, &model).await;
@@ -143,7 +144,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     .await;
     run.kill().unwrap();
     run.wait().unwrap();
-    // The lease of the killed run would expire anyway. This test checks what happens after the lease has expired.
+    // The lease of the killed run would end later. The test ends it now, so that the next run can start.
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'").execute(&world.pool).await.unwrap();
     let resumed = world.report(&["reconcile", "--resume", "--force"]);
     assert!(resumed["resumed_run"].is_u64(), "{resumed}");
@@ -193,7 +194,7 @@ async fn a_daemon_loads_what_redis_has_lost_within_seconds() {
     daemon.logged("redis-lost").await;
     daemon.logged("job-ended").await;
     assert_redis_equals(&world, &model).await;
-    // Only one bucket is missing, as after an eviction.
+    // The test deletes a single bucket, as an eviction does.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(7)));
     let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut world.redis().await).await.unwrap();
     eventually("the bucket is loaded again", || async {
@@ -239,8 +240,8 @@ async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     let (world, daemon, mut model) = settled("uncounted", 3, "").await;
-    // The test inserts like records of targets that have no counters. A run can't hold this many rows in memory beside
-    // a page.
+    // The test inserts like records of targets that have no counters. They are so many that a run can't keep them in
+    // memory together with a page.
     let rows: Vec<String> = (0..11_000).map(|id| format!("(1,{},7,0,'2026-01-01')", 100 + id)).collect();
     let sql =
         format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {}", rows.join(","));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::common::{World, eventually, stderr, stdout};
 use super::settled;
 
-/// Tells whether a full run has noted its progress and is still running.
+/// Returns true if a full run is active and has already noted its progress.
 async fn is_amidst(world: &World) -> bool {
     let amidst = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND checkpoint IS NOT NULL AND finished_at IS NULL";
     world.count(amidst).await > 0
@@ -62,7 +62,8 @@ async fn a_running_reconcile_obeys_a_throttle_and_its_end() {
     eventually("the run ends", || async { !is_amidst(&world).await }).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(run.wait().unwrap().success());
-    // If an operator pauses the run of a command, the command reports the pause. Its run can be resumed.
+    // If an operator pauses a run that a command has started, the command reports the pause, and the run can be
+    // resumed.
     ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
     let run = world.command().arg("reconcile").stderr(std::process::Stdio::piped()).spawn().unwrap();
     eventually("the run is active", || async { is_amidst(&world).await }).await;

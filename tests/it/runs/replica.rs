@@ -1,4 +1,4 @@
-//! A run waits for MySQL's replicas. The test has its own pair of servers.
+//! A run waits for the replicas of MySQL. The test starts its own primary and its own replica.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -17,11 +17,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::common::{World, drift, eventually, stack, stderr, stdout, target};
 
-/// The names that differ between MySQL and MariaDB.
+/// The program names, options and statements that differ between MySQL and MariaDB.
 #[derive(Clone, Copy)]
 struct Dialect {
     program: &'static str,
-    /// Options that let two servers run on one machine.
+    /// The options with which two servers can run on one machine.
     options: &'static [&'static str],
     install: &'static [&'static str],
     log_status: &'static str,
@@ -45,7 +45,7 @@ const MYSQL: Dialect = Dialect {
 };
 
 impl Dialect {
-    /// Returns the dialect of the server that all tests use.
+    /// Returns the dialect of the server that all tests share.
     async fn of_the_stack() -> Self {
         let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
         let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();
@@ -74,7 +74,7 @@ struct Server {
 
 impl Server {
     fn start(dialect: Dialect, id: u8) -> Self {
-        // MySQL ignores its own files in a folder whose name begins with a dot.
+        // If the name of a folder begins with a dot, MySQL ignores its own files in this folder.
         let folder = tempfile::Builder::new().prefix("tallyd").tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let install = program(dialect.install[0], folder.path()).args(&dialect.install[1..]).output().unwrap();
@@ -112,7 +112,8 @@ fn program(name: &str, folder: &Path) -> Command {
     let mut command = Command::new(name);
     command
         .env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"))
-        // At its start a server deletes the temporary tables in TMPDIR, even those of another server.
+        // When a server starts, it deletes all temporary tables in TMPDIR, even those of another server. So each server
+        // has its own folder.
         .env("TMPDIR", folder)
         .args(["--no-defaults", "--user=root"])
         .arg(format!("--datadir={}", folder.display()))
@@ -134,7 +135,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     for sql in ["CREATE USER r@127.0.0.1", "GRANT REPLICATION SLAVE ON *.* TO r@127.0.0.1"] {
         run(&primary_pool, sql.to_owned()).await;
     }
-    // The replica starts from the first entry of the log, because the log also has the accounts of the first start.
+    // The replica starts to read at the current position of the log. The entries before it create accounts, which the
+    // replica already has.
     let status = sqlx::query(dialect.log_status).fetch_one(&primary_pool).await.unwrap();
     let (file, position): (String, u64) = (status.get(0), status.get(1));
     run(&pool, dialect.follow(primary.port, &file, position)).await;
@@ -152,8 +154,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
-    // A run waits for a replica only for the given time, because other jobs wait behind the run. After this time the
-    // run ends and stays due.
+    // A scheduled run waits for a replica only for `wait_max`, because other jobs wait for this run. After that the run
+    // ends, and is still due.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
     let ran =

@@ -1,4 +1,5 @@
-//! On a large table a run limits the rows that the server reads, not the rows that the server finds.
+//! On a large table, a run must limit the number of rows that the server reads, and not only the number of rows that it
+//! returns.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::model::{Kind, TargetId};
@@ -7,11 +8,10 @@ use tallyd_mysql::Store;
 use super::common::World;
 use super::settled;
 
-/// The number of rows in `counter`. All of these rows belong to one metric. The other metrics have no row for these
-/// targets.
+/// The number of rows in `counter`. All rows have the same metric, so their targets have no rows for the other metrics.
 const ROWS: i64 = 20_000;
 
-/// Settings with three metrics. The table has rows of only one metric.
+/// Settings with three metrics, although the table has only rows of one metric.
 const SPARSE: &str = "[metrics]\nlike = 1\nshare = 2\nview = 3\n[reconcile]\nrepair_targets_max_percent = 100\n";
 
 async fn filled(name: &str) -> World {
@@ -37,7 +37,7 @@ async fn is_mariadb(world: &World) -> bool {
     version.contains("MariaDB")
 }
 
-/// Returns how many rows of `counter` the server has read until now.
+/// Returns how many rows of `counter` the server has read so far.
 async fn rows_read(world: &World) -> i64 {
     let sql = if is_mariadb(world).await {
         "SELECT CAST(ROWS_READ AS SIGNED) FROM information_schema.TABLE_STATISTICS \
@@ -55,11 +55,12 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let before = rows_read(&world).await;
-    // Redis is empty, so the run first loads the counters and then compares the counters.
+    // Redis is empty, so the run first loads all counters and then compares them.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
     assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
-    // The run lists the rows and reads the rows. It does this once for the load and once for the comparison.
+    // For the load, the run reads each row twice: to list the targets, and to read the counters. For the comparison it
+    // does the same again.
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());
@@ -72,7 +73,7 @@ async fn a_page_of_counters_reads_no_more_rows_than_it_has() {
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let before = rows_read(&world).await;
     let range = store.list_range(Kind(1), TargetId(7_000), 100).await.unwrap();
-    // The range reads one more row to find out whether the last target is complete.
+    // The query reads one row more than it needs, to find out whether the last target is complete.
     assert_eq!((range.counters.len(), range.until), (100, TargetId(7_100)));
     let read = rows_read(&world).await - before;
     assert!(read <= 102, "{read} rows");
@@ -96,7 +97,8 @@ async fn a_target_with_more_rows_than_a_page_is_read_whole() {
 async fn a_search_of_the_buckets_ends_when_its_time_is_over() {
     let settings = "[redis]\nbucket_bits = 14\n[reconcile]\npause_ms = 1000\n";
     let (world, daemon, _) = settled("search_over", 0, settings).await;
-    // The run compares no counter. It searches four parts of the buckets, with a pause before each part.
+    // The run has no time to compare a counter, because it first searches all buckets in four parts, with a pause
+    // before each part.
     let report = world.report(&["reconcile", "--full", "--run-time", "2s"]);
     assert_eq!((&report["ended"], &report["cut"]), (&"time-over".into(), &serde_json::Value::Null), "{report}");
     assert!(daemon.stop().success());

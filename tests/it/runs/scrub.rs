@@ -1,4 +1,4 @@
-//! Scrubs are full runs that are split into parts.
+//! A scrub is a part of a full reconcile. Together, several scrubs check all counters.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,13 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
     for id in [1, 33, 66, 90] {
         drift(&world, target(id), 3).await;
     }
-    // Adds a target that MySQL does not know, and a row of `counter` that differs from its like records.
+    // The test adds a counter to Redis for a target that MySQL does not know, and makes a row of `counter` that differs
+    // from its like records.
     drift(&world, target(777_000), 2).await;
     sqlx::query("UPDATE counter SET value = value + 5 WHERE target_id = 50").execute(&world.pool).await.unwrap();
     let (mut checked, mut places, mut repaired, mut off, mut phantoms) = (0, BTreeSet::new(), 0, 0, 0);
     let number = |report: &serde_json::Value, name: &str| report[name].as_u64().unwrap();
-    // MySQL's statistics give an approximate count of targets, so a round takes about four runs.
+    // A run divides the targets with the help of an estimate from MySQL's statistics, so a round takes about four runs.
     for run in 1.. {
         let report = world.report(&["reconcile", "--scrub"]);
         assert_eq!((&report["mode"], &report["ended"]), (&"scrub".into(), &"done".into()), "{report}");
@@ -33,7 +34,7 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
         }
         assert!(places.insert(until.as_str().unwrap().to_owned()), "{until} came twice");
     }
-    // The search for lost buckets has a separate round of four runs.
+    // The search for lost buckets has its own round, which takes four runs.
     for _ in 0..4 {
         let report = world.report(&["reconcile", "--scrub"]);
         repaired += number(&report, "repaired");

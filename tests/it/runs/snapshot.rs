@@ -1,11 +1,12 @@
-//! The report in JSON, as programs read it. The test fails if a field is removed, moved, or changes its type.
+//! Programs read the report in JSON. So this test fails if a field of the report is removed, is moved, or has another
+//! type.
 
 use std::process::Command;
 
 use super::common::{drift, stderr, stdout, target};
 use super::settled;
 
-/// Replaces the parts that differ between runs.
+/// Replaces the parts of the report that differ between runs.
 fn stable(json: &str) -> String {
     let mut report: serde_json::Map<String, serde_json::Value> = serde_json::from_str(json).unwrap();
     for step in report["steps_ms"].as_object_mut().unwrap().values_mut() {
@@ -55,7 +56,7 @@ async fn a_terminal_shows_how_far_a_run_is() {
     let shown = stdout(&output);
     assert!(shown.contains("10 counters checked (about "), "{shown}");
     assert!(shown.contains("now after video:10"), "{shown}");
-    // The command removes the progress bar before the report, so the report's line has no other text.
+    // The command removes the progress bar before it prints the report, so the line of the report has no other text.
     let report = shown.lines().rev().find(|line| line.contains("full: 30 counters checked, 30 exact")).unwrap();
     assert!(report.rsplit('\r').next().unwrap().trim_start_matches("\u{1b}[2K").starts_with("full: "), "{report:?}");
     assert!(daemon.stop().success());

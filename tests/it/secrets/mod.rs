@@ -1,5 +1,5 @@
-//! Passwords, keys and tokens are in no output of tallyd. The tests put secrets in all possible places, and search all
-//! output for the secrets, also in other encodings.
+//! No output of tallyd contains passwords, keys or tokens. The tests use secrets in all possible places, and search all
+//! output for these secrets, also in other encodings.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -22,12 +22,12 @@ use tallyd_mysql::Store;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Every planted secret contains this text.
+/// Every secret that the tests use contains this text.
 const PLANTED: &str = "s3cr3t";
 
 const TOKEN: &str = "s3cr3t-token-of-a-test";
 
-/// All output, and the source of each part.
+/// The recorded output. Each entry has the source and the text.
 #[derive(Default)]
 struct Shown(Vec<(String, String)>);
 
@@ -50,11 +50,11 @@ impl Shown {
         self.note(format!("stderr of {place}"), &output.stderr);
     }
 
-    /// Fails if any output has a planted secret.
+    /// Fails if any recorded output contains a secret.
     fn assert_clean(&self, more: &[String]) {
         assert!(
             self.0.iter().map(|(_, text)| text.len()).sum::<usize>() > 10_000,
-            "there is too little output to prove anything"
+            "there is too little output for a meaningful search"
         );
         let planted: Vec<String> = ways_of_writing(PLANTED).into_iter().chain(more.iter().cloned()).collect();
         for (place, text) in &self.0 {
@@ -69,7 +69,8 @@ impl Shown {
     }
 }
 
-/// Returns the text in each encoding: plain, in hex, as decimal bytes, and in base64 at each of the three offsets.
+/// Returns the text in each encoding: unchanged, as hex, as decimal bytes, and as base64 with each of the three
+/// offsets.
 fn ways_of_writing(text: &str) -> Vec<String> {
     let bytes = text.as_bytes();
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
@@ -77,7 +78,7 @@ fn ways_of_writing(text: &str) -> Vec<String> {
     let mut ways = vec![text.to_owned(), numbers.join(", "), numbers.join(","), hex.to_uppercase(), hex];
     for before in 0..3 {
         let encoded = BASE64_STANDARD.encode([vec![0; before], bytes.to_vec()].concat());
-        // Removes the base64 letters that also depend on the neighbouring bytes.
+        // The first and last base64 letters can also depend on bytes next to the text, so this function removes them.
         let (from, to) = ((before * 8).div_ceil(6), (before + bytes.len()) * 8 / 6);
         ways.push(encoded[from..to].to_owned());
     }
@@ -91,7 +92,8 @@ fn file(world: &World, name: &str, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Returns settings with the addresses of all servers, without passwords. `more` is added to each server's section.
+/// Returns settings with the addresses of all servers, without passwords. The result of `more` is added to each
+/// server's section.
 fn settings(world: &World, more: impl Fn(&str) -> String, rest: &str) -> String {
     let accounts = world.accounts.as_ref().unwrap();
     let of = |section: &str, url: &str| {
@@ -125,7 +127,7 @@ async fn look(shown: &mut Shown, daemon: &Daemon) {
     shown.note("cmdline", fs::read(format!("/proc/{}/cmdline", daemon.child.id())).unwrap());
 }
 
-/// Runs a daemon and all commands, with passwords from one source.
+/// Runs a daemon and all commands. `environment` and the settings define where the passwords come from.
 async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], likes: i64) {
     let trace =
         [environment, &[("RUST_LOG", "trace,lapin=trace,sqlx=trace,redis=trace,rustls=trace,hyper=trace")]].concat();
@@ -157,7 +159,7 @@ async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], li
     assert!(daemon.stop().success());
 }
 
-/// Records the output for wrong passwords, unreachable servers, and invalid settings.
+/// Runs commands with wrong passwords, unreachable servers and invalid settings, and records their output.
 async fn fail(shown: &mut Shown, world: &World) {
     let closed = "127.0.0.1:1";
     let wrong = ["AMQP", "MYSQL", "REDIS"].map(|section| format!("TALLYD__{section}__PASSWORD"));
@@ -192,7 +194,7 @@ async fn fail(shown: &mut Shown, world: &World) {
     daemon.kill();
 }
 
-/// Makes a key and its certificate. Also returns the texts that would reveal the key.
+/// Makes a key and its certificate. Returns the paths of both files, and the texts that would reveal the key.
 fn key(world: &World) -> (String, String, Vec<String>) {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["tallyd".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -219,7 +221,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
             "[admin]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"{token}\"\n[log]\nformat = \"{format}\"\n[reconcile]\nwatch_every = \"1s\"\n"
         )
     };
-    // Passwords in the addresses, then in files, then in the environment.
+    // The passwords are first in the addresses, then in files, and then in the environment.
     world.write(&rest("json"));
     work(&mut shown, &world, &[], 1).await;
     world.write(&settings(&world, |_| format!("password_file = \"{password}\"\n"), &rest("text")));
@@ -242,7 +244,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
     }
     let config = loaded(&world.config_path());
     shown.note("Debug", format!("{config:?} {config:#?} {:?}", Store::new(&config.mysql, 1).unwrap()));
-    // If a certificate's setting names the key's file, an error could also reveal the key.
+    // If an operator sets the key's file instead of a certificate by mistake, an error could also reveal the key.
     world.write(&text.replace(&certificate, &key).replace("tls_key_file", "tls_ca_file"));
     shown.run(&world, &["config", "check"], &[]);
     world.write(&text.replace(&format!("tls_key_file = \"{key}\""), &format!("tls_key_file = \"{certificate}\"")));
@@ -272,7 +274,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
-    // systemd's watchdog sends this signal.
+    // The watchdog of systemd sends this signal to a daemon that hangs.
     let sent = Command::new("kill").args(["-ABRT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let status = child.wait().unwrap();
@@ -280,7 +282,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     world.close().await;
 }
 
-/// Runs the program with its user's rights only, because root can read everything.
+/// Runs the program without root's special rights, because root can read every file.
 fn without_powers(program: &str) -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(program);
@@ -300,7 +302,7 @@ impl Drop for Ends {
     }
 }
 
-/// Tells whether another program of the same user can read this file of a process.
+/// Returns true if another program of the same user can read this file of the process.
 fn is_readable(process: &Child, file: &str) -> bool {
     let mut command = without_powers("cat");
     command.arg(format!("/proc/{}/{file}", process.id())).stdout(Stdio::null()).stderr(Stdio::null());
@@ -317,7 +319,7 @@ async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_dae
     let daemon = Ends(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
     for file in ["environ", "maps", "auxv"] {
-        // This process has no protection, so its file can be read.
+        // The other process has no protection, so its file must be readable. This shows that the check works.
         eventually("the other program's file is read", || async { is_readable(&other.0, file) }).await;
         assert!(!is_readable(&daemon.0, file), "{file}");
     }

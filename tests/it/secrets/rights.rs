@@ -1,5 +1,5 @@
-//! The accounts that the files under ops/ create must not have these rights. Nearly all other tests use these accounts,
-//! so those tests show that the rights are enough.
+//! Tests that the accounts from the files under ops/ do not have rights that they do not need. Almost all other tests
+//! use the same accounts, and so show that the accounts have enough rights.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -11,8 +11,8 @@ use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use crate::common::World;
 
-/// MySQL returns these error codes if a right is missing. The rights are for a database, a login or a file, a table,
-/// and administrators' commands.
+/// The codes of MySQL's errors for missing rights: for a database, for a login or a file, for a table, and for commands
+/// of administrators.
 const DENIED: [u16; 4] = [1044, 1045, 1142, 1227];
 
 async fn is_denied(pool: &MySqlPool, sql: &str) {
@@ -91,7 +91,7 @@ async fn in_redis_nobody_does_what_administrators_do_or_reads_the_keys_of_others
             let mut command = redis::cmd(words[0]);
             command.arg(&words[1..]);
             let error = command.exec_async(&mut redis).await.expect_err(words[0]).to_string();
-            // If the command runs in a script, Redis returns the script's error.
+            // If a script runs the command, Redis returns the error of the script, which has another text.
             assert!(error.contains("permission") || error.contains("can't run this command"), "{words:?}: {error}");
         }
     }
@@ -131,7 +131,7 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
     let api = Broker::new(&api).unwrap();
     let publisher = api.connect_publisher("test").await.unwrap();
     publisher.publish(&exchange, "1", b"{}").await.unwrap();
-    // Only a fence is published directly to a queue.
+    // This account can't publish directly to a queue. Only tallyd does this, for its fence messages.
     assert!(publisher.publish("", &queue, b"{}").await.is_err());
     world.close().await;
 }

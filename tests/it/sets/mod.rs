@@ -1,4 +1,5 @@
-//! Counters that events set: the result is the newest set plus the counts after it, in any order of arrival.
+//! Tests counters that events can set. The result is the value of the newest set plus all later counts, in any order of
+//! arrival.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -16,12 +17,12 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 
 const UNREAD: &str = "[metrics]\nlike = 1\nview = 3\nunread = 4\n[[rule]]\nmetric = \"unread\"\nsettable = true\n";
 
-/// Returns the first time of the test, a minute ago.
+/// Returns the earliest time of the test's events, which is a minute ago.
 fn start() -> i64 {
     tallyd::runtime::clock::now().0 - 60_000_000
 }
 
-/// A change of a target's unread messages.
+/// A change to a target's number of unread messages.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Count(i64),
@@ -29,10 +30,10 @@ enum What {
     Reset,
 }
 
-/// The fields are the target's id, the time, and the change.
+/// An event with the target's id, the time, and the change.
 type Event = (u64, i64, What);
 
-/// Returns the message to publish, with this routing key.
+/// Returns the message of the event, with the routing key `key`.
 fn published(number: usize, (id, at, what): Event, key: u64) -> (UserId, Vec<u8>) {
     let (id, at, of) = (TargetId(id), Micros(at), ("video", "unread"));
     let body = match what {
@@ -43,12 +44,12 @@ fn published(number: usize, (id, at, what): Event, key: u64) -> (UserId, Vec<u8>
     (UserId(key), body)
 }
 
-/// Returns the messages in the given order, all with the routing key of one partition.
+/// Returns the messages of the events in the same order. All have the same routing key, so they use the same partition.
 fn bodies(events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
     events.iter().enumerate().map(|(number, event)| published(number, *event, 1)).collect()
 }
 
-/// Computes the result of the events, without zeros.
+/// Computes the expected counters that are not zero.
 fn model(events: &[Event]) -> BTreeMap<u64, i64> {
     let ids: BTreeSet<u64> = events.iter().map(|(id, ..)| *id).collect();
     let value = |id: u64| {
@@ -66,7 +67,7 @@ fn model(events: &[Event]) -> BTreeMap<u64, i64> {
     ids.into_iter().map(|id| (id, value(id))).filter(|(_, value)| *value != 0).collect()
 }
 
-/// Returns the counters in MySQL, without zeros.
+/// Returns the counters in MySQL that are not zero.
 async fn unread(world: &World) -> BTreeMap<u64, i64> {
     sqlx::query(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) AS value FROM counter WHERE metric = 4 GROUP BY target_id HAVING value <> 0",
