@@ -82,7 +82,7 @@ export class Tallyd {
   // Publishes events together, each as one message. An event without `at` gets the current time. A count without
   // `event_id` gets a new id.
   async publishMany(events) {
-    // Check all events before publishing the first one.
+    // Check all events before publishing the first event.
     const known = [...events].map((event, place) => {
       try {
         return this.#checked(this.#completed(event));

@@ -90,7 +90,7 @@ class Session {
     if (returned !== undefined) entry.reject(new Return(returned));
     else if (!error) entry.resolve();
     else if (error.message === 'message nacked') entry.reject(new Nack(error.message));
-    // The channel was closed. The channel's error event came before, and contains the reason.
+    // The channel was closed. The channel's `error` event came before this event, and contains the reason.
     else entry.reject(this.#lost(error));
   }
 
@@ -185,7 +185,7 @@ export class Publisher {
         this.#lastError = await session.ended();
       } catch (error) {
         this.#lastError = error;
-        // Calls that wait now fail. Later calls wait for the next try.
+        // This fails all waiting calls. Later calls wait for the next try.
         if (error.message.startsWith('Handshake terminated by server: 403 ')) {
           for (const entry of taken(this.#waiting)) entry.reject(new LoginRefused(error.message));
         }

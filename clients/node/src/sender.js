@@ -84,7 +84,7 @@ export class Sender {
     if (sent.length > 0) this.#isGatewayFailing = left.length > 0;
   }
 
-  // Sets the results of all events that the gateway has decided.
+  // Sets the results of all events that the gateway has accepted or rejected.
   async #judged(sent, until) {
     let left = sent;
     while (left.length > 0 && performance.now() < until) {

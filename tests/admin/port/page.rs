@@ -85,7 +85,7 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     shows(&browser, "#reconciles", "full").await;
     let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
     eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
-    assert!(browser.text("#plot-lag").await.contains("ms"), "an axis must have its unit");
+    assert!(browser.text("#plot-lag").await.contains("ms"), "the axis must show its unit");
     let titles = "[...document.querySelectorAll('main time')].every((time) => / UTC$/.test(time.title))";
     assert_eq!(browser.value(titles).await, true, "every time must have its UTC time as title");
 

@@ -26,7 +26,7 @@ def failed(request, error):
 
 
 def fork(site):
-    """Acts as a server that makes its client and then forks."""
+    """Acts as a server process that makes its client and then forks."""
     child = os.fork()
     if child == 0:
         try:

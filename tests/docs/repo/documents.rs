@@ -283,7 +283,7 @@ fn every_file_that_the_documents_for_developers_name_exists() {
     for document in for_developers() {
         let text = read(&document);
         for span in text.split('`').skip(1).step_by(2) {
-            // In a command, the program comes first.
+            // In a command, the first word is the program.
             let path = span.split(' ').next().unwrap();
             let folder = path.split_once('/').map(|(folder, _)| folder);
             let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));

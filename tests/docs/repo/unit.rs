@@ -82,8 +82,8 @@ fn the_unit_waits_longer_than_the_drain_takes() {
     let drain = Config::default().daemon.drain_max_s;
     let too_long = seconds("TimeoutStopSec") - 9;
     assert!(complaint("drain_max_s", &format!("drain_max_s = {drain}"), too_long).is_some(), "{too_long} s is allowed");
-    // The daemon feeds the watchdog every third of its time. The daemon does not feed the watchdog while it writes the
-    // last batches.
+    // The daemon feeds the watchdog three times in each `WatchdogSec`, but not while it writes the last batches at a
+    // stop.
     assert!(seconds("WatchdogSec") * 2 / 3 > drain);
 }
 

@@ -113,7 +113,7 @@ class Sender:
             self._is_gateway_failing = bool(left)
 
     async def _judged(self, sent: Sequence[_Sent], until: float) -> None:
-        """Sets the results of all events that the gateway has decided."""
+        """Sets the results of all events that the gateway has accepted or rejected."""
         assert self._gateway is not None
         while sent and self._loop.time() < until:
             publish, events = self._gateway.publish, [one.event for one in sent]
