@@ -104,7 +104,7 @@ choose_services() {
 }
 
 # Allows one dev/up or dev/down at a time per folder. 'dev/down --wipe' removes the lock file with the folder. So a script that waited
-# must check that its locked file is still the file that others open.
+# must check that the file that it locked is still the file that other scripts open.
 take_lock() {
     local file=$STACK_DIR/lock
     while :; do

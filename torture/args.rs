@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long)]
     pub seed: Option<u64>,
 
-    /// Minutes of clicks and faults. Then come a quiet time, a reconcile and the comparison, which take about two more
+    /// Minutes of clicks and faults. After this time, a quiet time, a reconcile and the comparison take about two more
     /// minutes.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=2_880))]
     pub minutes: u64,

@@ -87,8 +87,8 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     }
 }
 
-/// Returns whether the fault can overlap with the last one. At most two faults overlap, because with three faults the
-/// cause of an outage would be unclear.
+/// Returns whether the fault can overlap with the last planned fault. At most two faults overlap, because with three
+/// faults the cause of an outage would be unclear.
 fn may_meet(last: &Step, items: &[Item], item: usize) -> bool {
     let (last_item, item) = (&items[last.item], &items[item]);
     !last.overlaps && !last_item.is_alone && !item.is_alone && last_item.hits != item.hits

@@ -28,14 +28,14 @@ use crate::truth;
 use crate::users::Crowd;
 use crate::watch::Watch;
 
-/// After a fault, the run waits at most this time until everything works again. After this time, the next fault begins
-/// anyway.
+/// The longest time that the run waits after a fault until everything works again. After this time, the next fault
+/// begins anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
 /// Time limit for the users' last calls. This limit is longer than any call of the client with all retries of the call.
 const USERS_END_MAX: Duration = Duration::from_secs(120);
 
-/// Time limit at the end, until all servers answer and all queues are empty.
+/// How long to wait at the end until all servers answer and all queues are empty.
 const SETTLE_MAX: Duration = Duration::from_secs(180);
 
 /// The plan has no extra time for slow restarts, so a run can take longer. The run ends when it has taken this multiple

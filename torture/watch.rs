@@ -78,8 +78,8 @@ impl Watch {
         Ok(Self { seen, stop, tasks })
     }
 
-    /// Waits until no accepted event has waited too long, and MySQL has a click after `since` of each user. Returns the
-    /// time when both conditions are true.
+    /// Waits until no accepted event has waited too long, and MySQL has a click of each user that was made after
+    /// `since`. Returns the time when both conditions are true.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {

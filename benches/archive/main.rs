@@ -1,4 +1,5 @@
-//! Measures the speed of an archive (compared with bare inserts), its memory, and the stalls of other Redis clients.
+//! Measures the speed of archiving a board (compared with bare inserts), the memory that it needs, and the delays of
+//! other Redis clients.
 
 mod stall;
 
@@ -29,16 +30,16 @@ const ROWS: u64 = 1_000;
 /// Fill last week's board, then archive it with the real binary.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Members of the board.
+    /// Number of members on the board.
     #[arg(long, default_value_t = 1_000_000)]
     members: u64,
 
-    /// Members of a small board. The archive of the large board must not need more memory than the archive of this
-    /// board.
+    /// Number of members on a small board. Archiving the large board must not need more memory than archiving this
+    /// small board.
     #[arg(long, default_value_t = 10_000)]
     small_members: u64,
 
-    /// Rounds. The figures are medians.
+    /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -49,15 +50,15 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
-    /// Seconds until the board is copied and verified.
+    /// The time until the board is copied and verified, in seconds.
     seconds: f64,
     /// Duration in seconds of a later run, which verifies the archive again and unlinks the board.
     end_s: f64,
     peak_rss_mib: f64,
 }
 
-/// Durations of two snapshots of one board: the first snapshot, and a second snapshot after one in a hundred members
-/// has changed.
+/// The durations of two snapshots of one board. The first snapshot saves the whole board. Before the second snapshot,
+/// one in a hundred members changes.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Saved {
     first_s: f64,

@@ -12,16 +12,16 @@ use tokio::process::{Child, ChildStderr, Command};
 use super::peers::Runtime;
 use super::world::World;
 
-/// If a contender logs nothing for this time, it is assumed to hang.
+/// The longest time between two log lines of a contender. A contender that is silent for longer is treated as hung.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
-/// A contender is stopped this long after its last commit.
+/// The time between a contender's last commit and its stop.
 const ACK_WAIT: Duration = Duration::from_millis(500);
 
 /// Time limit for the stop of a contender.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
-/// If a contender fails, at most this number of its log lines are shown.
+/// The maximum number of log lines that the error shows if a contender fails.
 const LINES_SHOWN: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub struct Contender {
     pub runs: Runs,
     pub partitions: u16,
     pub keeps: Keeps,
-    /// Number of events in a message's body. If the number is higher than 1, the body is an array.
+    /// Number of events in a message's body. A body with more than one event is an array.
     pub per_message: usize,
     /// This contender's batch size, if it differs from the batch size of the benchmark.
     pub batch_events_max: Option<usize>,
@@ -109,14 +109,14 @@ pub struct Running {
 /// A log line of a contender.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Said {
-    /// The contender consumes messages from now on.
+    /// The contender logged that it now consumes messages.
     Consuming,
-    /// This number of events is committed, or acknowledged by a contender that writes nothing. tallyd also logs the
-    /// duration of the write.
+    /// The contender has committed this number of events. A contender that writes nothing has acknowledged them. tallyd
+    /// also logs the duration of the write.
     Committed { events: u64, write_ms: f64 },
 }
 
-/// The fields of tallyd's log lines that are needed here.
+/// The fields of tallyd's log lines that the benchmarks read.
 #[derive(Deserialize)]
 struct Line {
     event: String,
@@ -185,8 +185,8 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until this many events are committed. Returns the number of transactions, and the sum of their durations
-    /// in milliseconds.
+    /// Waits until `wanted` events are committed. Returns the number of transactions, and the sum of their durations in
+    /// milliseconds.
     pub async fn committed(&mut self, wanted: u64) -> Result<(u64, f64)> {
         let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
         while committed < wanted {
@@ -205,7 +205,7 @@ impl Running {
         // Reads the remaining log, because a full pipe would block the process.
         let silence = async { while let Ok(Some(_)) = self.lines.next_line().await {} };
         let ending = async {
-            // The last acknowledgement can still be in the contender's buffers.
+            // Waits a moment, because the last acknowledgement can still be in the contender's buffers.
             tokio::time::sleep(ACK_WAIT).await;
             let killed = Command::new("kill").args(["-TERM", &pid]).status().await?.success();
             ensure!(killed, "kill {}", self.name);

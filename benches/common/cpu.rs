@@ -32,12 +32,12 @@ impl Used {
         }
     }
 
-    /// Returns the time of the consumer and the servers together.
+    /// Returns the CPU time of the consumer and the servers together.
     pub fn together(self) -> u64 {
         self.consumer + self.mysql + self.rabbitmq
     }
 
-    /// Returns the time of all other processes. If this time is large, the other processes disturbed the measurement.
+    /// Returns the CPU time of all other processes. A large value means that they disturbed the measurement.
     pub fn others(self) -> u64 {
         self.machine.saturating_sub(self.together() + self.bench)
     }
@@ -90,7 +90,8 @@ fn of_status(pid: u32, name: &str) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Returns the time of a process and its running children. The kernel adds the time of ended children to their parent.
+/// Returns the CPU time of a process and its running children. The kernel adds the CPU time of ended children to their
+/// parent.
 fn of_tree(pid: u32) -> Result<u64> {
     let mut sum = of_process(pid)?;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).context("read the process's threads")? {
@@ -106,8 +107,8 @@ fn of_tree(pid: u32) -> Result<u64> {
 fn of_process(pid: u32) -> Result<u64> {
     let stat =
         fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("read the CPU time of {pid}"))?;
-    // The name in parentheses can contain anything. After the name, the first field is state, the twelfth is utime, and
-    // the next three are stime, cutime and cstime.
+    // The process's name, in parentheses, can contain any characters. After the name, the first field is state, the
+    // twelfth is utime, and the next three are stime, cutime and cstime.
     let (_, fields) = stat.rsplit_once(')').context("no name in the process's stat")?;
     let ticks = fields.split_ascii_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().unwrap_or(0));
     Ok(ticks.sum::<u64>() * TICK_US)

@@ -17,7 +17,7 @@ pub async fn connect(world: &World) -> Result<MultiplexedConnection> {
     Ok(redis::Client::open(world.config.redis.url.expose())?.get_multiplexed_async_connection().await?)
 }
 
-/// Returns the like counts of targets of the kind `video`, without zeros.
+/// Returns the like counts of all targets of the kind `video` that are not zero.
 pub async fn likes_in_redis(world: &World, redis: &mut MultiplexedConnection) -> Result<BTreeMap<u64, i64>> {
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let buckets: Vec<u32> = (0..keys.buckets()).collect();
@@ -29,7 +29,7 @@ pub async fn likes_in_redis(world: &World, redis: &mut MultiplexedConnection) ->
         }
         let read: Vec<BTreeMap<String, String>> = pipeline.query_async(redis).await?;
         for (field, value) in read.iter().flatten().filter(|(field, _)| !field.starts_with(NO_TARGET)) {
-            // The like count is the first counter of a target.
+            // The like count is the first of a target's counters.
             let number = value.split(',').next().unwrap_or_default();
             likes.insert(field.parse()?, number.parse()?);
         }

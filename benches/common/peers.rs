@@ -1,4 +1,4 @@
-//! Installs and describes the peers: the other consumers, in `benches/peers`. Peers are installed under
+//! Installs and starts the peers, which are the other consumers in `benches/peers`. Peers are installed under
 //! target/bench/peers when they are needed. Peers run with the same settings as tallyd.
 
 use std::path::PathBuf;

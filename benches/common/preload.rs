@@ -13,14 +13,14 @@ use super::world::World;
 /// The maximum number of published messages that are not confirmed yet.
 const IN_FLIGHT: usize = 10_000;
 
-/// The servers count as idle if together they use less than this part of a core.
+/// The servers are idle if together they use less than this fraction of a core.
 const REST_CORES: f64 = 0.1;
 
 /// Time limit for the wait until the servers are idle.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Publishes the events while they are generated. Each message contains one event or an array of events. If `count` is
-/// given, each event contains the target's count after the event.
+/// Generates and publishes the events at the same time. Each message contains one event or an array of events. If
+/// `count` is given, each event contains the target's count after the event.
 pub async fn preload(
     world: &World,
     events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
@@ -29,7 +29,7 @@ pub async fn preload(
     preload_messages(world, messages(events, per_message)).await
 }
 
-/// Publishes messages while they are generated. Each message consists of a routing key and a body.
+/// Generates and publishes the messages at the same time. Each message consists of a routing key and a body.
 pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();

@@ -32,7 +32,7 @@ impl Relay {
         Ok((Self { silent: sender, accepting: accepting.abort_handle() }, url.to_string()))
     }
 
-    /// From now on, the relay transfers no data, and keeps all connections open.
+    /// Makes the relay transfer no more data, but keep all connections open.
     pub fn fall_silent(&self) {
         self.silent.send_replace(true);
     }

@@ -14,7 +14,7 @@ pub struct Results<M, R> {
     pub machine: M,
     /// The command-line arguments.
     pub arguments: Vec<String>,
-    /// Contenders that could not take part, with the reasons.
+    /// The contenders that could not take part, with the reasons.
     pub missing: BTreeMap<String, String>,
     pub results: R,
 }
@@ -62,7 +62,8 @@ pub fn print_figures(figures: &BTreeMap<String, f64>, aims: &[(&str, Aim)]) {
     print_table(&["figure", "value", "aim", ""], &rows);
 }
 
-/// Prints rows below their titles. The first column is aligned to the left, the other columns to the right.
+/// Prints a table: the titles of the columns, then the rows. The first column is aligned to the left, the other columns
+/// to the right.
 pub fn print_table(titles: &[&str], rows: &[Vec<String>]) {
     let titles: Vec<String> = titles.iter().map(|title| (*title).to_owned()).collect();
     let all: Vec<&Vec<String>> = std::iter::once(&titles).chain(rows).collect();

@@ -61,13 +61,12 @@ impl Workload {
         let all = self.weights.last().copied().unwrap_or(1.0);
         let drawn = self.below(1 << 40) as f64 / (1_u64 << 40) as f64 * all;
         let rank = self.weights.partition_point(|weight| *weight < drawn) as u64;
-        // Spreads popular targets over the id space, as on a real site.
+        // Gives popular targets ids that are spread over all ids, as on a real site.
         Target { kind: Kind(1), id: TargetId(1 + rank.wrapping_mul(7_919) % TARGETS as u64) }
     }
 }
 
-/// Adds to each event the count that its target has after the event. In production, Redis returns this count. Counts
-/// begin at zero.
+/// Adds to each event its target's count after the event, which Redis returns in production. All counts begin at zero.
 pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
     let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
     let mut counts: HashMap<Target, i64> = HashMap::new();

@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// Removes everything that this measurement created.
+    /// Deletes everything that this measurement created.
     pub async fn close(self) -> Result<()> {
         let link = self.broker.connect("bench").await?;
         let queues = (0..self.broker.partitions()).map(|partition| self.broker.queue(partition));
@@ -141,8 +141,8 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
         Writes::Api => "api",
         Writes::Daemon => "daemon",
     };
-    // A message has about 120 bytes. This limit in bytes is so high that a batch always reaches its maximum number of
-    // events before the limit.
+    // A message has about 120 bytes. This limit in bytes is so high that the maximum number of events always limits a
+    // batch first.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\

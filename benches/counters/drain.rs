@@ -98,7 +98,7 @@ fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (Stri
     })
 }
 
-/// Fails unless every counter of views is right. A counter's value is the sum of its slots (its rows in the table).
+/// Fails unless every view counter is right. A counter's value is the sum of its slots (its rows in the table).
 pub async fn assert_sums(world: &World, sums: &BTreeMap<u64, i64>) -> Result<()> {
     let rows = sqlx::query(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id",
@@ -107,6 +107,6 @@ pub async fn assert_sums(world: &World, sums: &BTreeMap<u64, i64>) -> Result<()>
     .await?;
     let read = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
     let read: BTreeMap<u64, i64> = read.collect::<Result<_, sqlx::Error>>()?;
-    ensure!(read == *sums, "the counters of views are wrong");
+    ensure!(read == *sums, "the view counters are wrong");
     Ok(())
 }

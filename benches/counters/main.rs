@@ -28,7 +28,7 @@ struct Arguments {
     #[arg(long, default_value_t = 20_000)]
     single_events: u64,
 
-    /// Rounds. The figures are medians.
+    /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 

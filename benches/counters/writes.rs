@@ -32,7 +32,7 @@ pub enum Write {
     Hot1,
     /// One hot target and four writers. Each writer has its own row, as in a daemon with four partitions.
     Hot4,
-    /// One hot target and twice as many rows as writers. Each writer uses its rows in turn.
+    /// One hot target that has twice as many rows as there are writers. Each writer uses its two rows in turn.
     Hot8,
 }
 
@@ -41,8 +41,8 @@ const VIEW: Metric = Metric(2);
 /// The number of events in a batch: the daemon's default.
 const BATCH: usize = 10_000;
 
-/// The number of events in a batch for a hot target. At 20,000 events a second, each of four writers gets this number
-/// within 5 ms.
+/// The number of events in a batch for a hot target. At 20,000 events a second, each of the four writers gets this
+/// number of events within 5 ms.
 const HOT_BATCH: usize = 25;
 
 const WRITERS: usize = 4;

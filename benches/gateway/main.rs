@@ -30,15 +30,15 @@ const LIST: u64 = 100;
 /// Any free port.
 const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"\n";
 
-/// Send likes to the gateway and to a bare handler in turn: one per request, then lists of 100. At the end, the queue
-/// must have all likes.
+/// Send likes to the gateway and to a bare handler in turn: first one like per request, then lists of 100 likes. At the
+/// end, the queue must have all likes.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Events that each run sends, one per request.
+    /// Number of events that each run sends with one event per request.
     #[arg(long, default_value_t = 100_000)]
     events: u64,
 
-    /// Events that each run sends in lists.
+    /// Number of events that each run sends in lists.
     #[arg(long, default_value_t = 200_000)]
     list_events: u64,
 
@@ -47,7 +47,7 @@ struct Arguments {
     #[arg(long, default_value_t = 64)]
     connections: u64,
 
-    /// Rounds. The figures are medians.
+    /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -162,7 +162,7 @@ async fn measure_in(world: &World, kind: Kind, arguments: &Arguments, list: u64)
     let requests = if list == 1 { arguments.events } else { arguments.list_events / list };
     let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
     let server = Server::start(world, kind).await?;
-    // The first request opens the server's connections.
+    // The first request makes the server open its connections.
     load::send(&server.address, 1, 1, list).await?;
     rest(servers).await?;
     let (began, before) = (Instant::now(), servers.used(Some(server.pid()?))?);

@@ -22,7 +22,7 @@ use tallyd_benches as common;
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
 /// The name of the case, the percentage of bad messages, and the quota of dead letters. Dead letters within the quota
-/// are stored, further ones are only counted. A flood of bad messages fills the default quota within seconds. The case
+/// are stored. All others are only counted. A flood of bad messages fills the default quota within seconds. The case
 /// `at the bound` shows the rate after that.
 const FLOODS: [(&str, u64, u64); 4] =
     [("none", 0, ROOM), ("half", 50, ROOM), ("half, at the bound", 50, 1_000), ("nine of ten", 90, ROOM)];
@@ -30,8 +30,8 @@ const FLOODS: [(&str, u64, u64); 4] =
 /// The default quota of the configuration.
 const ROOM: u64 = 100_000;
 
-/// The rates are compared with the rate of a queue without bad messages, which is the limit of the partition. If nine
-/// of ten messages are bad, good events can have at most a tenth of this rate.
+/// The rates are compared with the rate of a queue without bad messages, which is the partition's limit. If nine of ten
+/// messages are bad, good events can have at most a tenth of this rate.
 const AIMS: [(&str, Aim); 3] = [
     ("good_rate_half_rubbish", Aim::AtLeast(0.5)),
     ("good_rate_half_rubbish_at_the_bound", Aim::AtLeast(0.5)),
@@ -42,11 +42,11 @@ const AIMS: [(&str, Aim); 3] = [
 /// body.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Messages in each queue.
+    /// Number of messages in each queue.
     #[arg(long, default_value_t = 400_000)]
     messages: u64,
 
-    /// Rounds. The figures are medians.
+    /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -130,7 +130,7 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     let (rubbish, room) = (messages - good, world.config.consumer.dead_letters_max / 2);
     ensure!(
         letters.unsigned_abs() == rubbish.min(room),
-        "{letters} dead letters from {rubbish} messages, with a quota of {room}"
+        "{letters} dead letters from {rubbish} bad messages, with a quota of {room}"
     );
     Ok(Drained {
         good_per_second: good as f64 / seconds,

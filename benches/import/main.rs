@@ -18,8 +18,8 @@ use tallyd_benches as common;
 /// How long the old worker is measured without other work on the servers.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Each smaller table has this part of the rows of the large table. A comparison with the smaller tables shows whether
-/// memory is constant.
+/// The number of rows in the large table, divided by the number of rows in each smaller table. The comparison with
+/// smaller tables shows whether the import needs the same memory for any number of rows.
 const PARTS: u64 = 4;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -50,7 +50,7 @@ struct Arguments {
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     seconds: f64,
-    /// Peak memory. 0 if the step is not a command of tallyd.
+    /// The peak memory in MiB. It is 0 if the step is not a command of tallyd.
     peak_rss_mib: f64,
     waits: Waits,
 }

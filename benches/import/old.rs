@@ -22,10 +22,10 @@ const ROWS_PER_STATEMENT: u64 = 1_000_000;
 /// Number of connections of the old worker.
 const WORKERS: u32 = 4;
 
-/// The old worker's users have larger ids than those in the table.
+/// The old worker's users have higher ids than all users in the table.
 const NEW_USERS: u64 = 1 << 40;
 
-/// The distribution of the rows over targets.
+/// How the rows are distributed over targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Spread,
@@ -140,7 +140,7 @@ impl Old {
         run(&world.pool, sql).await
     }
 
-    /// Runs `work` while the old worker writes this number of likes a second.
+    /// Runs `work` while the old worker writes likes at the given rate per second.
     pub async fn beside<T>(
         &self,
         rate: u32,

@@ -14,7 +14,7 @@ pub const NODE_ROW: &str = "node-row";
 pub const GO_EXACT: &str = "go-exact";
 pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
 
-/// Events in one body of [`TALLYD_ARRAYS`].
+/// The number of events in a message of [`TALLYD_ARRAYS`].
 pub const ARRAY_EVENTS: usize = 100;
 
 pub const ALL: [Contender; 13] = [

@@ -77,7 +77,7 @@ fn figure(point: &str) -> String {
 }
 
 /// Fills the table with rows of users that are not in the workload. The rows are spread evenly over the workload's
-/// targets. So every event changes a random page of a large table.
+/// targets. Therefore, every event changes a random page of a large table.
 pub async fn fill_table(world: &World, rows: u64) -> Result<()> {
     const ROWS_PER_STATEMENT: u64 = 10_000;
     let per_target = rows.div_ceil(TARGETS);

@@ -34,8 +34,8 @@ pub struct Drained {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
-    /// RabbitMQ's CPU time for an event while the queue was filled. The events were published with confirms and 10,000
-    /// messages in flight.
+    /// RabbitMQ's CPU time per event while the queue was filled. The events were published with confirms, with up to
+    /// 10,000 messages in flight.
     pub published_us: f64,
     /// Number of cores that the consumer and the servers used together.
     pub cores: f64,

@@ -19,8 +19,8 @@ pub const AIMS: [(&str, Aim); 8] = [
     ("backlog_peak_rss_mib", Aim::AtMost(64.0)),
 ];
 
-/// Computes every figure whose contenders all took part. tallyd has one partition, like its peers. Only for
-/// `array_ratio`, it has two, because one connection to MySQL can't write faster than `floor`.
+/// Computes every figure whose contenders all took part. tallyd has one partition, like its peers. `array_ratio` is an
+/// exception: tallyd has two partitions, because one connection to MySQL can't write faster than `floor`.
 pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<String, f64> {
     let of = |name: &str| standings.get(name).map(|standing| standing.median);
     let rate = |name: &str| of(name).map(|run| run.events_per_second);

@@ -21,16 +21,16 @@ use tallyd_benches as common;
 /// Drain a preloaded queue with each contender in turn, and check every row and counter after each run.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Events that each run drains.
+    /// Number of events that each run drains.
     #[arg(long, default_value_t = 500_000)]
     events: u64,
 
-    /// Runs of each contender. The figures are medians.
+    /// Number of runs of each contender. Each figure is the median of these runs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Run only these comma-separated contenders, for example tallyd,floor,go-batch. Figures that need other contenders
-    /// are missing in the result.
+    /// Run only these comma-separated contenders, for example tallyd,floor,go-batch. The result then lacks the figures
+    /// that need other contenders.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 

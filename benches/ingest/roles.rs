@@ -19,7 +19,7 @@ use tallyd_rabbitmq::Broker;
 /// Number of messages that one acknowledgement covers.
 const ACK_EVERY: u64 = 1_000;
 
-/// If no message arrives for this time, the remaining messages are acknowledged.
+/// If no message arrives for this long, the role acknowledges the remaining messages.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// Consumes and only acknowledges messages. The rate shows the broker's limit.
@@ -74,7 +74,7 @@ pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> 
 }
 
 /// Runs tallyd's transaction with counters. The transaction here omits the parts that protect against other daemons and
-/// bad messages: the owner's row, the fence, dead letters.
+/// bad messages: the owner's row, fences (markers of jobs) and dead letters.
 async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
     let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
     let winners = coalesce(events);

@@ -35,11 +35,11 @@ const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(15.0)), ("p99_ms_
 /// Publish at 1,000 and 10,000 events per second, and record when each sampled event is visible in MySQL.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Seconds for which each rate is measured, after a warm-up of two seconds.
+    /// Number of seconds for which each rate is measured, after a warm-up of two seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
 
-    /// Runs of each contender. The figures are medians.
+    /// Number of runs of each contender. Each figure is the median of these runs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 

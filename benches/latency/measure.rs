@@ -14,7 +14,7 @@ use crate::common::world::{Setup, World, stack};
 use crate::poller::{self, Seen};
 use crate::publisher::{self, Published, SAMPLE_EVERY};
 
-/// Seconds for connections and warm-up. Events of these seconds are published but not measured.
+/// Seconds for connections and warm-up. Events in these seconds are published but not measured.
 const WARM_UP_S: u64 = 2;
 
 /// A distribution, as three percentiles.
@@ -30,7 +30,7 @@ pub struct Quantiles {
 pub struct Measured {
     pub latency_ms: Quantiles,
     pub samples: u64,
-    /// Time between two polls. A measured latency can be too high by up to this time.
+    /// Time between two polls. A measured latency can be too high by up to the time between two polls.
     pub poll_ms: Quantiles,
     /// How much later than planned the events were published.
     pub late_ms: Quantiles,
@@ -68,7 +68,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     let (published, seen) = ended?;
     let took = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
-    // If every sample became visible soon after its publish, the contender kept up with the rate.
+    // The contender kept up with the rate if every sample became visible soon after its publish.
     let all = seen.samples.iter().all(Option::is_some) && took < (WARM_UP_S + seconds) as f64 * 1.1;
     if !all {
         return Ok(None);

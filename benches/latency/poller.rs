@@ -16,7 +16,7 @@ use crate::common::world::World;
 /// Between two polls. The thread sleeps, because the runtime's timer rounds up to milliseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Time limit for the last samples after the publishing has ended.
+/// How long the poller waits for the last samples after publishing has ended.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// The result of the polls.
@@ -24,7 +24,7 @@ pub struct Seen {
     /// Maps a sample's number to the time when the sample was first visible.
     pub samples: Vec<Option<Micros>>,
     /// Time from the start of the previous poll to the end of this poll, in ms. A measured latency can be too high by
-    /// up to this time.
+    /// up to this duration.
     pub gaps_ms: Vec<f64>,
 }
 

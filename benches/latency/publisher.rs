@@ -17,12 +17,12 @@ use crate::common::world::World;
 /// users.
 pub const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
-/// The number of events of which one is a sample.
+/// One event in `SAMPLE_EVERY` is a sample.
 pub const SAMPLE_EVERY: u64 = 10;
 
-/// The number of channels, which publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a quorum
-/// queue (the soft limit of `rabbit_fifo_client`). With a single channel, the benchmark would measure only this limit.
-/// A site with this rate has more than one channel.
+/// The number of channels. The channels publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a
+/// quorum queue (the soft limit of `rabbit_fifo_client`). With a single channel, the benchmark would measure only this
+/// limit. A site with this rate has more than one channel.
 const CHANNELS: usize = 8;
 
 /// The publisher wakes up at this interval to send due events.
@@ -79,7 +79,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
     Ok(published)
 }
 
-/// Returns the event with the time of its publish. For some events, returns a sample instead.
+/// Returns the event with the time of its publish. Every [`SAMPLE_EVERY`]th event is replaced by a sample.
 fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
     let at = tallyd::runtime::clock::now();
     if !number.is_multiple_of(SAMPLE_EVERY) {

@@ -37,19 +37,19 @@ const TARGETS: u64 = 10_000;
 /// Send likes through the client, with their events, then read pages of counters.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Measure likes that the daemon counts: the rate and the delay of the whole path.
+    /// Measure likes that the daemon counts: the rate and the delay from the client to Redis.
     #[arg(long)]
     published: bool,
 
-    /// Likes of each kind in a round (200000 with --published).
+    /// Number of likes of each kind in a round (200000 with --published).
     #[arg(long, default_value_t = 30_000, default_value_if("published", ArgPredicate::IsPresent, "200000"))]
     likes: u64,
 
-    /// Likes in flight at the same time (1000 with --published).
+    /// Number of likes in flight at the same time (1000 with --published).
     #[arg(long, default_value_t = 64, default_value_if("published", ArgPredicate::IsPresent, "1000"))]
     at_once: usize,
 
-    /// Rounds. The figures are medians.
+    /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -71,8 +71,8 @@ struct Page {
     targets: usize,
     /// The time to read the counters of the targets.
     counters_ms: f64,
-    /// The time to find the targets that a user likes. Here the likes are in Redis. For `rows_ms`, they are only in
-    /// MySQL.
+    /// The time to find the targets that a user likes. For this time, the likes are in Redis. For `rows_ms`, the likes
+    /// are only in MySQL.
     recent_ms: f64,
     rows_ms: f64,
     /// The time to find the targets that a user likes, if filters show that the user likes none of them.
@@ -85,7 +85,7 @@ struct Page {
 struct Round {
     /// One INCR and one confirmed publish for each like.
     bare: Rate,
-    /// The like is counted without a check for duplicates, and published.
+    /// The client counts the like without a check for duplicates, and publishes it.
     blind: Rate,
     /// The user's first click on the target. The click needs a query to MySQL.
     first: Rate,
@@ -228,7 +228,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     Ok(Round { bare, blind, first, filtered, again, script_blind, script, pages })
 }
 
-/// Calls lua/like.lua in pipelines: for users whose clicks Redis remembers, or without a check of recent clicks.
+/// Calls lua/like.lua in pipelines, either for users whose clicks Redis remembers, or without a check of recent clicks.
 async fn script(
     redis: &mut MultiplexedConnection,
     world: &World,
@@ -267,7 +267,7 @@ async fn script(
     Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
 }
 
-/// Runs the operation for each number, with a fixed number of operations in flight.
+/// Runs the operation once for each number in the range, with a fixed number of operations in flight.
 async fn rate(
     redis: &mut MultiplexedConnection,
     arguments: Arguments,

@@ -39,17 +39,17 @@ const AIMS: [(&str, Aim); 5] = [
     ("whole_path_lists_per_s", Aim::AtLeast(60_000.0)),
 ];
 
-/// Events in a body that is a list.
+/// The number of events in a body that is a list.
 const LIST: usize = 100;
 
-/// The target of a measurement's last like. When Redis has counted this like, Redis has also counted the other likes,
-/// or counts them immediately after.
+/// The target of a measurement's last like. When Redis has counted this last like, Redis has also counted the other
+/// likes or is just counting them.
 const LAST: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
 /// Time between two checks for the last like.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Time limit until the daemon has started, and until it has counted the published likes.
+/// How long to wait until the daemon has started, and until it has counted the published likes.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -117,7 +117,7 @@ async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
     let whole_path_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Likes).await);
     let whole_path_per_s = whole_path_per_s.await.context("the whole path")?;
     let whole_path_lists_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Lists).await);
-    let whole_path_lists_per_s = whole_path_lists_per_s.await.context("the whole path of lists")?;
+    let whole_path_lists_per_s = whole_path_lists_per_s.await.context("the whole path of likes in lists")?;
     let end_to_end_ms = in_world(async |world| delay::measure(world, seed).await).await.context("end to end")?;
     Ok(Round {
         publish_only_per_s,

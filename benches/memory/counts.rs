@@ -28,7 +28,7 @@ impl Ids {
     }
 }
 
-/// A number of targets with four counters each.
+/// The stored counters: a number of targets, each with four counters.
 pub struct Counts {
     pub ids: Ids,
     /// tallyd's keys. The number of buckets suits this number of targets.

@@ -33,9 +33,9 @@ const PAIRS: usize = 100_000;
 pub enum Layout {
     /// A string for each counter: counter:42:like.
     String,
-    /// The hash as the articles describe it: the key is the low 9 bits of the id, the field is the id.
+    /// A hash as articles on this layout describe it: the key is the low 9 bits of the id, the field is the id.
     Articles,
-    /// The hash as the articles' author intended it: the key is id >> 9, the field is id & 511.
+    /// A hash as the articles' author intended it: the key is id >> 9, the field is id & 511.
     Corrected,
     /// A hash for each target (for example counter:video:42), with a field for each counter.
     Entity,
@@ -137,7 +137,7 @@ impl Layout {
         pipeline
     }
 
-    /// Returns pipelines that read pages. Each round reads other targets.
+    /// Returns pipelines that read pages. Each round reads different targets.
     pub fn pages(self, counts: &Counts, round: u64, pages: u64) -> Vec<Pipeline> {
         (0..pages).map(|page| self.read(counts, &counts.page(1_000 + round * pages + page, PAGE))).collect()
     }
@@ -230,7 +230,7 @@ impl<'a> Filling<'a> {
         Self { command, server, waiting: HashMap::new(), pairs: 0 }
     }
 
-    /// Adds a pair to the command for `key`, or to the one command without a key if `key` is empty.
+    /// Adds a pair to the command for `key`. If `key` is empty, adds it to the single command that has no key.
     fn add(&mut self, key: &str, field: &str, value: &str) -> Result<()> {
         // Most hashes already have an entry. Only a new hash needs a copy of its name.
         let waiting = match self.waiting.get_mut(key) {

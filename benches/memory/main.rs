@@ -19,11 +19,11 @@ use tallyd_benches as common;
 const AIMS: [(&str, Aim); 3] =
     [("dense_ratio", Aim::AtLeast(16.0)), ("sparse_ratio", Aim::AtLeast(14.0)), ("page_20_ratio", Aim::AtMost(0.5))];
 
-/// With the first number of targets, the articles' 512 hashes have 512 entries each and are still compact. With the
-/// second number, each hash has one more entry.
+/// With the first number of targets, each of the articles' 512 hashes has 512 entries and is still compact. With the
+/// second number, each hash has one entry more.
 const CLIFF: [u64; 2] = [512 * 512, 512 * 513];
 
-/// Load counters into a separate Redis, in one layout after the other, and measure their memory.
+/// Load counters into a separate Redis, in each layout in turn, and measure the memory that they need.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Comma-separated numbers of targets. Each target has four counters. Figures without a number in their name belong
@@ -35,7 +35,8 @@ struct Arguments {
     #[arg(long, default_value_t = 2_000)]
     pages: u64,
 
-    /// Number of rounds that read pages. The figures are medians. The memory is the same in every round.
+    /// Number of rounds that read pages. Each figure is the median of all rounds. The memory is the same in every
+    /// round.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
 
@@ -123,7 +124,7 @@ fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Fi
     filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
 }
 
-/// Returns the memory that a string for each counter needs, divided by the memory that this layout needs.
+/// Returns how many times more memory the layout with one string for each counter needs than this layout.
 fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
     Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
 }
@@ -149,7 +150,7 @@ fn print(filled: &[Filled]) {
 fn figures(filled: &[Filled], cliff: &[Filled], sizes: &[u64]) -> BTreeMap<String, f64> {
     let mut figures = BTreeMap::new();
     for (place, targets) in sizes.iter().enumerate() {
-        // The figures of the first size have names without a number.
+        // The names of the figures for the first number of targets contain no number.
         let size = if place == 0 { String::new() } else { format!("_{targets}") };
         for (ids, name) in [(Ids::Dense, "dense"), (Ids::Snowflake, "sparse")] {
             for layout in Layout::ALL {

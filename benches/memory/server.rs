@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use redis::{Connection, Pipeline};
 
-/// Time limit until the server has started, and until its memory is constant.
+/// How long to wait until the server has started, and until its memory is constant.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Server {

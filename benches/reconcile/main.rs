@@ -39,11 +39,11 @@ struct Arguments {
     #[arg(long, default_value_t = 5_000_000)]
     small_rows: u64,
 
-    /// Number of runs of each kind. The figures are medians.
+    /// Number of runs of each kind. Each figure is the median of these runs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Events that the consumer drains, with and without a reconcile.
+    /// Number of events that the consumer drains, with and without a reconcile at the same time.
     #[arg(long, default_value_t = 300_000)]
     events: u64,
 
@@ -162,7 +162,7 @@ fn figures(seen: &Seen) -> BTreeMap<String, f64> {
 }
 
 impl Ran {
-    /// Fails unless exactly this many targets were compared and all of them are right.
+    /// Fails unless exactly `targets` targets were compared and all of them are right.
     fn expect_exact(self, targets: u64) -> Result<Self> {
         ensure!(
             (self.checked, self.exact) == (targets, targets),

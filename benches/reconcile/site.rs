@@ -131,8 +131,7 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// Measures how fast the daemon drains this number of events, in events per second, with or without reconciles at
-    /// the same time.
+    /// Measures how many events per second the daemon drains, with or without reconciles at the same time.
     pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
         preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
             .await?;
@@ -179,7 +178,8 @@ impl Site {
         }
     }
 
-    /// Empties Redis while likes arrive, and reloads it. Before that, measures a bare HSET while the likes arrive.
+    /// Empties Redis while likes arrive, and reloads it. Before the reload, measures a bare HSET of all counts while
+    /// the likes arrive.
     pub async fn rebuild_under_load(&self) -> Result<(f64, Ran)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}

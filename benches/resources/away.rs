@@ -20,8 +20,8 @@ use crate::exact;
 /// Pause between two groups of messages.
 const TURN: Duration = Duration::from_millis(50);
 
-/// Everything works for this time before MySQL stops. After MySQL answers again, messages still arrive for the same
-/// time.
+/// The time for which everything works before MySQL stops. After MySQL answers again, messages continue to arrive for
+/// the same time.
 const WELL: Duration = Duration::from_secs(20);
 
 /// Time limit to write the backlog.
@@ -43,7 +43,7 @@ pub struct Seen {
     pub caught_up_s: f64,
 }
 
-/// Runs a daemon whose MySQL is unreachable for this long, while `rate` messages a second arrive.
+/// Runs a daemon whose MySQL is unreachable for some minutes, while `rate` messages a second arrive.
 pub async fn measure(minutes: u64, rate: u64) -> Result<Seen> {
     let world = World::new("resources-away", Setup::default()).await?;
     let seen = run(&world, Duration::from_secs(minutes * 60), rate).await;

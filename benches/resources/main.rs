@@ -32,7 +32,8 @@ const AIMS: [(&str, Aim); 3] = [
     ("reconcile_peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
 ];
 
-/// Rows of the small table with which the large table is compared. Memory must not grow with the number of rows.
+/// The number of rows in the small table with which the large table is compared. Memory must not grow with the number
+/// of rows.
 const SMALL_ROWS: u64 = 1_000_000;
 
 /// Run the real binary under heavy load, and measure its peak memory.
@@ -42,7 +43,7 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_values = ["backlog", "away", "reconcile"])]
     parts: Vec<Part>,
 
-    /// Messages that wait when the daemon starts.
+    /// Number of messages in the queue when the daemon starts.
     #[arg(long, default_value_t = 1_000_000)]
     backlog: usize,
 
@@ -50,11 +51,11 @@ struct Arguments {
     #[arg(long, default_value_t = 10)]
     away_minutes: u64,
 
-    /// Messages that arrive each second while MySQL is unreachable.
+    /// Number of messages that arrive each second while MySQL is unreachable.
     #[arg(long, default_value_t = 2_000)]
     rate: u64,
 
-    /// Like records that a reconcile recounts.
+    /// Number of like records that a reconcile recounts.
     #[arg(long, default_value_t = 100_000_000)]
     rows: u64,
 
@@ -141,7 +142,7 @@ async fn exact(world: &World, events: impl Iterator<Item = tallyd_core::event::L
     model.assert_counters(&world.pool).await
 }
 
-/// Measures a full reconcile of this number of rows, after Redis was loaded.
+/// Measures a full reconcile of `rows` rows, after Redis was loaded.
 async fn reconcile(rows: u64) -> Result<child::Ran> {
     let site = Site::open("resources", rows).await?;
     let ran = async {

@@ -1,5 +1,5 @@
-//! Uses a model to calculate the resources that a rate needs. Compares the model with measurements of 1, 2 and 4
-//! partitions.
+//! Uses a model to calculate the resources that a site needs for a rate of events. Compares the model with measurements
+//! of 1, 2 and 4 partitions.
 
 mod measured;
 mod model;
@@ -29,7 +29,7 @@ const AIMS: [(&str, Aim); 3] = [
 /// costs, and compare the prediction with the measured rate. Then plan larger sites with the same costs.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Events that each run drains.
+    /// Number of events that each run drains.
     #[arg(long, default_value_t = 500_000)]
     events: u64,
 
@@ -118,8 +118,8 @@ fn print_costs(costs: &Costs, measured: &Measured) -> Result<()> {
         ("the daemon, for an event", costs.consume, "us of a core"),
         ("MySQL, for an event", costs.row, "us of a core"),
         ("MySQL, for a batch", costs.batch, "us of a core"),
-        ("its connection, waiting, for an event", costs.row_wait, "us"),
-        ("its connection, waiting, for a batch", costs.batch_wait, "us"),
+        ("wait of its connection, for an event", costs.row_wait, "us"),
+        ("wait of its connection, for a batch", costs.batch_wait, "us"),
         ("between daemon and MySQL, for an event", tallyd.mysql_bytes, "bytes"),
         ("statements of a batch", tallyd.mysql_statements, ""),
         ("like_record on disk, for a row", floor.row_bytes, "bytes"),

@@ -79,12 +79,12 @@ impl Measured {
         Ok(self.results.get(name).with_context(|| format!("{name} was not measured"))?.median)
     }
 
-    /// Returns the costs of the parts, each from a measurement in which no other part ran. The runs that the model
-    /// predicts are never used for its costs.
+    /// Returns the costs of the parts. Each cost comes from a measurement in which no other part ran. The costs never
+    /// come from the runs that the model predicts.
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
-        // The time of a batch is a + b * events. The code calculates a and b twice: for MySQL's CPU time, and for the
-        // time that the one connection takes.
+        // The time of a batch is a + b * events. The code calculates a and b twice: once for MySQL's CPU time, and once
+        // for the time that the connection takes.
         let (far, near) = (large.events_per_batch(), small.events_per_batch());
         ensure!(
             far > near * 2.0,
@@ -99,7 +99,8 @@ impl Measured {
             consume: noop.consumer_us + build,
             row,
             batch,
-            // The writer builds its statements before it sends them. The consumer's cost already includes this time.
+            // The writer builds its statements before it sends them. The consumer's cost already includes the time for
+            // building them.
             row_wait: (row_s - row - build).max(0.0),
             batch_wait: (batch_s - batch).max(0.0),
         })

@@ -10,19 +10,20 @@ use std::collections::VecDeque;
 /// Length of a step, in microseconds.
 const STEP_US: f64 = 100.0;
 
-/// Simulated warm-up before anything is counted, in microseconds. After the warm-up, queues and batches have their
-/// normal size.
+/// The simulated time before the model counts anything (warm-up), in microseconds. After the warm-up, queues and
+/// batches have their normal size.
 const WARM_UP_US: f64 = 1e6;
 
-/// Threads that accept published events for one partition, because many clients are connected.
+/// The number of threads that accept published events for one partition. There are several, because many clients are
+/// connected.
 const PUBLISHING_THREADS: usize = 4;
 
 /// The costs of the parts. A cost is in microseconds of one core, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Costs {
-    /// RabbitMQ's cost of an event that is published with a confirm.
+    /// RabbitMQ's cost of accepting an event with a confirm.
     pub publish: f64,
-    /// RabbitMQ's cost of an event that is delivered and acknowledged.
+    /// RabbitMQ's cost of delivering an event and handling its acknowledgement.
     pub deliver: f64,
     /// The daemon's cost of an event.
     pub consume: f64,
@@ -116,7 +117,7 @@ impl Partition {
         site.prefetch - self.delivered - self.open - writing
     }
 
-    /// Uses this number of microseconds of a core's time.
+    /// Uses `us` microseconds of a core's time.
     fn work(&mut self, role: Role, us: f64, now: f64, site: &Site) {
         let done = |us: f64, cost: f64| if cost > 0.0 { us / cost } else { f64::INFINITY };
         match role {
@@ -215,7 +216,7 @@ fn arrive(partition: &mut Partition, now: f64, site: &Site) {
     partition.arrived.push_back((now, events));
 }
 
-/// Gives each active thread its share of the cores of its kind.
+/// Divides the cores of each kind equally among the active threads of that kind.
 fn share(partitions: &mut [Partition], now: f64, site: &Site) {
     let pools: Vec<(f64, &[Role])> = match site.cores {
         Cores::Shared(cores) => vec![(cores, &[Role::Publish, Role::Deliver, Role::Consume, Role::Write])],

@@ -9,13 +9,13 @@ use crate::common::workload::{Workload, counted};
 use crate::measured::Measured;
 use crate::model::{Cores, Costs, simulate};
 
-/// In the busiest hour, the load of each part is at most this share.
+/// The highest allowed load of each part in the busiest hour.
 const BUSY_MAX: f64 = 0.6;
 
 /// Number of copies of each message in a cluster whose quorum queues have three members.
 const COPIES: f64 = 3.0;
 
-/// Number of events whose size is measured.
+/// The number of events from which the size of an event is measured.
 const SAMPLE: usize = 10_000;
 
 /// A number of cores that is always enough.
@@ -26,7 +26,7 @@ const PLENTY: f64 = 1e6;
 pub struct Plan {
     events_per_second: f64,
     partitions: usize,
-    /// The load of one connection or one queue, with this number of partitions.
+    /// The load of the busiest connection or queue with this number of partitions.
     busiest_thread_percent: f64,
     rabbitmq_cores: f64,
     daemon_cores: f64,

@@ -28,7 +28,7 @@ const PARTITIONS: u16 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// The benchmark waits this long for a daemon to start consuming. A daemon needs about a tenth of a second. RabbitMQ's
-/// number of consumers would not show that a daemon consumes, because it does not include waiting consumers.
+/// number of consumers would not show this start, because this number does not include waiting consumers.
 const LISTENS_AFTER: Duration = Duration::from_secs(3);
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Number of events before the fault. From these events, a daemon learns the size of messages.
 const FIRST: u64 = 10_000;
 
-/// The figures are medians. For a daemon that gets SIGTERM, there is no limit.
+/// The limits apply to the medians of all rounds. A handover after SIGTERM has no limit.
 const AIMS: [(&str, Aim); 3] = [
     ("takeover_kill_ms", Aim::AtMost(5_000.0)),
     ("takeover_stop_ms", Aim::AtMost(30_000.0)),
@@ -46,7 +46,7 @@ const AIMS: [(&str, Aim); 3] = [
 /// Two daemons share four partitions under load. The second daemon takes over the partitions of the first daemon.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Rounds. The figures are medians.
+    /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 
@@ -161,7 +161,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     load.abort();
     let _ = load.await;
     drop(first);
-    // One more event can be in flight, which the load has not counted yet.
+    // One more event can be in flight that the load has not counted yet.
     wait::until("all is written", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed)))
         .await?;
     second.signal("TERM")?;

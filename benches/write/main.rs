@@ -22,15 +22,15 @@ use common::world::{Setup, World, stack};
 use tallyd_benches as common;
 use ways::Way;
 
-/// Write the same events by every method, in batches of each size, and check every row and counter after each run.
+/// Write the same events with every method, in batches of each size, and check every row and counter after each run.
 /// There is no broker, so only MySQL is measured.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Events that each run writes. Runs with the smallest batches write a tenth of this number.
+    /// Number of events that each run writes. Runs with the smallest batches write a tenth of this number.
     #[arg(long, default_value_t = 200_000)]
     events: usize,
 
-    /// Number of runs of each method. The figures are medians.
+    /// Number of runs of each method. Each figure is the median of these runs.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -53,7 +53,7 @@ struct Written {
     events_per_second: f64,
     /// CPU time of the server per event.
     mysql_us: f64,
-    /// CPU time of the client per event, including the work that makes rows of events.
+    /// CPU time of the client per event, including the conversion of events to rows.
     client_us: f64,
 }
 

@@ -1,5 +1,5 @@
-//! The methods to write a batch. Each method writes the rows first, then the differences of the counters, in one
-//! transaction.
+//! The methods to write a batch. In one transaction, each method first writes the rows, and then adds the differences
+//! to the counters.
 //!
 //! With one writer per (target, user), all methods are exact. With two writers, only methods that lock the row before
 //! they read its old state are exact: `noted`, `column`, and `read`, whose plain INSERT fails if another writer was
@@ -19,9 +19,9 @@ use tallyd_mysql::{Text, likes};
 pub enum Way {
     /// The method does not read old states: it is an upsert without counters, as in the peers.
     Plain,
-    /// The upsert stores the old states in a user variable: tallyd's first choice.
+    /// The upsert stores the old states in a user variable. tallyd uses this method if the server allows it.
     Noted,
-    /// The method reads the rows with a lock, then inserts or updates them: tallyd's second choice.
+    /// The method reads the rows with a lock, then inserts or updates them. tallyd uses this method otherwise.
     Read,
     /// The upsert stores the old state in a column of the row. A second statement reads this column.
     Column,
@@ -88,8 +88,7 @@ async fn run(connection: &mut MySqlConnection, sql: String) -> Result<()> {
     Ok(())
 }
 
-/// Upserts the batch. The statement has the assignments in `first` before the assignments that change the row's
-/// columns.
+/// Upserts the batch. `first` contains assignments that the statement makes before it changes the row's columns.
 async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, State)], first: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} ON DUPLICATE KEY UPDATE {first} {}",

@@ -127,7 +127,7 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         let about = About::Letter { letter: Some(letter) };
         match kept.get(&letter).copied().unwrap_or(0) {
             0 if is_certain => {
-                let says = format!("the message {letter} ({reason}) is confirmed, but it is no dead letter");
+                let says = format!("the message {letter} ({reason}) is confirmed, but it is not a dead letter");
                 found.push(Violation::new(Class::Lost, about, says));
             }
             0 | 1 => {}

@@ -19,7 +19,7 @@ use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
 
-/// Targets and users from this id on are used only in this file.
+/// Only this file uses targets and users with this id or higher ids.
 const COLD: u64 = 3_000_000;
 const USER: u64 = 3_000_000;
 

@@ -19,7 +19,7 @@ use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
 
-/// Only this publisher uses targets from this id on.
+/// Only this publisher uses targets with this id or higher ids.
 const FIRST: u64 = 2_000_000;
 
 const TARGETS: u64 = 50;

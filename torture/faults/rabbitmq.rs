@@ -16,7 +16,7 @@ const DEATHS: usize = 25;
 /// Time limit for all kills together.
 const DYING_MAX: Duration = Duration::from_secs(300);
 
-/// Time limit until a killed daemon runs again.
+/// How long to wait until a killed daemon runs again.
 const LISTENING_MAX: Duration = Duration::from_secs(10);
 
 pub fn all() -> Vec<Fault> {

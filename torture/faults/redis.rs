@@ -27,7 +27,7 @@ const REPAIR_MAX: Duration = Duration::from_secs(120);
 /// The time between two drifts that the fault makes.
 const DRIFT_EVERY: Duration = Duration::from_secs(10);
 
-/// Time limit until the replica has the master's data.
+/// How long to wait until the replica has the master's data.
 const SYNC_MAX: Duration = Duration::from_secs(20);
 
 pub fn all() -> Vec<Fault> {

@@ -1,4 +1,4 @@
-//! Tries faults one by one: a few likes a second, a fault, and a check of the likes.
+//! Tries faults one by one. Each try consists of a few likes a second, a fault, and a check of the likes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const CLICKERS: u64 = 4;
 /// Seconds that a fault lasts, if its range allows it.
 const HOLD_S: u64 = 8;
 
-/// Time limit until everything works again after a fault.
+/// How long to wait until everything works again after a fault.
 const SETTLE_MAX: Duration = Duration::from_secs(90);
 
 /// Dead letters that are fences (markers of jobs) are never replayed.

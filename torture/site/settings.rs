@@ -123,7 +123,7 @@ metric = "unread"
 settable = true
 "#;
 
-/// Users name a past day, so a period of `past` is already closed when users add scores to it.
+/// Users add scores to past days, so a period of the board `past` is already closed when they add scores to it.
 const BOARDS: &str = r#"[[board]]
 name = "hot"
 period = "day"

@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// MySQL's limit of connections, as `dev/up` sets it.
 pub const CONNECTIONS: u32 = 300;
 
-/// Time limit until root gets a free connection.
+/// How long to wait until root gets a free connection.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
 /// The broker reports the number of unacknowledged messages with a delay of some seconds.

@@ -26,7 +26,7 @@ const RATE: u64 = 1_000;
 const SECONDS: u64 = 12;
 const WARM_UP_S: u64 = 2;
 
-/// The number of likes of which one is for the sampled target.
+/// One like in `SAMPLE_EVERY` is for the sampled target.
 const SAMPLE_EVERY: u64 = 10;
 
 /// The sampled target. The likes in between have other targets.
@@ -45,7 +45,8 @@ pub(super) struct Delays {
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
-    /// Time from one read of the counter to the next. A measured delay can be too high by up to this time.
+    /// Time from one read of the counter to the next. A measured delay can be too high by up to the time between two
+    /// reads.
     pub poll_p99: f64,
     /// How much later than planned the likes were published.
     pub late_p99: f64,

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 
 use super::{root, stack};
 
-/// The password of all test accounts. If an output contains this text, the output shows a secret.
+/// The password of all test accounts. An output that contains this text shows a secret.
 pub const PASSWORD: &str = "s3cr3t-of-a-test";
 
 /// The name of the account on RabbitMQ. All tests share this account, because creating an account takes a second.
@@ -91,7 +91,8 @@ impl Accounts {
         fs::write(made, text).unwrap();
     }
 
-    /// Returns the daemon's account in MySQL. A test uses it to grant additional rights that its settings need.
+    /// Returns the daemon's account in MySQL. A test uses this account name to grant additional rights that the test's
+    /// settings need.
     pub fn of_daemon_in_mysql(&self) -> String {
         format!("'{}'@'%'", self.short)
     }

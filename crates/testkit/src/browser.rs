@@ -35,7 +35,7 @@ fn start_driver() -> Option<(Child, u16)> {
     Some((driver, port?))
 }
 
-/// A tab with its own profile. Dropping it kills Chromium and chromedriver.
+/// A tab with its own profile. Dropping the `Browser` kills Chromium and chromedriver.
 pub struct Browser {
     driver: Child,
     port: u16,

@@ -15,7 +15,7 @@ use super::{Dice, Model, World, client_of, eventually, target};
 /// A clicker clicks for several users in random order, on a few popular targets and on many other targets.
 #[derive(Clone, Copy)]
 pub struct Clicker {
-    /// The number of this clicker, from 0.
+    /// The number of this clicker. The first clicker has the number 0.
     pub number: u64,
     pub users: u64,
     /// The number of popular targets. The ids of popular targets begin at 1. These targets get half of the clicks, so

@@ -49,7 +49,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the size in KiB that has this name in `/proc/PID/status`.
+    /// Returns the size with the name `name` in `/proc/PID/status`, in KiB.
     pub fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
@@ -73,7 +73,7 @@ impl Drop for Daemon {
     }
 }
 
-/// After a failure, prints the logs of all daemons. This includes daemons that have ended.
+/// After a failure, prints the logs of all daemons. The logs include those of daemons that have ended.
 impl Drop for World {
     fn drop(&mut self) {
         let started = if std::thread::panicking() { STARTED.load(Ordering::Relaxed) } else { 0 };

@@ -43,7 +43,7 @@ use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::NO_TARGET;
 
-/// How long a test waits for an expected state. This time is long, because the machine can be under heavy load.
+/// How long a test waits for an expected state. The time is long, because the machine can be under heavy load.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The maximum number of unconfirmed messages of a publisher.
@@ -52,8 +52,8 @@ const IN_FLIGHT: usize = 1_000;
 /// The number of daemons that this process has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// The environment that the systemd unit sets for the daemon. A build without optimization needs a larger stack for
-/// each level of a message's headers.
+/// The environment variables that the systemd unit sets for the daemon. A build without optimization needs a larger
+/// stack for each level of a message's headers.
 pub fn unit_environment() -> [(&'static str, String); 2] {
     let stack_bytes: usize = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
     [("RUST_MIN_STACK", stack_bytes.to_string()), ("MALLOC_ARENA_MAX", "2".to_owned())]
@@ -127,7 +127,7 @@ impl World {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }
 
-    /// Deletes everything that the test created. Don't call it after a failure, because the data helps debugging.
+    /// Deletes everything that the test created. Don't call this after a failure: the data help to find the cause.
     pub async fn close(self) {
         let link = self.broker.connect("test").await.unwrap();
         for partition in 0..self.broker.partitions() {
@@ -293,8 +293,8 @@ impl World {
     }
 
     /// Waits until the daemon has written all messages that were published before. To detect this, the test publishes
-    /// one more event to the queue of each partition, for a target that no test uses. Queues are read in order, so the
-    /// test waits for these events. The broker's queue depths can't be used, because they are seconds old.
+    /// one more event to the queue of each partition, for a target that no test uses. Queues are read in order, so
+    /// these events are written last. The broker's queue depths can't be used, because they are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);
@@ -313,7 +313,7 @@ impl World {
     pub async fn outbox_added(&self) {
         let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
                     WHERE p.outbox > COALESCE(s.applied, 0)";
-        eventually("all of the outbox is added", || async { self.count(rest).await == 0 }).await;
+        eventually("all rows of the outbox are added to Redis", || async { self.count(rest).await == 0 }).await;
     }
 }
 
@@ -351,7 +351,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() ->
     }
 }
 
-/// Changes a number in Redis without the daemon's knowledge.
+/// Changes a counter in Redis directly, so that the daemon does not know of the change.
 pub async fn drift(world: &World, target: Target, by: i64) {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
     let mut redis = world.redis().await;
@@ -369,7 +369,7 @@ pub async fn lose(world: &World) {
     }
 }
 
-/// Fails unless Redis has exactly the numbers of the model.
+/// Fails unless Redis has exactly the counters of the model.
 pub async fn assert_redis_equals(world: &World, model: &Model) {
     let mut expected = model.counters();
     expected.retain(|_, count| *count != 0);

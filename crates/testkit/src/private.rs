@@ -1,4 +1,4 @@
-//! Runs a Redis server for one test, which the test can restart or make a replica.
+//! Runs a Redis server for one test. The test can restart the server or make it a replica.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

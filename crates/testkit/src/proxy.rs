@@ -41,7 +41,7 @@ struct Line {
     muted: AtomicBool,
     /// The bytes that the server sent, if the proxy records them.
     answers: Mutex<Option<Vec<u8>>>,
-    /// If a client sends these bytes, the proxy starts to hold back bytes.
+    /// If a client sends these bytes, the proxy starts to hold back the clients' bytes.
     last_words: Mutex<Option<Vec<u8>>>,
     /// Each piece of data is delayed by a time in this range, in milliseconds.
     delay: Mutex<Option<Range<u64>>>,
@@ -114,7 +114,7 @@ impl Proxy {
         self.line.held.send_replace(true);
     }
 
-    /// Starts to hold back bytes when a client sends `words`. These bytes are held back, too.
+    /// Starts to hold back the clients' bytes when a client sends `words`. These bytes are held back, too.
     pub fn hold_from(&self, words: &[u8]) {
         *self.line.last_words.lock().unwrap() = Some(words.to_vec());
     }
@@ -124,7 +124,7 @@ impl Proxy {
         *self.line.held.borrow()
     }
 
-    /// Sends the held bytes to the server. This includes bytes of clients that have disconnected since.
+    /// Sends the held bytes to the server. Also sends the held bytes of clients that are no longer connected.
     pub fn release(&self) {
         self.line.held.send_replace(false);
     }
@@ -141,12 +141,13 @@ impl Proxy {
         self.line.held.send_replace(true);
     }
 
-    /// Delays each piece by a number of milliseconds in this range, in both directions.
+    /// Delays each piece of data by a number of milliseconds in this range, in both directions.
     pub fn delay(&self, milliseconds: Range<u64>) {
         *self.line.delay.lock().unwrap() = Some(milliseconds);
     }
 
-    /// Closes each connection after this number of further bytes from the server. This includes the open connections.
+    /// Closes each connection after this number of further bytes from the server. The limit also applies to connections
+    /// that are already open.
     pub fn truncate(&self, bytes: usize) {
         *self.line.answers_left.lock().unwrap() = Some(bytes);
     }

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use super::clicker::Clicker;
 use super::{Daemon, Model, World, assert_redis_equals, eventually};
 
-/// How many clickers click at the same time. Each clicker clicks on a few popular targets and on many other targets.
+/// The number of clickers that click at the same time. Each clicker clicks on a few popular targets and on many other
+/// targets.
 const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
@@ -86,7 +87,7 @@ pub async fn reconciled(world: &World, drifts: &[i64]) {
     eventually("a reconcile ends", ended).await;
 }
 
-/// Returns the process that holds each partition.
+/// Returns, for each partition, the process that holds it.
 pub async fn owners(world: &World) -> BTreeMap<u16, String> {
     let rows: Vec<(u16, Option<String>)> =
         sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
