@@ -1,13 +1,13 @@
-//! Adds the amounts that batches added to `counter` to Redis, too, each amount exactly once. This concerns only metrics
-//! that the daemon writes to Redis.
+//! Adds to Redis the amounts that the batches have added to `counter` in MySQL, each amount exactly once. This concerns
+//! only metrics that the daemon writes to Redis.
 //!
 //! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
 //! commit the task in this file reads the rows in order and adds them to Redis, bucket by bucket. Each daemon has one
 //! such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
-//! bucket contains completely. One call adds the sum of a pass to some buckets. The script (crates/redis/lua/apply.lua)
-//! adds the sum only if the bucket's mark is not above the last row before the pass. For a bucket with a higher mark,
-//! the task sends the sum of only the rows after that mark. Once a second the task stores in `outbox_state` the number
-//! of the last row that is added to all buckets. The next daemon begins after that row.
+//! bucket contains completely. One call adds the sum of all rows of a pass to some buckets. The script
+//! (crates/redis/lua/apply.lua) adds the sum only if the bucket's mark is not above the last row before the pass. For a
+//! bucket with a higher mark, the task sends the sum of only the rows after that mark. Once a second the task stores in
+//! `outbox_state` the number of the last row that is added to all buckets. The next daemon begins after that row.
 //!
 //! Possible races, each with its outcome:
 //!
@@ -15,28 +15,30 @@
 //!   after a restart, finds the row. Each daemon checks once a second for rows that have not been added yet.
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
 //!   daemon adds the rows again, and because of the marks the script skips the rows that Redis already has.
-//! * A: a call times out. It is unknown whether the call has run, or will run later, even after later rows are added.
-//!   Because of the marks, the additions are made only once. One call contains all additions of its rows to a bucket.
-//!   With two calls the first could fail, and the second would raise the mark above rows that were not added.
+//! * A: a call times out. It is unknown whether Redis has executed the call. It can even execute the call after later
+//!   rows were added. Because of the marks, the additions are made only once. One call contains all additions that its
+//!   rows make to a bucket. With two calls the first could fail, and the second would raise the mark above rows that
+//!   were not added.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
 //!   are between the first and the last row of the pass, so the script adds nothing and returns the marks. The next
 //!   call is for the buckets with exactly this mark, and has the rows after the mark. If a mark has changed before this
 //!   call, the script returns the new mark.
-//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. Daemon 2 skips rows of
-//!   other daemons' partitions that are younger than `OLD`. If both daemons add a row, the marks prevent the second
-//!   addition.
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. If a row of another
+//!   daemon's partition is younger than `OLD`, daemon 2 skips the row. If both daemons add a row, the marks prevent the
+//!   second addition.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
 //!   reader that finds row 8 also finds row 7.
 //! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
 //!   Row numbers follow MySQL's clock, so new rows have numbers above every mark and are added. Until a full reconcile,
 //!   Redis keeps the additions that MySQL lost. The task logs a warning if the last recorded row is missing in MySQL,
 //!   or if Redis has marks of rows that MySQL does not have.
-//! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to a
-//!   bucket that readers do not use yet. The job that loads the bucket raises the marks to the committed rows, and then
-//!   loads the values of the counters that include exactly these rows (crates/redis/lua/load.lua).
+//! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. After that, new rows are
+//!   added to the new bucket, which readers do not use yet. The job that loads the bucket raises the marks to the
+//!   committed rows, and then loads the values of the counters that include exactly these rows
+//!   (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
-//!   rows up to `applied` are not sent again. A reconcile finds the missing amounts, as it does for counters that API
-//!   servers write.
+//!   the task does not send rows again that MySQL has recorded as added. A reconcile finds the missing amounts, as it
+//!   does for counters that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
 //!   and skips the addition. After the operator has repaired the key, a job loads the bucket if Redis has lost it.
 //!   Otherwise a reconcile adds the missing amounts. After any other failure, the task retries until the call succeeds.
@@ -112,7 +114,7 @@ struct State {
     /// The value of `added` that was last recorded in MySQL.
     noted: OutboxOffsets,
     kept: Kept,
-    /// The partitions that have rows which the last pass did not read.
+    /// The partitions of which the last pass did not read all rows.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
     pruned: Option<Instant>,
@@ -179,7 +181,7 @@ impl Outbox {
         }
     }
 
-    /// Adds some rows of each partition that has new rows. If one partition fails, the others continue, because
+    /// Adds the next rows of each partition that has new rows. If one partition fails, the others continue, because
     /// possibly only one node of the Redis Cluster is unreachable.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();

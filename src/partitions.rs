@@ -14,7 +14,7 @@ use tallyd_rabbitmq::{Broker, MapQueue};
 pub(crate) struct InUse {
     /// All partitions in use, including those that this configuration adds.
     pub partitions: Partitions,
-    /// The maps that are recorded in MySQL.
+    /// All maps that are recorded in MySQL.
     pub maps: Vec<NotedMap>,
     /// The recorded count of partitions in MySQL; `None` if no daemon has ever run.
     pub noted: Option<Noted>,
@@ -53,7 +53,7 @@ pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
 /// Checks that no map uses the name, number or queue of a different map in use.
 ///
 /// # Errors
-/// Fails with [`ConfigError`]. The error contains a sentence for each conflict. Also fails if MySQL fails.
+/// Fails with [`ConfigError`]. The error's text has a sentence for each conflict. Also fails if MySQL fails.
 pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) -> Result<()> {
     let in_use = store.noted_maps().await?;
     let conflict = |map: &Map| noted(map, broker, "").conflict(&in_use);

@@ -29,7 +29,7 @@ const LISTED_MAX: usize = 20;
 /// the period in Redis.
 const UNARCHIVED_LOOKED: usize = 20;
 
-/// A board cannot be shown.
+/// The reason why a board cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotShown {
     /// The configuration has no such board.
@@ -50,7 +50,7 @@ pub(crate) enum NotShown {
     )]
     NoPeriod {
         name: String,
-        /// The lengths of the board's periods.
+        /// The lengths of the periods that the board has.
         periods: String,
     },
     /// The board has no periods of that length.
@@ -105,7 +105,7 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// Reads from Redis a period that is not archived.
+    /// Reads a period that is not archived from Redis.
     async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;

@@ -31,7 +31,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// The name that users see.
+    /// The state's name in texts for users.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -86,7 +86,7 @@ pub(crate) enum Source {
     MySql,
 }
 
-/// The first places of a board.
+/// The first places of a board, with the source of the data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Top {
     pub board: String,

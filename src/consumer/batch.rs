@@ -1,8 +1,8 @@
 //! Holds delivered messages: first in the inbox, then in the batch that one transaction writes.
 //!
 //! The broker limits the count of messages in flight, not their bytes, and the AMQP library takes every message that
-//! arrives. If lists of 1 MiB each arrive after millions of single events, they can fill the memory while MySQL does
-//! not answer. So the session takes each message from the library immediately and counts its bytes.
+//! arrives. Suppose that MySQL does not answer, and lists of 1 MiB each arrive after millions of single events. These
+//! lists can fill the memory. So the session takes each message from the library immediately and counts its bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -139,7 +139,7 @@ impl Received {
 /// The messages that one transaction writes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch {
-    /// In the order of arrival.
+    /// The events in the order of arrival.
     pub events: Vec<Received>,
     /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
@@ -183,7 +183,7 @@ impl Batch {
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
         // One part gets the events and the other part the dead letters. A batch that has only events or only dead
-        // letters is halved.
+        // letters is split in the middle.
         let keeps = |all: usize, others: usize| if others > 0 { all } else { all / 2 };
         let (events, refused) = (self.events.len(), self.refused.len());
         Self {
@@ -201,7 +201,7 @@ impl Batch {
 }
 
 /// Returns how often the message was returned to the broker, from the header `x-delivery-count` of quorum queues. On a
-/// first delivery the header is ignored, because only the publisher can have set it.
+/// first delivery the header is ignored, because a publisher has set it, not the broker.
 fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
     let headers = properties.headers().as_ref().filter(|_| redelivered);
     match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {

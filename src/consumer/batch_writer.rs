@@ -34,8 +34,8 @@ use tallyd_mysql::{Store, StoreError};
 /// A batch is split after this number of errors, if a smaller transaction can avoid such an error.
 const TOO_MUCH_MAX: u32 = 2;
 
-/// A batch is logged if its write takes longer than this. Most batches take a few milliseconds, the largest about a
-/// second.
+/// A batch is logged if its write takes longer than this. Most batches take a few milliseconds, and the largest batches
+/// take about a second.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// The writer of one partition, for one session with the broker.
@@ -297,7 +297,7 @@ impl BatchWriter {
         letter_of(event, Refusal { reason: Reason::RefusedByDatabase, error }, &self.queue)
     }
 
-    /// Makes the dead letter of an event that is older than the ledger's oldest entries. It is unknown whether the
+    /// Makes the dead letter of an event that is older than the ledger's oldest entries. It is unknown whether such an
     /// event was applied.
     fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
         let error = format!(

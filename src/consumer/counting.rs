@@ -112,7 +112,7 @@ impl Oldest {
     }
 }
 
-/// Counts since the last log line. A line is written once a minute while messages arrive.
+/// The counts since the last log line. A log line is written once a minute while messages arrive.
 #[derive(Default)]
 pub(super) struct Throughput {
     logged: Option<Instant>,

@@ -30,7 +30,8 @@ const IN_FLIGHT: usize = 500;
 /// One partition's share of the quota. This type also handles the letters that exceed the share.
 pub(super) struct DeadLetterQuota {
     broker: Broker,
-    /// Uses a separate connection: under a memory alarm the broker reads nothing from a connection that publishes.
+    /// The publisher has a separate connection, because under a memory alarm the broker reads nothing from a connection
+    /// that publishes.
     publisher: Option<Publisher>,
     heartbeat: Heartbeat,
     /// Cancelled when the session ends.

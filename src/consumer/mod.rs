@@ -9,7 +9,7 @@
 //! Possible races, each with its outcome:
 //!
 //! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker redelivers. No redelivered
-//!   event is newer than its row, so nothing is written, and the batch is acknowledged.
+//!   event is newer than its row, so the next daemon writes nothing and acknowledges the batch.
 //! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer. Daemon 2 takes over
 //!   the partition and increments its epoch. C: daemon 1 resumes and writes. The transaction of daemon 1 locks the
 //!   partition's row first, finds a newer epoch and writes nothing. The session of daemon 1 ends.
@@ -18,9 +18,9 @@
 //!   try to insert it. The second insert then violates the primary key. The second writer runs its whole transaction
 //!   again and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
-//!   messages are acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
-//!   messages and activates the next consumer. So a job's fence message never overtakes an event that a daemon has
-//!   received. A queue that is empty and has no consumer has no messages in flight.
+//!   messages are acknowledged, and the channel is closed. When the channel is closed, the broker requeues the
+//!   unacknowledged messages and activates the next consumer in one step. So a job's fence message never overtakes an
+//!   event that a daemon has received. If a queue is empty and has no consumer, none of its messages are in flight.
 //! * A: daemon 1 is the first daemon to read that an operator has paused the consumers. B: the broker makes daemon 2
 //!   the active consumer. Within a second daemon 2 reads the pause, too. Each daemon ends its session in the same way
 //!   as at the stop, so no event is lost or applied twice, and the events keep their order.
@@ -77,7 +77,7 @@ const PREFETCH_BATCHES: usize = 4;
 /// If one of these tasks is paused, no partition is consumed.
 const PAUSED_BY: &[Task] = &[Task::Consumer];
 
-/// Delay before the next session if another daemon took over the partition.
+/// The delay before the next session, if another daemon took over the partition.
 const STAND_BACK: Duration = Duration::from_millis(100);
 
 /// One partition's consumer.
@@ -108,9 +108,10 @@ enum SessionEnd {
     Stopped,
     #[error("an operator has paused the consumers")]
     Paused,
-    #[error("another prefetch fits the message sizes better")]
+    #[error("the prefetch must change, because the messages have other sizes than expected")]
     OtherPrefetch,
-    /// The next session must use a smaller prefetch. The open batch has not been sent to MySQL yet.
+    /// The next session must use a smaller prefetch, because a message was redelivered too often. The open batch has
+    /// not been sent to MySQL.
     #[error("a message was redelivered {0} times")]
     Redelivered(i64),
     /// Messages are larger than expected when the prefetch was chosen. The value is the size of the inbox in bytes.
@@ -127,7 +128,7 @@ enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// Whether the session ended without a failure. Then the delivered messages can still be written.
+    /// Whether the session ended without a failure, so that the delivered messages can still be written.
     pub(crate) fn is_orderly(&self) -> bool {
         matches!(self, Self::Stopped | Self::Paused | Self::OtherPrefetch)
     }
@@ -274,7 +275,7 @@ impl Partition {
             }
         };
         if !exact {
-            let (partition, error) = (self.number, "this server assigns columns in a different order");
+            let (partition, error) = (self.number, "this server assigns columns in an unsupported order");
             warn!(
                 event = "reads-first",
                 partition, error, "switched to the slower way of writing, which reads rows first: {error}"
@@ -348,7 +349,7 @@ impl Partition {
             // If another daemon has added partitions since the count was read, this daemon can have restored a binding
             // that the other daemon removed. So the count is read again.
             let noted = self.store.noted_partitions().await?;
-            // A smaller count is no reason to repeat this: it comes from a MySQL server that lags.
+            // If the count is smaller than `partitions`, it comes from a MySQL server that lags, and is ignored.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {
                 return Ok(());
             }

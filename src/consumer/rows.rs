@@ -1,8 +1,9 @@
 //! Applies a batch's events within its transaction.
 //!
 //! Likes: the newest event per (target, user) is written. The changes of the counters are computed from the rows' old
-//! states. Counts and sets: the ledger filters out counts that were applied before. Settable counters are locked, and
-//! `tallyd_core::resolve_sets` decides which events take effect. Events of targets that a reconcile watches are logged.
+//! states. Counts and sets: the ledger filters out counts that were applied before. The transaction locks settable
+//! counters, and `tallyd_core::resolve_sets` decides which of their events take effect. Events of targets that a
+//! reconcile watches are logged.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -30,8 +31,8 @@ pub(super) struct LikeRows {
     /// Whether old states are read before rows are written. This is the slower way, for servers that do not support the
     /// faster one.
     pub reads_first: bool,
-    /// The unit of the events' times, if it is coarser than a microsecond. Within one unit the order of arrival
-    /// decides.
+    /// The unit of the events' times, if it is coarser than a microsecond. If two events have the same time in this
+    /// unit, the event that arrived later wins.
     pub coarse: Option<Unit>,
 }
 
@@ -102,9 +103,9 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. It is asked after a failed
-/// transaction. If the ledger then contains one of the events, later transactions also ask it for some time, because
-/// more such events can follow.
+/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. The ledger is asked after a
+/// failed transaction. If it then contains one of the events, the next transactions also ask the ledger, because more
+/// such events can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The number of later transactions that must still ask the ledger.
@@ -192,7 +193,7 @@ async fn apply_settable(
 /// values of these targets' counters at any instant. This type caches the last watch (a reconcile's request to log
 /// events) and the counters of that watch.
 pub(super) struct EventCapture {
-    /// The metric of likes.
+    /// The metric that counts likes.
     like: Metric,
     watch: Option<u64>,
     keys: HashSet<CounterKey>,

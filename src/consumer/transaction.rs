@@ -24,7 +24,7 @@ const KEPT_MAX: usize = 1_000;
 /// The transactions of one partition, for one session with the broker.
 pub(super) struct Transaction {
     partition: u16,
-    /// The metric of likes.
+    /// The metric that counts likes.
     like: Metric,
     rules: Derived<Arc<Rules>>,
     pub ownership: Ownership,
@@ -36,7 +36,7 @@ pub(super) struct Transaction {
     pub steps: Steps,
 }
 
-/// The result of a transaction, used once it is committed.
+/// The result of a transaction. The caller uses it once the transaction is committed.
 pub(super) struct Committed {
     pub epoch: u64,
     pub rows: usize,
@@ -100,8 +100,8 @@ impl Transaction {
     }
 }
 
-/// For likes that the daemon counts, replaces the sender's time with MySQL's time. So a `changed` reconcile lists these
-/// likes, even if they are late or the sender's clock is wrong.
+/// For likes that the daemon counts, replaces the time that the sender has set with MySQL's time. So a `changed`
+/// reconcile lists these likes, even if they are late or the sender's clock is wrong.
 fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
     for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
         it.at = now;

@@ -35,7 +35,7 @@ impl Allowed {
         following.spawn(async move {
             loop {
                 tokio::time::sleep(READ_EVERY).await;
-                // The result is ignored, because the run itself fails if MySQL does not answer.
+                // A failure is ignored here, because the run itself fails if MySQL does not answer.
                 let _ = orders.refresh(&store).await;
             }
         });

@@ -62,7 +62,7 @@ enum FenceState {
     Passed,
     /// The partition has no consumer, and its queue is empty.
     Idle,
-    /// The run waits for the partition, for this reason.
+    /// The run waits for the partition. The text is the reason.
     Waiting(String),
 }
 

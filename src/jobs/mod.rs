@@ -42,7 +42,7 @@ pub struct JobSpec {
     pub cron: Cron,
     /// Makes the mode due independently of its schedule.
     pub request: Request,
-    /// The time at which the mode is due if it never ran.
+    /// The time at which the mode becomes due if it never ran.
     pub first_run: FirstRun,
     /// If several modes of one job are due, the one with the lowest rank runs first.
     pub rank: usize,
@@ -67,11 +67,12 @@ impl JobSpec {
     }
 }
 
-/// When a mode that never ran becomes due.
+/// The time at which a mode that never ran becomes due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
-    /// At the next time of the mode's schedule. A run can be expensive, and the operator chose a suitable time.
+    /// The mode becomes due at the next time of its schedule, because a run can be expensive, and the operator chose a
+    /// suitable time.
     AtItsTime,
 }
 
@@ -154,8 +155,7 @@ pub enum JobError {
     /// An operator has paused the job, or a task that the job needs.
     #[error("{0} (run `{undo}` to resume)", undo = .0.undo())]
     Paused(Box<Order>),
-    /// The run cannot be done until an operator changes something. The run is not retried before its next scheduled
-    /// time.
+    /// The run cannot be done until an operator changes something, so it is not retried before its next scheduled time.
     #[error("{0}")]
     Refused(String),
     /// The run would repair more than the safety limit allows.
@@ -168,7 +168,7 @@ pub enum JobError {
          {noted} here, too, and restart. To lower it, follow docs/operations/partitions.md"
     )]
     TooFewPartitions {
-        /// The count in the configuration.
+        /// The count of partitions in the configuration.
         known: u16,
         noted: u16,
         /// The daemon that raised the count of partitions.
@@ -180,7 +180,7 @@ pub enum JobError {
 }
 
 impl JobError {
-    /// The outcome in the run's record.
+    /// The outcome that is written into the run's record.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::Refused(_) => Outcome::Refused,
@@ -192,7 +192,7 @@ impl JobError {
         }
     }
 
-    /// The full text, with its causes.
+    /// The full text of the error, with its causes.
     pub fn text(&self) -> String {
         match self {
             Self::Other(error) => format!("{error:#}"),

@@ -1,8 +1,8 @@
-//! Runs a job under the job's lock. Also contains the loop that runs due modes. All jobs use this module.
+//! Runs a job under the job's lock. All jobs use this module. It also contains the loop that runs the due modes.
 //!
 //! A run acquires the lock, works while the lease is renewed, records the report and releases the lock. A job has at
-//! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop; `schedule` decides what
-//! is due.
+//! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop. `schedule` decides
+//! which modes are due.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -86,7 +86,7 @@ where
     let run = match store.take_job(name, mode, job.owner).await? {
         Lock::Taken(run) => run,
         Lock::Held { owner, lease_s } => {
-            telemetry().jobs.waits(name, Some((WaitsFor::Lock, format!("{owner} is running it"))));
+            telemetry().jobs.waits(name, Some((WaitsFor::Lock, format!("{owner} is running the job"))));
             return Ok(Ran::Held { owner, lease_s });
         }
     };
@@ -158,8 +158,8 @@ async fn forget_old_runs(store: &Store, job: Job<'_>) {
     }
 }
 
-/// Runs the loop of one job in a daemon. The loop runs the first due mode once MySQL answers after the start, and each
-/// time the loop is woken. `specs` returns the modes; a reload can change them.
+/// Runs the loop of one job in a daemon. After the start, the loop runs the first due mode as soon as MySQL answers.
+/// Later it runs the first due mode each time it is woken. `specs` returns the modes; a reload can change them.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,
@@ -196,7 +196,7 @@ pub async fn serve(
 }
 
 /// Runs a due mode. If an operator paused a task that the mode needs, the loop waits for the end of the pause instead.
-/// Returns how the loop waits before its next check.
+/// Returns the wait before the loop's next check.
 async fn run_due(
     entry: &mut Entry,
     servers: &Servers,
@@ -222,7 +222,7 @@ async fn run_due(
     entry.ran(retry, requested);
     match retry {
         RetryAfter::Pause => Some(Wait::AFTER_RUN),
-        // Another mode can be due, too.
+        // The loop continues without a pause, because another mode can be due, too.
         RetryAfter::NextTime | RetryAfter::LongerPause | RetryAfter::Resume => None,
     }
 }

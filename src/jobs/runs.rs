@@ -18,7 +18,7 @@ use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
-/// The records of runs are kept for this time, if a job runs every minute.
+/// If a job runs every minute, the records of its runs are kept for this time.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Compares Redis with MySQL, and repairs it.
@@ -108,7 +108,7 @@ fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'
     Job { name: JobName::Archive.name(), mode, owner: &servers.owner, keep }
 }
 
-/// Builds Bloom filters and keeps them current.
+/// Builds Bloom filters and updates them.
 pub async fn filters(
     servers: &Servers,
     config: &Config,

@@ -38,7 +38,7 @@ pub enum RetryAfter {
     Resume,
 }
 
-/// How the loop of a job waits.
+/// The way in which the loop of a job waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// The loop waits for this time, even if a trigger or a request arrives.
@@ -128,7 +128,8 @@ impl Schedule {
     /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // Pauses that are over are left out: nothing is due, so another daemon has run the mode during the pause.
+        // A pause that is over is ignored. Its mode is no longer due, because another daemon has run the mode during
+        // the pause.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }
@@ -139,7 +140,7 @@ impl Schedule {
 }
 
 impl Entry {
-    /// Whether the mode is due. Either a run was requested, or the schedule has triggered since the last completed run
+    /// Whether the mode is due, because a run was requested, or the schedule has triggered since the last completed run
     /// began.
     fn is_due(&self, now: Micros) -> bool {
         if self.spec.request.is_made() {

@@ -1,5 +1,5 @@
 //! The table of all jobs and their modes. The daemon's loops, its cron triggers, the observer and `config check` read
-//! this table. The order of its rows affects only the order in which commands show the modes.
+//! this table. The order of the table's rows affects only the order in which commands show the modes.
 
 use futures_util::FutureExt;
 

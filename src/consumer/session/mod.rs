@@ -133,7 +133,8 @@ struct Session<'a> {
     link: &'a Link,
     /// Cancelled at the stop, and when the session fails. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
-    /// These settings are read for each message, so that a reload applies to the next message.
+    /// These settings are read again for each message, so that a reload of the configuration applies to the next
+    /// message.
     terms: Derived<Terms>,
     prefetch: u16,
     deliveries: lapin::Consumer,
@@ -142,15 +143,16 @@ struct Session<'a> {
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
     open: Open,
-    /// The idle writer. Exactly one of `writer` and `writing` is `Some`.
+    /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
     learned: &'a mut Learned,
     /// The outage of the connection, if there is one. The outage ends when a batch is written, or after some time
-    /// without a failure. A connection that only seems to work must not be reopened without a delay.
+    /// without a failure. Until then, a new session begins after a delay, because a connection can seem to work
+    /// although it does not.
     outage: &'a mut Outage,
     began: Instant,
-    /// Set when a batch is written, when a batch fails in MySQL, or when nothing has failed for some time.
+    /// Whether the connection works: a batch was written, a batch failed in MySQL, or nothing has failed for some time.
     is_proven: bool,
     /// Count of messages since the prefetch was last checked.
     seen: u16,
@@ -166,7 +168,7 @@ impl Session<'_> {
         let mut tick = tokio::time::interval(TICK);
         let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
         let mut paused = pin!(control.until_paused(PAUSED_BY));
-        // Messages gather until this instant.
+        // The loop lets messages gather until this instant.
         let mut gather: Option<Instant> = None;
         loop {
             if self.writing.is_none() {

@@ -106,10 +106,10 @@ impl Session<'_> {
         }
     }
 
-    /// Closes the channel. The broker then requeues the unacknowledged messages and activates the next consumer in one
-    /// step. So no fence message overtakes an event that this session has received. If this consumer were only
-    /// cancelled, it would keep its messages while the next consumer is active. Also waits until the running
-    /// transaction commits or fails. Returns the writer if no transaction was running.
+    /// Closes the channel. When the channel is closed, the broker requeues the unacknowledged messages and activates
+    /// the next consumer in one step. So no fence message overtakes an event that this session has received. If this
+    /// consumer were only cancelled, it would keep its messages while the next consumer is active. Also waits until the
+    /// running transaction commits or fails. Returns the writer if no transaction was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();

@@ -45,8 +45,8 @@ impl Candidates {
     }
 }
 
-/// Returns the periods in MySQL that were frozen and have not ended, and the periods that have a snapshot. If Redis has
-/// lost a board, only these rows show that it existed.
+/// Returns from MySQL the periods that were frozen and are not yet removed from Redis, and the periods that have a
+/// snapshot. If Redis has lost a board, only these rows show that it existed.
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);

@@ -35,7 +35,8 @@ impl<'a> Copier<'a> {
     }
 
     /// Writes the frozen zset to the rows of a copy, highest score first, up to place `top`. Overwrites existing rows.
-    /// While pages are written, the next ones are read, and the previous ones are read back and compared.
+    /// While some pages are written to MySQL, the next pages are read from Redis, and the previous pages are read back
+    /// and compared.
     pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
         let (_, members) = self.run.cache.count_board(at).await?;
         let wanted = members.min(top);

@@ -63,8 +63,8 @@
 //! * A clock is wrong: MySQL's clock decides when a period is over. If the clock of the host or of Redis differs from
 //!   MySQL's clock by minutes, the run does nothing.
 //! * Something else changes the frozen zset or the rows after the copy: the run then finds that a page of the zset
-//!   differs from its rows. The zset is kept without an expiry, and the report names the first place that differs. The
-//!   run continues with the other boards.
+//!   differs from its rows. The zset is kept without an expiry, and the report contains the first place that differs.
+//!   The run continues with the other boards.
 
 mod candidates;
 mod copy;
@@ -129,7 +129,7 @@ impl Archiver {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
-    /// Does what is due now. If the clocks differ, it does nothing and reports the difference.
+    /// Executes all steps that are due now. If the clocks differ, it does nothing and reports the difference.
     pub async fn run_now(&self, run: u64, scope: &Scope, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
         match clock::start(&self.store, &self.cache).await? {
             Start::At(now) => self.run(run, scope, now, to, stop).await,
@@ -137,8 +137,8 @@ impl Archiver {
         }
     }
 
-    /// Does what is due at `now`. `run` is the run that holds the lock of [`JOB`]. A dry run only reports what is due.
-    /// A dry run changes nothing, so it needs no lock and no run.
+    /// Executes all steps that are due at `now`. `run` is the run that holds the lock of [`JOB`]. A dry run only
+    /// reports which steps are due. A dry run changes nothing, so it needs no lock and no run.
     pub async fn run(
         &self,
         run: u64,
@@ -199,7 +199,8 @@ async fn prune(
 ) -> Step<()> {
     for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
         let keep = board.archive_keep.0;
-        // Zero keeps archives forever. An archive that a run has begun to delete is still deleted completely.
+        // If `archive_keep` is zero, archives are kept forever. An archive that a run has begun to delete is still
+        // deleted completely.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
         let like = scope.period.as_deref().unwrap_or(board.period.like());
         for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {

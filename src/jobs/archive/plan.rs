@@ -23,10 +23,10 @@ pub(super) struct Facts {
 pub(super) enum Plan {
     /// The board does not exist, or all steps for its period are done.
     Nothing,
-    /// Freeze, merge, copy and verify, or continue with these steps.
+    /// The run must freeze, merge, copy and verify the board, or continue with these steps.
     Archive { expire_after: Duration },
-    /// Redis went back to the board's state before the freeze. Raise the scores to the archive's scores, and archive
-    /// the board again.
+    /// Redis went back to the board's state before the freeze. The run must raise the scores to the archive's scores,
+    /// and archive the board again.
     Raise { row: PeriodRow, expire_after: Duration },
     /// The period is archived, and stays in Redis for the time `left`.
     Wait { left: Duration },
@@ -95,8 +95,8 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-/// Returns the problem with an archived zset that is no longer in Redis; `None` if no late writes are lost or left
-/// over.
+/// Returns the problem with the late writes of an archived zset that is no longer in Redis; `None` if no late writes
+/// are lost or left over.
 pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
     match (is_lost, live) {
@@ -133,7 +133,7 @@ mod tests {
 
     const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
 
-    /// The facts of a period without any data.
+    /// The facts about a period that has no data.
     const FACTS: Facts = Facts {
         keys: BoardKeys { live: false, frozen: false, freeze: FROZEN, late_members: 4 },
         row: None,

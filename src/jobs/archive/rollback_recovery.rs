@@ -7,9 +7,9 @@
 //! has gone back in time. The live zset then contains the former scores plus later additions, and the two cannot be
 //! separated. So each member gets the highest of its scores in Redis, the archive and the snapshot, and no score is
 //! added twice. Writes that Redis lost when it went back stay lost. If the period was archived with late writes, the
-//! changes since Redis went back are lost, too. Then the period is archived as if for the first time. Redis counts the
-//! pages that were raised. If another Redis server takes over before the freeze, this server has a different count, and
-//! its zset is not frozen.
+//! changes since Redis went back are lost, too. After this step, the period is archived in the same way as the first
+//! time. Redis counts the pages that were raised. If another Redis server takes over before the freeze, this server has
+//! a different count, and its zset is not frozen.
 //!
 //! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
 //! holds only late writes.

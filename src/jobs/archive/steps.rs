@@ -1,7 +1,8 @@
-//! The steps for one period. Each step can run again: the next run continues where this one ended.
+//! The steps for one period. Each step can run again, so that the next run can continue where this run ended.
 //!
-//! First claim the board, then keep a frozen zset or freeze the live one, and record that it is frozen. Then merge late
-//! writes, copy, trim and verify the end. Finally record that the period is done, and let the zset expire.
+//! First the run claims the board, keeps a frozen zset or freezes the live zset, and records that the board is frozen.
+//! Then it merges late writes, copies the zset, trims the rows and verifies the end. Finally it records that the period
+//! is done, and lets the zset expire.
 
 use std::time::{Duration, Instant};
 

@@ -10,13 +10,14 @@ use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Step};
 
-/// Maximum number of members in one page. A script accepts at most a few thousand arguments.
+/// Maximum number of members in one page. A page is the arguments of one script call, and a call accepts at most a few
+/// thousand.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
 /// The number of best members of a snapshot that are compared, to decide whether Redis still has the board.
 const TOLD_BY: u64 = 200;
 
-/// Whether MySQL has a snapshot of a period, and whether Redis has lost the period since.
+/// Whether MySQL has a snapshot of a period, and whether Redis has lost the period's board since the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
     None,

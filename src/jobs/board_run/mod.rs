@@ -1,4 +1,4 @@
-//! The parts of a run over boards that the archive and the snapshots share. Both run under the lock of the job [`JOB`],
+//! The code that runs of the archiver and of the snapshots share. Both kinds of runs hold the lock of the job [`JOB`],
 //! and never call each other.
 //!
 //! Redis cannot check that lock. So a run claims a board before it changes any of the board's data. A script does
@@ -34,7 +34,7 @@ pub(super) struct BoardRun<'a> {
     progress: watch::Sender<Progress>,
 }
 
-/// Why the run stopped working on a period.
+/// The reason why the run stopped its work on a period.
 pub(super) enum Halt {
     Stopped,
     /// The run cannot continue with this period, but it can continue with others.
@@ -45,7 +45,7 @@ pub(super) enum Halt {
 
 pub(super) type Step<T> = Result<T, Halt>;
 
-/// Why a period is not changed. The text is a sentence for an operator, and says what to do.
+/// The reason why a period is not changed. The text is a sentence for an operator, and says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Reason {
     // Found by a run.
@@ -99,7 +99,7 @@ pub(super) enum Reason {
     )]
     Unknown,
 
-    // Found while a run works on the period.
+    // The run found these reasons while it worked on the period.
     #[error("its zset disappeared from Redis during the run")]
     ZsetGone,
     #[error("its frozen zset disappeared while it was read: Redis lost it")]
@@ -118,17 +118,17 @@ pub(super) enum Reason {
     InfiniteAt(u64),
     #[error("the score of {0} is infinite, which MySQL cannot store")]
     InfiniteOf(String),
-    /// A server's error about this period's rows or keys.
+    /// The error that a server returned about this period's rows or keys.
     #[error("{0}")]
     Server(String),
 
-    // Why no snapshot is taken.
+    // The reasons why no snapshot is taken.
     #[error("the period is frozen or archived, and tallyd takes no snapshot of such a period")]
     NotOpen,
     #[error("an interrupted restore holds the later additions: run `tallyd board restore` to finish the restore")]
     RestoreInterrupted,
 
-    // Why nothing is restored.
+    // The reasons why nothing is restored.
     #[error("its archive was deleted, because it was older than archive_keep")]
     Pruned,
     #[error("its frozen zset is in Redis, and its archive is complete")]
@@ -173,8 +173,8 @@ impl<'a> BoardRun<'a> {
         self.progress.send_modify(|progress| progress.done = done);
     }
 
-    /// Claims the board: from now on only this run can change its closed periods. Returns the generation of the board's
-    /// data.
+    /// Claims the board. From then on, only this run can change the board's closed periods. Returns the generation of
+    /// the board's data.
     pub(super) async fn claim(&self, board: &str) -> Result<u64> {
         let frozen = self.store.frozen_periods(board).await?;
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)

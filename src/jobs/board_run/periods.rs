@@ -17,8 +17,8 @@ pub const MODE: &str = "closed";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub board: Option<String>,
-    /// If set, only this period (for example `2026-W46`). This period can be older than the periods that a run normally
-    /// checks.
+    /// If set, the run handles only this period (for example `2026-W46`). This period can be older than the periods
+    /// that a run normally checks.
     pub period: Option<String>,
     pub dry_run: bool,
 }
@@ -70,7 +70,7 @@ impl Scope {
         }
     }
 
-    /// Returns the periods of the configured boards. Only the time decides which periods are closed.
+    /// Returns the periods of the configured boards. Which periods are closed depends only on the time.
     pub(in crate::jobs) fn periods(&self, boards: &[Board], now: Micros) -> Result<Periods> {
         let period = self.period.as_deref().map(str::parse::<Period>).transpose().map_err(ScopeError::from)?;
         if period.is_some_and(|period| period.kind() == PeriodKind::Total) {
@@ -106,7 +106,7 @@ impl Scope {
         }
     }
 
-    /// Returns the candidate for a period that MySQL has; `None` if the period is out of scope.
+    /// Returns the candidate for a period that is recorded in MySQL; `None` if the period is out of scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;

@@ -47,16 +47,17 @@
 //! *A, a run that builds; B, another run.*
 //!
 //! * A crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and new likers are still noted, because
-//!   the config still has `building`. B finds `building` and builds the filter. B's begin discards the pieces that A
-//!   has written. After the swap, the next run adds the noted users to the filter's bits (fold).
+//!   the config still has `building`. B finds `building` and builds the filter. When B begins the build, the script
+//!   discards the pieces of the filter that A has written. After the swap, the next run adds the noted users to the
+//!   filter's bits (fold).
 //! * A freezes and resumes after B began. The filter's config has B's number, which is higher than A's number. So A's
 //!   scripts for begin, pieces and swap do nothing. After B's swap the config has no number, and A's pieces and swap
 //!   still do nothing. If A begins a build after B's swap, users are noted unnecessarily until the next run. A's fold
 //!   is applied only to a filter of the shape that the bits were computed for, and sets only bits of users who like the
 //!   target.
 //! * A call of A runs twice, or late after a timeout: each piece contains its position, and the script refuses the
-//!   piece at any other position. A repeated begin discards the written pieces, so the next piece is refused. A
-//!   repeated swap finds nothing in `next`.
+//!   piece at any other position. If A repeats the begin, the script discards the written pieces, so the next piece is
+//!   refused. If A repeats the swap, `next` is empty and nothing is swapped.
 //! * A click changes no counter (result 0). The click's event is still published, because it is possible that no
 //!   earlier event of this like reached MySQL. So like.lua notes the user of every like, even if the click changes no
 //!   counter.
@@ -69,8 +70,8 @@
 //!   whose events are in MySQL. In this case Redis has another data set than before, and a run in progress ends. The
 //!   next run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts,
 //!   and a filter of another epoch gives no answer until it is rebuilt. The key expires if no run was active for an
-//!   hour, because it is unknown whether API servers noted all likes in this hour. In two periods a filter can still
-//!   give a wrong "no": between a failover and the next run, and in the second for which a reader caches the epoch.
+//!   hour, because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
+//!   between a failover and the next run, and in the second for which a reader caches the epoch.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
 //!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
 //!   the next run continues its work.
@@ -108,7 +109,7 @@ use tallyd_redis::keys::KindNames;
 
 pub const MODE: &str = "keep";
 
-/// Points at which a test can end the process: between any two steps, in their order.
+/// The points at which a test can end the process, in order. There is one between any two steps.
 pub const FAULT_POINTS: [&str; 7] = [
     "filters:dropped",
     "filters:begun",
@@ -186,8 +187,8 @@ impl Filters {
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
         let redis = self.cache.data_set().await?;
-        // If the count of buckets has changed, filters have different names. The state of filters with the earlier
-        // names is unknown.
+        // If the count of buckets has changed, the filters have other names in Redis, and the state of filters with the
+        // earlier names is unknown.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         let now = self.cache.now().await?;
         let mark =
@@ -204,7 +205,7 @@ impl Filters {
             data_set: redis,
             report: Report::default(),
         };
-        // This one write invalidates filters that were built in another epoch.
+        // This write alone invalidates all filters that were built in another epoch.
         run.check_redis().await?;
         match done {
             Some(done) if mark.full != now.0 => {
@@ -331,7 +332,7 @@ impl Run<'_> {
         let builds = std::mem::take(&mut self.builds);
         for builds in builds.chunks(BUILDS) {
             match self.build_all(builds).await {
-                // The job can still maintain other filters.
+                // The job continues, because it can still maintain the other filters.
                 Err(error) if matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {
                     self.report.left += builds.len() as u64;
                     self.report.left_because = Some(error.to_string());

@@ -15,7 +15,7 @@ pub(crate) struct Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Nothing,
-    /// Users are noted beside the filter, and their bits must be set.
+    /// Users are noted beside the filter, and the run must set their bits.
     Fold(Shape),
     /// Build a filter. `drops_former` is set if the former filter can lack some users. In this case the former filter
     /// is dropped immediately.
@@ -25,7 +25,7 @@ pub(crate) enum Plan {
         /// Whether readers must stop using the former filter.
         drops_former: bool,
     },
-    /// The target has too few likes now: remove its filter.
+    /// The target has too few likes now, so the run must remove its filter.
     Drop,
 }
 
@@ -115,8 +115,8 @@ mod tests {
             ("outgrown by far", FilterState { inserted: 301, expected: 200, ..state() }, build(400, false)),
             ("another rate", FilterState { false_positive: "0.01".to_owned(), ..state() }, build(400, false)),
             ("a dead run's", FilterState { building: Some(5), waiting: 3, ..state() }, build(400, false)),
-            ("something counts without it", FilterState { inserted: 187, ..state() }, build(400, true)),
-            ("a counter is off by a little", FilterState { inserted: 188, ..state() }, Plan::Nothing),
+            ("likes counted without the filter", FilterState { inserted: 187, ..state() }, build(400, true)),
+            ("the counter is slightly wrong", FilterState { inserted: 188, ..state() }, Plan::Nothing),
             ("a part is lost", FilterState { is_lost: true, ..state() }, build(400, true)),
             ("before a failover", FilterState { epoch: 6, ..state() }, build(400, true)),
             ("never finished", FilterState { shape: None, building: Some(5), epoch: 0, ..state() }, build(400, false)),

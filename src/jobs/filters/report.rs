@@ -18,7 +18,7 @@ pub struct Report {
     /// a part of the filter.
     pub dropped: u64,
     pub left: u64,
-    /// Why filters were left for the next run, if the reason affects more than one filter.
+    /// The reason why filters were left for the next run, if it is the same for more than one filter.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,
@@ -28,14 +28,14 @@ pub struct Report {
 pub struct Mark {
     /// A hash of Redis' data set and of the names that filters have in it.
     pub data_set: u64,
-    /// The run that began the epoch in which this Redis is trusted.
+    /// The number of the run that began the current epoch. The filters of this epoch are trusted.
     pub epoch: u64,
     pub likes_min: u64,
     /// `[filter] false_positive`, as Java writes it.
     pub false_positive: String,
-    /// When the run began, by Redis' clock in microseconds since 1970.
+    /// The time at which the run began, by Redis' clock in microseconds since 1970.
     pub until: i64,
-    /// When the last run that checked all targets began.
+    /// The time at which the last run that checked all targets began.
     pub full: i64,
 }
 

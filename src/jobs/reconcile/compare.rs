@@ -27,8 +27,8 @@ use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
 
-/// If there are this number of suspects, the run rechecks them before the next page. One recheck also handles at most
-/// this number of suspects.
+/// When there are this many suspects, the run rechecks them before the next page. One recheck also handles at most this
+/// number of suspects.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
 /// Maps each suspect to the result of its last measurement.
@@ -40,7 +40,8 @@ pub(super) struct Comparer<'a> {
     pub measure: Measure<'a>,
     repairer: Repairer<'a>,
     suspects: Suspects,
-    /// The number of listed rows of `counter`. For a run over named targets, the number of these targets.
+    /// The number of listed rows of `counter`. In a run over targets that an operator named, the number of these
+    /// targets.
     pub listed: u64,
     pub report: Report,
     /// The counts of the report that are already in the metrics.
@@ -112,7 +113,8 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Judges the counters of a range. Counters and like records were read from MySQL in one snapshot.
+    /// Compares the counters of a range with MySQL's values. Counters and like records were read from MySQL in one
+    /// snapshot.
     pub(super) async fn compare_range(
         &mut self,
         sampled: SampledRange,

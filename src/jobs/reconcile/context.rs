@@ -148,7 +148,7 @@ impl Servers {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
 
-    /// Returns the keys of all counters of these targets. The keys are sorted if the targets are.
+    /// Returns the keys of all counters of these targets. If the targets are sorted, the keys are sorted, too.
     pub(super) fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
@@ -232,7 +232,7 @@ impl<'a> RunContext<'a> {
     }
 }
 
-/// Why a run ends before it has compared all its targets.
+/// The reasons why a run ends before it has compared all its targets.
 pub(super) struct EarlyEnd<'a> {
     pub stop: &'a CancellationToken,
     began: Instant,
@@ -257,8 +257,8 @@ impl<'a> EarlyEnd<'a> {
         }
     }
 
-    /// Whether the run must end. Call this only if there is another page: if the result is `true`, that page is
-    /// skipped.
+    /// Whether the run must end. Call this function only if there is another page. If it returns `true`, the caller
+    /// skips that page.
     pub(super) fn is_due(&self) -> bool {
         let is_due = self.stop.is_cancelled()
             || self.gave_up()

@@ -1,7 +1,7 @@
 //! Checks whether Redis lost counters, and requests a run that loads them within seconds.
 //!
-//! After a flush, the promotion of an empty replica or the eviction of a bucket, buckets lack the field `_`. Each check
-//! reads the next group of buckets, so all buckets are checked in turn. Each check also reads the buckets that readers
+//! If Redis is flushed, promotes an empty replica or evicts a bucket, then buckets lack the field `_`. Each check reads
+//! the next group of buckets, so all buckets are checked in turn. Each check also reads the buckets that readers
 //! reported as missing. It reads all buckets if Redis, or one master of a Redis Cluster, has a different data set than
 //! at the last check.
 
@@ -25,7 +25,7 @@ const MISSING_MAX: usize = 1_000;
 
 /// Detects that Redis lost counters, and requests a run that loads them.
 pub(crate) struct LossDetector {
-    /// The Redis that is checked.
+    /// The Redis server or cluster that is checked.
     pub cache: Cache,
     /// The kinds to check, and the interval between checks. An interval of zero switches the checks off.
     pub live: ConfigHandle,

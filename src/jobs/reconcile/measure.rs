@@ -62,7 +62,8 @@ pub(super) struct SampledRange {
     pub range: Range,
     /// The samples in the order of `range.counters`.
     pub samples: Vec<Option<Sample>>,
-    /// For counters that the daemon adds to Redis: the outbox rows that were added before the sample.
+    /// The outbox rows that were added to Redis before the sample. Only counters that the daemon adds to Redis need
+    /// them.
     pub applied: Option<OutboxOffsets>,
 }
 
@@ -153,7 +154,7 @@ impl<'a> Measure<'a> {
         Ok(measurements)
     }
 
-    /// Samples and fences the counters of a range.
+    /// Samples the counters of a range, and waits for their fence.
     pub(super) async fn sample_range(&mut self, range: Range) -> Result<SampledRange> {
         let servers = self.run.servers;
         let began = Instant::now();
@@ -168,7 +169,7 @@ impl<'a> Measure<'a> {
         Ok(SampledRange { range, samples, applied })
     }
 
-    /// Judges a sample by comparing it with MySQL's value.
+    /// Compares a sample with MySQL's value.
     pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
@@ -208,7 +209,7 @@ impl<'a> Measure<'a> {
         passed
     }
 
-    /// Returns how many messages the partitions' queues hold.
+    /// Returns the number of messages in the partitions' queues.
     pub(super) async fn in_flight(&self) -> Result<u64> {
         self.fences.waiting().await
     }
@@ -251,7 +252,7 @@ impl<'a> Measure<'a> {
         Ok(Some(servers.store.outbox_applied().await?))
     }
 
-    /// Samples Redis. Leaves out unknown counters.
+    /// Samples Redis. Leaves out counters whose value is unknown.
     async fn sample(&mut self, keys: &[CounterKey]) -> Result<BTreeMap<CounterKey, Sample>> {
         let servers = self.run.servers;
         let began = Instant::now();
@@ -314,7 +315,7 @@ impl Measurement {
     }
 }
 
-/// Returns the busy counters: events newer than the cut were applied to them.
+/// Returns the busy counters, to which events newer than the cut were applied.
 pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
     measurements.iter().filter(|(_, measurement)| measurement.judgement == Judgement::Busy).map(|(key, _)| *key)
 }

@@ -24,11 +24,11 @@
 //!   The next run that finds the events reverts the repair.
 //! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
 //!   busy.
-//! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, and so keeps B
-//!   (invariant 4).
-//! * A: the repair times out. B: a later run measures. C: the repair runs after all. The repair script checks that the
-//!   bucket's field `_` has not changed since the sample, and every repair changes that field. So only one repair is
-//!   made, either that of A or that of B.
+//! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, so the like of B
+//!   stays counted (invariant 4).
+//! * A: the repair times out. B: a later run measures. C: Redis runs the repair of A late. The repair script checks
+//!   that the bucket's field `_` has not changed since the sample, and every repair changes that field. So only one
+//!   repair is made: either A's, or that of the later run.
 //! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the
 //!   repair runs. The script refuses a repair whose deadline by Redis' clock has passed. No other run can begin before
 //!   this deadline.
@@ -180,7 +180,7 @@ impl Run<'_> {
         }
         load::unload_stale(context).await?;
         load::load_lost(context, &mut comparer.measure, &mut comparer.report).await?;
-        // The run waits here without a timeout, because the wait for the first fence has one.
+        // The run waits for the servers here, because the wait for the first fence has a shorter timeout.
         comparer.wait().await?;
         match context.options.mode {
             Mode::Full | Mode::Layout => scan::compare_full(comparer).await,

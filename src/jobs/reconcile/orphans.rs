@@ -1,5 +1,5 @@
-//! Orphans: counters that Redis has and MySQL does not have. Either all events of a target were lost, or something else
-//! wrote to Redis.
+//! Finds orphans, which are counters that Redis has and MySQL does not have. There are orphans if all events of a
+//! target were lost, or if something else wrote to Redis.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -171,7 +171,7 @@ async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
 
 /// Returns the `keys` that have neither a counter nor a like record. `keys` is sorted.
 async fn unknown_to_mysql(servers: &Servers, mut keys: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
-    // Counters are checked first. Each needs only a few point reads, and nearly every key has a counter.
+    // Counters are checked first. A counter needs only a few point reads, and nearly every key has a counter.
     for recounted in [None, Some(servers.metrics.like())] {
         let (truths, _) = servers.store.truths(&keys, recounted, None).await?;
         let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;

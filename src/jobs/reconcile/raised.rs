@@ -12,7 +12,7 @@ use tallyd_core::model::Metric;
 use tallyd_core::raised_again::RaisedAgain;
 use tallyd_redis::counters::Repair;
 
-/// Applies the rule in one run.
+/// Applies this rule in one run of the reconcile.
 pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
     /// The results of earlier runs; `None` until this run finds a counter that is too high.

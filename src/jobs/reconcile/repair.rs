@@ -2,7 +2,7 @@
 //! limits.
 //!
 //! A repair is recorded in MySQL before and after it is made. The script makes the repair only if the bucket has not
-//! changed since the sample, and only before a deadline.
+//! changed since the sample, and if the deadline has not passed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -160,7 +160,7 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Returns the repairs that two measurements agree on. Counts the other counters in the report.
+    /// Returns the repairs that two measurements agree on. Adds the numbers of the other counters to the report.
     fn confirmed(
         &self,
         first: &BTreeMap<CounterKey, i64>,
@@ -272,7 +272,7 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
 ///
 /// A counter that the daemon counts can go below zero, because events can arrive in a different order than they
 /// happened. A counter whose value in MySQL is below zero can also go below zero. Any other counter goes below zero
-/// only because something was subtracted since the sample. The script refuses such a repair, and the counter is
+/// only if something was subtracted from it since the sample. The script refuses such a repair, and the counter is
 /// measured again.
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;

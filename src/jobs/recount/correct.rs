@@ -31,7 +31,7 @@ impl Run<'_> {
         }
     }
 
-    /// Makes the corrections that were held back, unless they exceed the safety limit.
+    /// Makes the corrections that wait in memory, unless they exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.options.dry_run {
             self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
@@ -48,12 +48,11 @@ impl Run<'_> {
             recount,
             drifted,
             drift_sum,
-            "{drifted} counters of {recount} differ from the query's result, by {drift_sum} in total"
+            "{drifted} counters of {recount} differ from the query's result: the differences are {drift_sum} in total"
         );
         let pass = self.next_number();
         let mut intents = std::mem::take(&mut self.intents);
-        // The corrections arrive in the order in which they were decided. They are sorted here, because all writers
-        // lock rows in the order of their keys.
+        // The corrections are sorted by key here, because all writers lock rows in the order of their keys.
         intents.sort_unstable_by_key(|intent| intent.number);
         for chunk in intents.chunks(CORRECTIONS_MAX) {
             if self.stop.is_cancelled() {

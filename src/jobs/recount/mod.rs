@@ -1,10 +1,9 @@
-//! Recounts counters whose true values can be counted in another table (for example comments). Compares `counter` with
-//! the operator's query, and corrects `counter`.
+//! Recounts counters whose true values can be counted in another table (for example comments). Compares the table
+//! `counter` with the result of the operator's query, and corrects the table.
 //!
-//! A page of targets takes these steps. In one snapshot the run queries the next ids, and reads their rows of
-//! `counter`. Targets that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition,
-//! and measures the suspects again. If a target is wrong at both measurements, and did not change in between, the
-//! difference is added to `counter`.
+//! For each page of targets, the run queries the next ids and reads their rows of `counter` in one snapshot. Targets
+//! that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition, and measures the
+//! suspects again. If a target is wrong at both measurements, and did not change in between, the difference is added.
 //!
 //! An API server writes a comment's row and publishes the comment's event at nearly the same time. So in any snapshot
 //! the table and `counter` differ by the events in flight. One measurement cannot distinguish these events from drift.
@@ -60,18 +59,18 @@ use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 use tallyd_rabbitmq::Broker;
 
-/// Points at which a test can end the process: between any two steps, in their order.
+/// The points at which a test can end the process, in order.
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// If there are this number of suspects, the run measures them again before the next page.
+/// When there are this many suspects, the run measures them again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
 /// A suspect is measured again until two measurements find it unchanged, at most this number of times.
 const LOOKS: usize = 4;
 
-/// Maximum number of corrections that wait until all targets are compared. They wait so that a run that exceeds the
-/// safety limit changes nothing. If there are more corrections, the run makes the first ones earlier.
+/// Maximum number of corrections that wait until all targets are compared. They wait so that a run over the safety
+/// limit changes nothing. If there are more, the run makes the first ones earlier.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +112,7 @@ struct Run<'a> {
     /// How many numbers the run has used for its fences and corrections.
     used: u64,
     stop: &'a CancellationToken,
-    /// One entry for each page, in order of id.
+    /// The suspects of each page, in order of id.
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
     /// The size of the largest correction so far, without its sign.
@@ -147,13 +146,13 @@ impl Recounter {
     /// Returns MySQL's plan for the query, without running it.
     ///
     /// # Errors
-    /// Fails with [`JobError::Refused`] and the query's problem. Also fails if MySQL fails.
+    /// Fails with [`JobError::Refused`] and the problem, if the query is wrong. Also fails if MySQL fails.
     pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
-    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. Ends within a
-    /// measurement when `stop` is cancelled.
+    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. When `stop` is
+    /// cancelled, the run ends even within a measurement.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
@@ -314,7 +313,8 @@ impl Run<'_> {
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
-    /// Judges a page's suspects by another measurement. Returns the new measurements of the suspects that have changed.
+    /// Measures a page's suspects again, and decides which of them are wrong. Returns the new measurements of the
+    /// suspects that have changed.
     async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
         let mut suspects = page.measured.iter().peekable();

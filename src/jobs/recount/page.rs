@@ -29,7 +29,7 @@ impl Measured {
 pub(super) enum Recheck {
     /// The second measurement found the target right, because an event was in flight only at the first measurement.
     Right,
-    /// The target changed between the measurements, so it cannot be decided yet.
+    /// The target changed between the measurements, so a further measurement must decide.
     Changed,
     /// The target is wrong, and this amount must be added.
     Off(i64),
@@ -130,8 +130,8 @@ mod tests {
         }
 
         /// Comments are added and removed. Events are applied in any order. The fence ensures that an event from before
-        /// the first measurement is applied before the second measurement. A correction is always equal to the drift at
-        /// the start.
+        /// the first measurement is applied before the second measurement. A correction has the opposite sign of the
+        /// drift at the start, and is at most as large.
         #[test]
         fn nothing_but_the_true_drift_is_ever_corrected(
             happenings in proptest::collection::vec((prop_oneof![Just(1_i64), Just(-1)], 0..40_usize, 1..20_usize), 0..12),

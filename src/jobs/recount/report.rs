@@ -32,15 +32,14 @@ pub struct Report {
     pub exact: u64,
     /// Targets that were wrong at the first measurement and right at a later one, because events were in flight.
     pub transient: u64,
-    /// Targets that were wrong at two measurements without a change in between.
+    /// Targets that were wrong at two measurements and did not change in between.
     pub drifted: u64,
     /// Drifted targets that were corrected.
     pub corrected: u64,
     /// Corrected targets that the next `changed` reconcile will miss, because too many counters are already recorded
     /// for it. Only a full reconcile updates these targets in Redis.
     pub untold: u64,
-    /// Targets that were wrong at the first measurement and had changed at each later one, so they could not be
-    /// decided.
+    /// Targets without a result: they were wrong at the first measurement, and had changed at each later one.
     pub busy: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
@@ -79,7 +78,7 @@ impl runner::Report for Report {
     }
 }
 
-/// Writes one line for a log. With `{:#}` it writes several lines for a person.
+/// Writes one line for the log. With `{:#}` it writes several lines for an operator.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { recount, checked, exact, transient, drifted, corrected, busy, drift_sum, .. } = self;

@@ -60,7 +60,7 @@ impl SnapshotClock {
         }
     }
 
-    /// Whether a snapshot is due. Each problem is reported once.
+    /// Whether a snapshot is due. This function also reports each problem with the boards once.
     async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<bool> {
         let Self { store, cache, .. } = self;
         let clock::Reading { now, problem } = clock::read(store, cache).await?;

@@ -13,7 +13,7 @@ use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
 use tallyd_redis::score::Rule;
 
-/// Maximum delay before the next try after an incomplete snapshot.
+/// After an incomplete snapshot, the next try is after this time at the latest.
 const AGAIN_AFTER: Duration = Duration::from_secs(300);
 
 /// A period that can be saved, with its state.
@@ -56,7 +56,8 @@ impl Savable {
 }
 
 /// Returns the periods that can be saved. These are the open periods, in the order of the configuration. If `scope`
-/// names a period, only this period is returned. This period is returned even if it is closed, but not if it is frozen.
+/// contains a period, only this period is returned. This period is returned even if it is closed, but not if it is
+/// frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,

@@ -1,4 +1,4 @@
-//! Snapshots of boards that have not been archived yet, and the restore of a board from its snapshot or its archive.
+//! Takes snapshots of boards that have not been archived yet, and restores a board from its snapshot or its archive.
 //!
 //! `clock` decides when a snapshot is due, and reports a board that Redis has lost. `health` decides which boards can
 //! be saved. `save` takes a snapshot. `restore` restores a board from a snapshot or an archive. The archiver does not

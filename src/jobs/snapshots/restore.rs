@@ -56,7 +56,7 @@ pub struct Restore {
     pub add: bool,
 }
 
-/// The data to restore, and the zset that it is restored to.
+/// The data to restore, and the zset in which it is restored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
     /// The snapshot becomes the live zset, plus the additions to the live zset since the loss.
@@ -210,7 +210,7 @@ impl Restorer<'_> {
         Ok(said)
     }
 
-    /// Creates a zset with all of MySQL's data of the board.
+    /// Creates a zset with all data that MySQL has about the board.
     async fn fill(&self, to: Restoring<'_>, source: Source) -> Step<()> {
         let BoardRun { store, cache, .. } = *self.run;
         let (total, of) = match source {
@@ -241,7 +241,8 @@ impl Restorer<'_> {
         self.run.present(cache.end_filling(to).await?).map(drop)
     }
 
-    /// Renames the filled zset to its final key. Returns how many members were moved into the zset before the renaming.
+    /// Renames the filled zset to its final key. Returns how many members were moved into the zset before it was
+    /// renamed.
     async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         match source {
@@ -256,8 +257,8 @@ impl Restorer<'_> {
         self.run.present(cache.put_frozen(to).await?).map(|_| 0)
     }
 
-    /// Moves the additions since the loss into the restored zset. At the end the restored zset becomes the live zset.
-    /// Returns how many members were moved.
+    /// Moves the additions since the loss into the restored zset, which then becomes the live zset. Returns how many
+    /// members were moved.
     async fn put_live(&self, to: Restoring<'_>, candidate: &Candidate, mark: u64) -> Step<u64> {
         let mut moved = 0;
         loop {

@@ -51,7 +51,7 @@ pub(super) struct Saver<'a> {
     pub force: bool,
 }
 
-/// The known size of a board.
+/// The size of a board, as far as it is known.
 #[derive(Clone, Copy)]
 struct Known {
     saved: u64,
@@ -121,7 +121,7 @@ impl Saver<'_> {
             return Err(Halt::Kept(Reason::RestoreInterrupted));
         }
         if snapshot.is_some() && !force && (savable.is_lost() || !has_best(run, at, savable.rule).await?) {
-            // The try is recorded, so that other boards are saved before this board is tried again.
+            // MySQL records this try, so that other boards are saved before the next try of this board.
             store.note_tried(number, at, now).await?;
             return Err(Halt::Kept(Reason::LostLive));
         }
@@ -246,7 +246,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Pauses for as long as the page took, so that the servers can serve other clients.
+    /// Pauses as long as the page took, so that the servers can serve other clients.
     async fn rest(&self, began: Instant) -> Step<()> {
         let pause = began.elapsed().min(Duration::from_secs(1));
         self.run.stop.run_until_cancelled(tokio::time::sleep(pause)).await;

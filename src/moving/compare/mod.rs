@@ -1,15 +1,15 @@
 //! Compares the counts of an older site with tallyd's counts (the table `counter`), while both systems count. It
 //! reports how many targets differ, by how much, and whether the difference grows from run to run.
 //!
-//! Steps for a page of targets: read both sides -> mark differing targets as *suspect* -> check the suspects again,
-//! [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction. The smaller of the
-//! two differences is reported. In-flight events reach one side before the other, so they usually cause a difference in
-//! only one check. A target that users like all the time can have in-flight events in both checks. A few such targets
-//! do not change the reported trend.
+//! Steps for a page of targets: read both sides -> mark targets with different counts as *suspect* -> check the
+//! suspects again, [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction.
+//! The smaller of the two differences is reported. In-flight events reach one side before the other, so they usually
+//! cause a difference in only one check. A target that users like all the time can have in-flight events in both
+//! checks. A few such targets do not change the reported trend.
 //!
 //! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
-//! targets without a row in `counter`. For counts from a query, it reads each page of the query together with
-//! `counter`, in one snapshot.
+//! targets without a row in `counter`. For counts from a query, the run reads each page of the query and its rows of
+//! `counter` in one snapshot.
 //!
 //! A comparison must never change a count or a key.
 
@@ -59,7 +59,7 @@ const JOB: &str = CommandName::Compare.name();
 pub enum Source {
     /// The counts are in keys of Redis.
     Keys(Template),
-    /// The counts come from a table, by a query like the query of a `[[recount]]`.
+    /// The counts come from a table. A query reads them, which is similar to the query of a `[[recount]]` block.
     Query(Query),
 }
 

@@ -28,11 +28,11 @@ pub enum End {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The source of the older site's counts: for example `keys like:count:{id}`, or `query`.
+    /// The source of the older site's counts, for example `keys like:count:{id}` or `query`.
     pub source: String,
     pub kind: String,
     pub metric: String,
-    /// The count of compared targets: targets with a count on at least one side.
+    /// The count of compared targets. These are all targets with a count on at least one side.
     pub checked: u64,
     /// Targets whose two counts were equal at the first check.
     pub equal: u64,
@@ -84,7 +84,7 @@ pub struct Earlier {
     pub found: Found,
 }
 
-/// Maximum number of targets that a report names.
+/// Maximum number of targets that a report lists.
 const WORST_MAX: usize = 20;
 
 impl Report {
@@ -152,7 +152,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for the log. `{:#}` adds details on further lines.
+/// Writes one line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { source, kind, metric, checked, equal, differ, transient, drift_sum, .. } = self;

@@ -31,7 +31,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Returns a positive number if tallyd's count is higher.
+    /// Returns the difference of the two counts. It is positive if tallyd's count is higher.
     pub(super) fn drift(&self) -> i64 {
         self.counted.unwrap_or(0).saturating_sub(self.old.unwrap_or(0))
     }
@@ -43,7 +43,7 @@ pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
     /// The last target that the page covers.
     pub until: TargetId,
-    /// Keys whose content is not a number.
+    /// The number of keys whose content is not a number.
     pub unreadable: u64,
 }
 

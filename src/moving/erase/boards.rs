@@ -1,5 +1,6 @@
-//! Erases a member from boards, under the archiver's lock and the board's claim. The member is deleted from zsets and
-//! snapshots. In a verified archive and in the archive's frozen zset, the member is renamed and keeps its score.
+//! Erases a member from boards. The run holds the archiver's lock and claims each board. The member is deleted from
+//! zsets and snapshots. In a verified archive and in the archive's frozen zset, the member is renamed and keeps its
+//! score.
 //!
 //! Both Redis and the archive sort members with equal scores by the bytes of their names. The new name can have a
 //! different place in this order, so other members can move by one place. The frozen zset stays equal to its archive,
@@ -41,7 +42,7 @@ pub(super) struct Members {
     places: u64,
     /// The number of deleted snapshot rows.
     saved: u64,
-    /// Messages about archives that were left unchanged, because they differ from their verified state.
+    /// Messages about archives that the erase did not change, because they differ from their verified state.
     left: Vec<String>,
 }
 
@@ -65,8 +66,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the boards that the command lists. For a target, also returns the boards to which rules add targets of
-    /// this kind.
+    /// Returns the boards that the command lists. If a target is erased, also returns the boards to which rules add
+    /// targets of this kind.
     fn boards(&self) -> Vec<String> {
         let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();
         if let Subject::Target { target, .. } = &self.order.subject {
@@ -127,7 +128,7 @@ impl Run<'_> {
         Ok(members)
     }
 
-    /// Searches for the member in the board's periods: all periods with data in MySQL, and the latest periods by the
+    /// Searches for the member in all periods of the board that have data in MySQL, and in the latest periods by the
     /// clock.
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.servers.store, self.order.subject.member());

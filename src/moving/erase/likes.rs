@@ -1,5 +1,5 @@
-//! Erases likes, one page of rows at a time. For each liked row, the run publishes an ordinary unlike event. When the
-//! unlikes are committed, it deletes the rows.
+//! Erases likes, one page of rows at a time. For each row that is a like, the run publishes an ordinary unlike event.
+//! When the unlikes are committed, the run deletes the rows.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +30,7 @@ const AT_ONCE: usize = 64;
 /// While queues are too long, their length is checked at this interval.
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
-/// The position of a run, in the order of the primary key.
+/// The row that a run has reached, in the order of the primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     kind: u8,
@@ -231,8 +231,8 @@ impl Rows<'_> {
         Ok(page)
     }
 
-    /// Returns the user's rows for the next targets that have like records. MySQL goes from target to target by the
-    /// index, so the cost depends on the number of targets, not of rows.
+    /// Returns the user's rows for the next targets that have like records. MySQL goes directly from one target to the
+    /// next, so the cost depends on the number of targets, not of rows.
     async fn scan(&mut self, user: UserId) -> Result<Vec<LikeRow>> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.0 >= self.cursor.kind).copied() else {
             self.cursor.ended = true;

@@ -12,10 +12,10 @@
 //! waiting  count the messages in the queues
 //! ```
 //!
-//! Each step does only work that is still missing. If a run crashes at any point ([`FAULT_POINTS`]), the next run
-//! completes its work. A run after a successful run finds nothing to do. Only one step can take long: to erase the
+//! Each step does only the work that has not been done yet. If a run crashes at any point ([`FAULT_POINTS`]), the next
+//! run completes its work. A run after a successful run finds nothing to do. Only one step can take long: to erase the
 //! likes of a user, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by
-//! their keys for each page of targets. `--resume` continues after the last finished page.
+//! their keys for each page of targets. A run with `--resume` continues after the last finished page of an earlier run.
 //!
 //! # Races
 //!
@@ -96,8 +96,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub struct Order {
     pub subject: Subject,
-    /// The boards from which the subject is also removed, in addition to the boards of the configured rules. Their
-    /// members must be users, or targets of this kind.
+    /// The boards from which the subject is also removed, in addition to the boards of the configured rules. The
+    /// members of these boards must be users, or targets of this kind.
     pub boards: Vec<String>,
     pub dry_run: bool,
     /// The run continues after the last finished page of an earlier run.
@@ -117,8 +117,8 @@ impl Order {
 /// Erases all data about the subject, under the lock of this job.
 ///
 /// # Errors
-/// [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server fails. Work
-/// that was done before a failure stays done.
+/// Fails with [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server
+/// fails. Work that was done before a failure stays done.
 pub async fn erase(
     servers: &Servers,
     config: &Config,
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts the messages in all queues. They can belong to any user or target.
+    /// Counts the messages in all queues. The messages can belong to any user or target.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.servers;
         let in_use = InUse::read(store, broker).await?;

@@ -1,4 +1,4 @@
-//! The report and the progress of an erase. Neither names the erased user or target.
+//! The report and the progress of an erase. Neither of them contains the erased user or target.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::runtime::progress::{RunProgress, rate};
 /// Places that can still contain data about the subject after an erase, and for how long.
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ, until they expire: erase again after a restore from them",
-    "logs of API servers, proxies and databases (tallyd's own logs contain no user)",
+    "logs of API servers, proxies and databases (tallyd's own logs do not contain users)",
     "queues and tables of other systems that receive the site's events",
     "applied_event has digests of counts that can't be linked to a user or a target: they are deleted after [consumer] applied_event_keep",
 ];
@@ -27,11 +27,11 @@ pub struct Report {
     pub stopped: bool,
     /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
-    /// Likes for which the run published an unlike.
+    /// The number of likes for which the run published an unlike.
     pub unlikes: u64,
-    /// Deleted rows of `like_record`.
+    /// The number of deleted rows of `like_record`.
     pub rows: u64,
-    /// Rows of likes that the user made again after the unlikes. They stay.
+    /// The number of rows that became likes again after the unlikes. They stay.
     pub liked_again: u64,
     /// The number of rows that were deleted with a target's counters, for each table.
     pub numbers: BTreeMap<&'static str, u64>,
@@ -42,7 +42,7 @@ pub struct Report {
     /// The number of outbox rows that were rewritten or deleted.
     pub outbox_rows: u64,
     pub letters_deleted: u64,
-    /// The number of rewritten dead letters. They also contain events of other users or targets.
+    /// The number of dead letters that were rewritten, because they also contain events of other users or targets.
     pub letters_rewritten: u64,
     /// The ids of dead letters that can contain the subject's id in a field that tallyd does not know.
     pub unclear_letters: Vec<u64>,
@@ -77,7 +77,7 @@ impl Report {
         Self { of, dry_run, beyond: BEYOND, ..Self::default() }
     }
 
-    /// Returns whether no work is left.
+    /// Returns true if no work is left.
     pub fn is_complete(&self) -> bool {
         !self.stopped && self.left.is_empty()
     }
@@ -93,7 +93,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for the log. `{:#}` adds details on further lines.
+/// Writes one line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of, unlikes, rows, redis_keys, filters, outbox_rows, runs, zsets, places, saved, .. } = self;
@@ -151,7 +151,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Progress of erasing likes.
+/// The progress of a run that erases likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     rows: u64,

@@ -87,8 +87,8 @@ impl Run<'_> {
     }
 
     /// Removes the target from reports and checkpoints of runs. A report can list the target as drifted. The checkpoint
-    /// of an unfinished run can have the target as its last position. The erase replaces this position by the id before
-    /// the target, from which the run can also continue.
+    /// of an unfinished run can have the target as its last position. The erase replaces this position with the id
+    /// before the target. The run can also continue from there.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

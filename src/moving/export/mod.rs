@@ -1,7 +1,7 @@
 //! `tallyd export`: writes the likes and unlikes since the cut-over into the site's old table. With this data, the site
 //! can return to its old table.
 //!
-//! A pass lists the targets whose counter changed since the last pass, and reads their rows of `like_record` that
+//! A pass lists the targets whose counter changed since the last pass, and reads those of their `like_record` rows that
 //! changed since then. The pass writes the current state of these rows with the site's own statements, in key order, up
 //! to 500 rows in a transaction. A repeated pass writes the same states again.
 //!
@@ -86,7 +86,7 @@ pub struct RunOptions {
     pub every: Option<Duration>,
 }
 
-/// The progress of all runs together.
+/// The progress of an export over all its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// All rows that were written before this time are exported. The time is in microseconds, by MySQL's clock.
@@ -99,7 +99,7 @@ struct Exporter<'a> {
     kind: Kind,
     metrics: &'a Metrics,
     writes: ExportWrites,
-    /// The site's server, if it is not the server of `[mysql]`.
+    /// The server with the site's table, if it is not the server of `[mysql]`.
     site: Option<Store>,
 }
 
@@ -206,7 +206,7 @@ impl<'a> Exporter<'a> {
 impl Run<'_> {
     async fn run(&mut self, since: Micros, every: Option<Duration>) -> Result<()> {
         let mut since = since;
-        let mut outage = Outage::new("exporting to the site's table");
+        let mut outage = Outage::new("writing to the site's table");
         while !self.stop.is_cancelled() {
             let pause = match (self.pass(since).await, every) {
                 (Ok(until), _) => {
@@ -250,8 +250,8 @@ impl Run<'_> {
         Ok(Some(until))
     }
 
-    /// Lists the targets that changed since `listed_since`, and exports their rows that changed since `since`. Returns
-    /// false if the run was stopped before the end.
+    /// Lists the targets that changed since `listed_since`, and exports those of their rows that changed since `since`.
+    /// Returns false if the run was stopped before the end of the list.
     async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<bool> {
         let like = self.on.metrics.like();
         let mut before = ChangedBefore::NEWEST;

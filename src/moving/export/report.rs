@@ -37,7 +37,7 @@ pub struct Report {
     pub since: i64,
     /// The end of the export. All rows that were written up to this time are exported. `None` if no pass finished.
     pub until: Option<i64>,
-    /// Exported rows can have an `at` up to this many seconds before `since`.
+    /// The `at` of exported rows can be before `since`, by at most this number of seconds.
     pub overlap_s: u64,
     /// How the run ended.
     pub ended: End,

@@ -1,6 +1,6 @@
 //! `tallyd import`: imports a site's table as like records and counters, while the site keeps writing to the table.
 //!
-//! Steps of the first pass: read a page with the site's query -> write its rows, counters and checkpoint in one
+//! Steps of the first pass: read a page with the site's query -> write the rows, counters and checkpoint in one
 //! transaction, while the next page is read. The import does not write to Redis or to the outbox, because Redis is
 //! loaded once, at the cut-over. The second pass (`--deletions`) reads the site's table and `like_record` side by side
 //! (`sides`). `--verify` compares sums of ranges of rows (`sums`), and reads rows only if sums differ.
@@ -82,7 +82,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// Returns the pass's name in reports and in the modes of runs.
+    /// Returns the name of the pass, which reports and the modes of runs contain.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rows => "rows",
@@ -119,7 +119,7 @@ pub struct Importer {
     metric: Metric,
     /// The time of a row can be ahead of this machine's clock by at most this.
     future_max: Duration,
-    /// The site's server, if it is not the server of `[mysql]`.
+    /// The server with the site's table, if it is not the server of `[mysql]`.
     source: Option<Store>,
 }
 
@@ -311,7 +311,7 @@ impl Run<'_> {
         if self.options.resume {
             let last = store.last_checkpoint(JOB, &mode, self.number, true).await?.map(parse).transpose()?;
             let (run, last) = last.ok_or_else(|| {
-                self.on.refused("there is nothing to resume: the last run succeeded, or none has run")
+                self.on.refused("there is nothing to resume: the last run succeeded, or there was no run")
             })?;
             checkpoint.after = last.after;
             self.report.resumed_run = Some(run);

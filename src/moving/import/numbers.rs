@@ -33,7 +33,7 @@ pub(super) enum Cursor {
 /// A page of counts, in the order of their targets.
 pub(super) struct Page {
     pub numbers: Vec<(TargetId, i64)>,
-    /// Number of keys that belong to no target.
+    /// The number of keys that do not belong to a target.
     ignored: u64,
     /// `None` at the end.
     pub next: Option<Cursor>,

@@ -55,17 +55,17 @@ pub struct Report {
     pub kept: u64,
     /// The sum of the changes of all like counters.
     pub counted: i64,
-    /// Imported rows that were missing on the site at the first check.
+    /// The number of imported rows that were missing on the site at the first check.
     pub missed: u64,
     /// The number of missing rows that were removed. In a dry run, the number that would be removed.
     pub taken_out: u64,
-    /// Rows that the query returned twice (only a dry run counts them).
+    /// The number of rows that the query returned twice. Only a dry run counts them.
     pub repeated: u64,
-    /// Rows in the wrong order (only a dry run counts them).
+    /// The number of rows in the wrong order. Only a dry run counts them.
     pub unordered: u64,
-    /// Keys that match the pattern, but do not belong to a target.
+    /// The number of keys that match the pattern, but do not belong to a target.
     pub ignored: u64,
-    /// The time of the oldest row, in microseconds since the epoch.
+    /// The time of the oldest row, in microseconds since 1970.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
     /// In a `verify` run, the count of likes in `like_record` or of targets in `counter`.
@@ -134,7 +134,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for the log. `{:#}` adds details on further lines.
+/// Writes one line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { import, rows, .. } = self;

@@ -23,7 +23,7 @@ struct OfSite {
     after: Key,
     until: Key,
     answered: usize,
-    /// `None` if the sums can't be used, because a row or the order of rows is wrong.
+    /// `None` if the sums can't be used, because a row is invalid or the rows are in the wrong order.
     sums: Option<Sums>,
 }
 
@@ -43,7 +43,7 @@ impl Compared {
         !self.is_read || self.site != self.here
     }
 
-    /// Returns the number of rows on the side that has more rows.
+    /// Returns the larger number of rows of the two sides.
     pub(super) fn rows(&self) -> usize {
         self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
     }

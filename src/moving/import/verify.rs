@@ -1,7 +1,7 @@
 //! The code of `--verify`, which compares the site and tallyd while both change.
 //!
 //! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
-//! again in pieces. The run reads rows only in pieces that still differ. Rows that differ are checked again a few
+//! again in pieces. The run reads rows only in pieces that still differ. The run checks rows that differ again a few
 //! seconds later, when in-flight events have arrived. Only a difference that remains is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -163,7 +163,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares a range again in pieces, and reads the rows of the pieces that still differ.
+    /// Compares a range again in pieces, and reads the rows of those pieces that still differ.
     async fn narrow(
         &mut self,
         site: (&Query, &LikeColumns),

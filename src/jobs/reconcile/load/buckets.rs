@@ -58,11 +58,12 @@ impl<'l, 'a> Loader<'l, 'a> {
         Self { run, measure, report }
     }
 
-    /// Loads as many buckets as memory allows, starting with bucket `from`. Returns the bucket that follows them.
+    /// Loads as many buckets as memory allows, starting with bucket `from`. Returns the number of the first bucket that
+    /// is not loaded.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // The last outbox rows are read first. The load includes all outbox rows up to these. The buckets' offsets
-        // prevent that the outbox adds these rows again, even if it sends them late.
+        // The last outbox rows are read first. The load includes all outbox rows up to these. Because of the buckets'
+        // offsets, the outbox does not add these rows again, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.number;
@@ -220,7 +221,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         measurements.iter().filter_map(missing).collect()
     }
 
-    /// Adds to buckets that are being loaded. If Redis has lost a bucket again, the next run loads it.
+    /// Adds the repairs to buckets that are being loaded. If Redis has lost a bucket again, the next run loads it.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();
@@ -280,7 +281,7 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
 struct Loading {
     /// The buckets, and their content at the cut.
     lost: Lost,
-    /// The number of each bucket's last repair, in the order of `lost.cuts`.
+    /// The number of the last repair of each bucket, in the order of `lost.cuts`.
     passes: Vec<u64>,
     /// The number of the run that loads the buckets.
     run: u64,
@@ -288,7 +289,7 @@ struct Loading {
     busy: Vec<CounterKey>,
 }
 
-/// The state of one bucket.
+/// The state of one bucket that is being loaded.
 struct LoadingBucket {
     cut: Micros,
     state: Loaded,

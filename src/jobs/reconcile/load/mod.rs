@@ -9,8 +9,8 @@
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
-//! Likes that were published after the fence are missing in the loaded counters. The next comparison finds these likes,
-//! because their `at` is within `overlap`.
+//! If likes were published after the fence, the loaded counters do not include them. The next comparison finds these
+//! likes, because their `at` is within `overlap`.
 //!
 //! If a layout of Redis keys was abandoned and is configured again, its counters are outdated. So the run treats it as
 //! lost. Each run records the configured layouts in which API servers count. If a layout is missing in the last run's

@@ -24,8 +24,8 @@
 //!   like all other partitions.
 //! * A: a page is read. B: newer rows are deleted before the next page, or there are too many newer rows to read. The
 //!   counters of these rows are unknown, so all counters of the following pages are measured.
-//! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's current data. New rows have
-//!   higher numbers than all earlier ones.
+//! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's data after it went back. New
+//!   outbox rows have higher numbers than all earlier rows.
 
 use std::collections::HashSet;
 
@@ -48,7 +48,7 @@ pub(super) enum Touched {
 }
 
 impl Touched {
-    /// Returns the state in which no counter is touched yet. `outbox` has the last rows before the cuts.
+    /// Returns the state in which no counter has been changed yet. `outbox` has the last rows before the cuts.
     pub(super) fn none_after(kind: Kind, outbox: OutboxOffsets) -> Self {
         Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
     }

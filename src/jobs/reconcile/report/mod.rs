@@ -66,11 +66,12 @@ pub struct Report {
     pub drift_sum: u64,
     /// The number of drifted counters in each group of sizes. The size is the drift without its sign.
     pub drifted_by_size: Sizes,
-    /// Rows of `counter` that differed from like_record. The rows were corrected, unless this is a dry run.
+    /// The number of rows of `counter` that differed from `like_record`. The rows were corrected, unless this is a dry
+    /// run.
     pub counters_off: u64,
     /// Buckets that Redis had lost, and that this run loaded.
     pub buckets_loaded: u64,
-    /// Counters that were added to these buckets.
+    /// The counters that were added to the loaded buckets.
     pub counters_loaded: u64,
     /// Examples of keys that should be buckets but contain something else. Their correct content is unknown.
     pub foreign: Vec<String>,
@@ -82,7 +83,7 @@ pub struct Report {
     pub waited_for: Option<String>,
     /// Milliseconds per step. The steps of two pages overlap, so the sum can exceed the total time.
     pub steps_ms: Steps,
-    /// The slice that a `scrub` run compared: the last target before the slice, and the slice's last target.
+    /// The slice that a `scrub` run compared, given by the last target before it and its own last target.
     pub slice: Option<Slice>,
     /// The number of the earlier run that this run resumed.
     pub resumed_run: Option<u64>,
@@ -183,7 +184,7 @@ pub(crate) struct Progress {
     pub done: u64,
     /// The count of all rows of `counter` according to MySQL's statistics. `None` until this count is known.
     pub total: Option<u64>,
-    /// Counters that were wrong at two measurements.
+    /// Counters that were wrong at both measurements.
     pub drifted: u64,
     /// Suspects that must be measured again.
     pub pending: u64,

@@ -22,7 +22,7 @@ fn write_row<const N: usize>(
     if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
 }
 
-/// Writes one line for a log. With `{:#}`, writes several lines for a person.
+/// Writes one line for the log. With `{:#}` it writes several lines for an operator.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
@@ -61,7 +61,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes the details for a person: one line for each kind of detail, and one for each listed target.
+    /// Writes the details for an operator: one line for each kind of detail, and one line for each listed target.
     fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
         let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];

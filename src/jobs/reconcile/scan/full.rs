@@ -85,7 +85,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     Ok(())
 }
 
-/// Returns where to resume; `None` to start with the first target.
+/// Returns the place where the run must resume; `None` to start with the first target.
 async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let servers = run.servers;
     if !run.options.resume {

@@ -19,7 +19,7 @@ use super::report::{Report, Steps};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_mysql::changed::ChangedBefore;
 
-/// Maximum number of counters, recorded by earlier runs, that a run compares first.
+/// A run first compares counters that earlier runs recorded, at most this number.
 const KEPT_MAX: usize = 5_000;
 
 /// Compares the counters of some targets.
@@ -31,8 +31,8 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares the counters that changed since the last run's cut (the time up to which Redis was compared), by Redis'
-/// clock. Counters that the last run kept for this run are compared first.
+/// Compares the counters that changed since the last run's cut (the time by Redis' clock up to which Redis was
+/// compared). Counters that the last run recorded for this run are compared first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;
@@ -84,7 +84,7 @@ async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Resul
     Ok(())
 }
 
-/// Compares the counters that changed since `start`, newest first, without the counters in `compared`.
+/// Compares the counters that changed since `start`, newest first. The counters in `compared` are left out.
 async fn compare_since(comparer: &mut Comparer<'_>, start: Micros, compared: &[CounterKey]) -> Result<()> {
     let run = comparer.run;
     let mut before = ChangedBefore::NEWEST;

@@ -1,6 +1,6 @@
 //! Compares all counters of a kind, one range of ids after another.
 //!
-//! While MySQL recounts one range, the next one is listed, sampled and fenced.
+//! While MySQL recounts one range, the run lists and samples the next range, and sends its fence.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub(super) struct Ranges<'r, 'a> {
 /// A range that is ready to be read.
 struct Listed {
     sampled: SampledRange,
-    /// The total duration of listing, sampling and fencing.
+    /// The total time to list the range, sample it and wait for its fence.
     took: Duration,
 }
 
@@ -47,7 +47,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Self { comparer, slice_left: Some(rows) }
     }
 
-    /// Whether the whole slice is compared.
+    /// Whether the whole slice has been compared.
     pub(super) fn is_at_end(&self) -> bool {
         self.slice_left == Some(0)
     }
@@ -98,8 +98,8 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(reached)
     }
 
-    /// Lists, samples and fences the range that follows `after`. Returns `None` at the end of the kind or of the slice,
-    /// or when the run must end.
+    /// Lists and samples the range that follows `after`, and waits for its fence. Returns `None` at the end of the kind
+    /// or of the slice, or when the run must end.
     async fn list_and_sample(&mut self, kind: Kind, after: TargetId) -> Result<Option<Listed>> {
         let run = self.comparer.run;
         if after >= LAST || self.is_at_end() {

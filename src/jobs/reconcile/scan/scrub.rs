@@ -1,8 +1,8 @@
-//! Compares everything in slices. Each scrub compares one slice, and resumes where the last scrub ended. So a large
+//! Compares all counters in slices. Each scrub compares one slice, and resumes where the last scrub ended. So a large
 //! table can be verified once a day or once a week with a small and constant load.
 //!
 //! A slice consists of rows of `counter`, in the order of kinds and ids. An equally large part of each kind's buckets
-//! is searched for orphans. Rows and buckets are traversed independently of each other.
+//! is searched for orphans. The places of the next rows and of the next buckets are independent of each other.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ const SLICE_MIN: u64 = 10;
 /// The place before the first target.
 const BEGINNING: Target = Target { kind: Kind(0), id: TargetId(0) };
 
-/// Where the next slice begins.
+/// The place where the next slice begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     kind: u8,
