@@ -30,7 +30,7 @@ fn instructions(name: &str) -> Vec<String> {
 /// Returns the files of the sources that the build of the image can read.
 fn context() -> Vec<String> {
     let text = read(".dockerignore");
-    assert!(text.lines().any(|line| line == "*"), "the file must first exclude everything");
+    assert!(text.lines().any(|line| line == "*"), ".dockerignore must first exclude everything");
     text.lines().filter_map(|line| Some(line.strip_prefix('!')?.to_owned())).collect()
 }
 

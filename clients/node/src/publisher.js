@@ -185,7 +185,7 @@ export class Publisher {
         this.#lastError = await session.ended();
       } catch (error) {
         this.#lastError = error;
-        // This fails all waiting calls. Later calls wait for the next try.
+        // If RabbitMQ refused the login, fail all waiting calls. Later calls wait for the next try.
         if (error.message.startsWith('Handshake terminated by server: 403 ')) {
           for (const entry of taken(this.#waiting)) entry.reject(new LoginRefused(error.message));
         }

@@ -1,4 +1,4 @@
-//! Errors that say why a call failed, and what the call did before.
+//! Errors that say why a call failed, and what the call did before it failed.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{BoardPeriod, Kind, Metric};

@@ -1,5 +1,5 @@
-//! Reads in Redis which side counts each number. Daemons announce the side, and clients follow the announcement. So a
-//! site can change the side while users click.
+//! Reads from Redis which side (daemons or API servers) counts each number. Daemons announce the side, and clients
+//! follow the announcement. So a site can change the side while users click.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -49,8 +49,8 @@ impl Followed {
     }
 
     /// Returns which side counts each number. While Redis answers, this information is at most ten seconds old. Only
-    /// one call asks Redis. Until Redis answers, the other calls use the known writers. If no writers are known, these
-    /// calls wait.
+    /// one call asks Redis. Until Redis answers, the other calls use what the client already knows. If the client knows
+    /// nothing yet, these calls wait.
     pub(super) async fn writers(&self, cache: &Cache) -> Arc<Writers> {
         let mut asked = match (self.asked.try_lock(), self.known()) {
             (Ok(asked), _) => asked,

@@ -41,7 +41,7 @@ enum Answer {
         count: Option<i64>,
     },
     /// Redis does not know whether the user likes the target. If the client should ask again and send the user's bits
-    /// for the target's filter, this contains the filter's shape.
+    /// for the target's filter, the value contains the filter's shape.
     Unknown(Option<Shape>),
 }
 
@@ -64,7 +64,7 @@ impl Client {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// Makes the user no longer like the target. Otherwise it works like [`Client::like`].
+    /// Makes the user no longer like the target. Apart from this, the call works like [`Client::like`].
     ///
     /// # Errors
     ///
@@ -114,8 +114,8 @@ impl Client {
     }
 
     /// Counts a click in Redis, but publishes nothing. A click counts only if it changes what the user likes. Also
-    /// returns the event to publish. If the click changes nothing, this is the user's last event, which perhaps was
-    /// never published.
+    /// returns the event to publish. If the click changes nothing, the returned event is the user's last event, which
+    /// perhaps was never published.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
         if let Some(wait) = self.limits_of(&[wish.user]).await?.pop().flatten() {
             return Ok((Clicked::Limited { wait }, None));
@@ -221,8 +221,8 @@ impl Client {
         Ok(self.store.likers(target, after, limit).await?)
     }
 
-    /// Counts a click if it changes what the user likes. Redis decides this by the remembered clicks, or by `known`,
-    /// the row in MySQL.
+    /// Counts a click if it changes what the user likes. Redis decides this with the remembered clicks, or with
+    /// `known`, the row in MySQL.
     async fn ask(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
         let answer = self.ask_once(wish, known).await?;
         match (&answer, &self.shapes) {
@@ -288,7 +288,7 @@ impl Client {
         Ok(Call::new(&LIKE_SCRIPT, key).number(target.id).arg(part).arg(word(liked)))
     }
 
-    /// Builds the call that counts a click if it changes something. A click that already has an `at` keeps it.
+    /// Builds the call that counts a click if it changes something. A click that already has an `at` keeps this `at`.
     fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let LikeEvent { target, user, at, liked } = click;
         let Place { key, part, bucket } = self.place(cache, target)?;

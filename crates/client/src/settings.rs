@@ -34,7 +34,7 @@ pub struct Settings {
     pub rules: Vec<Rule>,
     /// `[client]`: how long clicks are remembered, and how many clicks a user can make.
     pub limits: ClickLimits,
-    /// Whether `[filter] likes_min` is above zero. If it is, targets with many likes have Bloom filters, and the client
-    /// asks the filter before MySQL.
+    /// Whether `[filter] likes_min` is above zero. In that case, targets with many likes have Bloom filters, and the
+    /// client asks the filter before MySQL.
     pub has_filters: bool,
 }

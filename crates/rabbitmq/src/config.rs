@@ -27,7 +27,7 @@ pub struct Amqp {
     /// File with the password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// Trusted authorities (PEM), in addition to the system's.
+    /// Trusted authorities (PEM), besides the system's.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
     /// Client certificate (PEM), if required.
@@ -41,7 +41,7 @@ pub struct Amqp {
     pub tls: Tls,
     /// Prefix of every name on the broker, for example `{prefix}.events`.
     pub prefix: String,
-    /// Queues that share the events, each with one active consumer. More than one queue needs the plugin
+    /// Queues that share the events, each with one active consumer. Several queues need the plugin
     /// rabbitmq_consistent_hash_exchange.
     #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
@@ -52,10 +52,10 @@ pub struct Amqp {
     pub queue_type: QueueType,
     /// Whether tallyd declares exchanges, queues and bindings. If false, they must exist.
     pub declare: bool,
-    /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). For large
-    /// messages, tallyd lowers it.
+    /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). Large
+    /// messages lower this number.
     pub prefetch: u16,
-    /// Seconds between heartbeats. A connection that is silent for twice this time ends, and another daemon gets its
+    /// Seconds between heartbeats. A connection silent for twice this time ends, and another daemon gets its
     /// partitions.
     #[schemars(range(min = 1, max = 60))]
     pub heartbeat_s: u16,
@@ -98,8 +98,8 @@ impl Amqp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
-    /// A replicated queue, which is always on disk and faster to drain.
+    /// A replicated queue, always on disk, faster to drain.
     Quorum,
-    /// A queue on one node, for brokers without quorum queues.
+    /// On one node, for brokers without quorum queues.
     Classic,
 }

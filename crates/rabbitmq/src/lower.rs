@@ -31,7 +31,7 @@ impl Broker {
         Ok(depths)
     }
 
-    /// Unbinds the queues of the partitions `to..from`. Then deletes the unbound queues that have no messages and no
+    /// Unbinds the queues of the partitions `to..from`. Then deletes those unbound queues that have no messages and no
     /// consumers. Returns the queues that were not deleted. During the call, each new event still reaches a queue. If
     /// the call is interrupted, the caller must repeat it.
     pub async fn lower_partitions(&self, link: &Link, from: u16, to: u16) -> Result<Vec<String>> {
