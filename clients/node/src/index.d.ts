@@ -112,9 +112,9 @@ export class UnconfirmedError extends PublishError {}
 export class RejectedError extends PublishError {}
 /** A queue rejected the event, for instance because it is full. */
 export class NackedError extends RejectedError {}
-/** No queue takes the event: exchange or queues do not exist. */
+/** No queue takes the event: the exchange or the queues do not exist. */
 export class ReturnedError extends RejectedError {}
-/** RabbitMQ refused user and password. The event was not sent. */
+/** RabbitMQ refused the user or the password. The event was not sent. */
 export class LoginError extends RejectedError {}
 /** The user clicks more often than the gateway allows. */
 export class LimitedError extends RejectedError {

@@ -10,8 +10,8 @@ import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
 const PAUSE_MIN_MS = 100;
-// The longest pause between two connection tries. The pause is short, so that a new publish does not spend most of its
-// deadline waiting.
+// The longest pause between two attempts to connect. The pause is short, so that a new publish does not spend most of
+// its deadline waiting.
 const PAUSE_MAX_MS = 1_000;
 const CLOSE_MS = 1_000;
 

@@ -1,8 +1,8 @@
 // Sends events to RabbitMQ. If API servers must count the number, the event goes to the gateway instead, and the
 // gateway counts the number.
 //
-// The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the
-// event is not lost. If its number in Redis is then wrong, the next reconcile corrects it.
+// The gateway gets half of the deadline. If the gateway does not answer, RabbitMQ gets the same event in the other
+// half. So the event is not lost. If the event's number in Redis is then wrong, the next reconcile corrects it.
 
 import { GatewayError, LimitedError, PublishError, RefusedError, RejectedError, UnconfirmedError } from './errors.js';
 import { numberOf, routingKeyOf } from './events.js';

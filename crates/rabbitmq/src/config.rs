@@ -27,7 +27,7 @@ pub struct Amqp {
     /// File with the password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// Trusted authorities (PEM), besides the system's.
+    /// Trusted authorities (PEM), in addition to the system's.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
     /// Client certificate (PEM), if required.
@@ -48,7 +48,7 @@ pub struct Amqp {
     /// Routing key of likes, for `tallyd dead replay` and the Rust client. Other producers choose their own. Use
     /// `target` if MySQL is sharded by target.
     pub partition_by: PartitionBy,
-    /// Type of new queues. An existing queue keeps its type.
+    /// Type of new queues. Existing queues keep their type.
     pub queue_type: QueueType,
     /// Whether tallyd declares exchanges, queues and bindings. If false, they must exist.
     pub declare: bool,

@@ -57,7 +57,7 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
 
 
 def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics: Optional[Collection[str]]) -> Event:
-    """Checks an event. Returns it with only the fields that the daemon reads, in their usual order and form."""
+    """Checks an event. Returns the event with only the fields that the daemon reads, in their usual order and form."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")

@@ -21,8 +21,8 @@ from .errors import Event, LoginError, NackedError, RejectedError, ReturnedError
 LOG = logging.getLogger("tallyd")
 
 PAUSE_MIN_S = 0.1
-# The longest pause between two connection tries. The pause is short, so that a new publish does not spend most of its
-# deadline waiting.
+# The longest pause between two attempts to connect. The pause is short, so that a new publish does not spend most of
+# its deadline waiting.
 PAUSE_MAX_S = 1.0
 CLOSE_S = 1.0
 
