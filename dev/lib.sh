@@ -165,7 +165,8 @@ stack_versions() {
         *) PROGRAM[$service]=$service-server ;;
         esac
         [[ ${FROM[$service]} ]] || continue
-        # If VERSIONS no longer has a folder's version, dev/down can still stop the servers and wipe the folder, but dev/up rejects it.
+        # If VERSIONS no longer has a folder's version, dev/down can still stop the servers and wipe the folder, but dev/up rejects the
+        # folder.
         row=$(version_row "${FROM[$service]}") || { [[ ! ${!variable:-} ]] && continue; } ||
             die "$variable is '${FROM[$service]}', which is not in 'dev/lab --list'."
         read -r _ of release _ "PROGRAM[$service]" <<<"$row"
@@ -244,8 +245,8 @@ all_pids() {
     done
 }
 
-# stop_pids SERVICE SECONDS PID...: sends SIGTERM, then SIGKILL to processes that still run after SECONDS. With 0 seconds, it sends SIGKILL
-# immediately.
+# stop_pids SERVICE SECONDS PID...: sends SIGTERM, then SIGKILL to processes that still run after SECONDS. With 0 seconds, stop_pids sends
+# SIGKILL immediately.
 stop_pids() {
     local service=$1 seconds=$2 pid
     shift 2
@@ -301,7 +302,7 @@ rabbit_env() {
         RABBITMQ_LOG_BASE="$dir"
         RABBITMQ_LOGS="$dir/server.log"
         RABBITMQ_GENERATED_CONFIG_DIR="$dir/generated"
-        # The command line tools are Erlang nodes, too. By default, they would listen on all addresses.
+        # The command line tools are Erlang nodes, too. By default, these tools would listen on all addresses.
         RABBITMQ_CTL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}"
     )
 }

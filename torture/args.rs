@@ -17,7 +17,7 @@ use crate::faults::{self, Fault};
 )]
 pub struct Args {
     /// Random seed. The same seed gives the same plan and the same users. Default: a new seed, which the run prints. If
-    /// the seed is even, the daemons count likes. If it is odd, the API servers count likes.
+    /// the seed is even, the daemons count likes. If the seed is odd, the API servers count likes.
     #[arg(long)]
     pub seed: Option<u64>,
 

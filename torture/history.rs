@@ -20,7 +20,7 @@ pub struct Call {
 pub enum What {
     /// A user likes or unlikes a target.
     Like { target: u64, user: u64, liked: bool },
-    /// A count changes a counter of a target. The event's id is made from `event`.
+    /// A count event changes a counter of a target. The event's id is made from `event`.
     Add { target: u64, metric: u8, delta: i64, event: u64 },
     /// A counter of a target is set to a value.
     Set { target: u64, metric: u8, value: i64 },
@@ -63,7 +63,7 @@ pub enum Loses {
     Tables,
 }
 
-/// `[consumer] future_max`: an event that is further in the future is dead-lettered.
+/// The value of `[consumer] future_max`. An event whose `at` is further in the future is dead-lettered.
 const FUTURE_MAX: Micros = 300_000_000;
 
 /// The time during which a fault lasted.

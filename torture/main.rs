@@ -1,5 +1,5 @@
 //! A chaos test. Users click through the client, while servers, connections and daemons fail according to a seeded
-//! plan. Then a checker compares the stored data with every answer. `dev/torture` runs it.
+//! plan. Then a checker compares the stored data with every answer that the users got. `dev/torture` runs this program.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a run ends at its first internal error")]
 

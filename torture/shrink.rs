@@ -67,8 +67,8 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Returns whether the violation concerns only a few calls, which all differ. In contrast, a counter's sum is the
-/// result of thousands of equal calls.
+/// Returns whether the violation concerns only a few calls, all of which are different. In contrast, a counter's sum is
+/// the result of thousands of equal calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }

@@ -140,7 +140,7 @@ async fn click(
         if let Answer::Done { at } = answer
             && is_ahead(at, end)
         {
-            // This event waits as a dead letter. The daemon would also dead-letter all later events of this user.
+            // This event waits as a dead letter. The daemon would also dead-letter every later event of this user.
             user += WATCHERS;
             liked = true;
         } else if let Answer::Done { at } = answer {

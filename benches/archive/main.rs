@@ -1,5 +1,5 @@
-//! Measures the speed of archiving a board (compared with bare inserts), the memory that it needs, and the delays of
-//! other Redis clients.
+//! Measures how fast a board is archived (compared with bare inserts), how much memory the archive needs, and how long
+//! other Redis clients are delayed.
 
 mod stall;
 
@@ -178,7 +178,8 @@ fn last_week() -> Result<String> {
     Ok(now.previous().context("there is no week before this one")?.to_string())
 }
 
-/// Inserts the same rows with one connection. Each statement has a page of rows and is its own transaction.
+/// Inserts as many rows as the archive has, with bare statements on one connection. Each statement has a page of rows,
+/// and is a separate transaction.
 async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
     let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
     sqlx::raw_sql("CREATE TABLE bare LIKE leaderboard_archive").execute(&mut connection).await?;
@@ -238,7 +239,7 @@ async fn archive(world: &World, members: u64) -> Result<Ran> {
     let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_period WHERE state <> 'ended'")
         .fetch_one(&world.pool)
         .await?;
-    ensure!(left == 0, "the board is not in state ended");
+    ensure!(left == 0, "the board's state is not `ended`");
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_archive").fetch_one(&world.pool).await?;
     ensure!(rows.unsigned_abs() == members, "{rows} rows instead of {members} members");
     Ok(Ran { seconds, end_s, peak_rss_mib: peak_rss_mib.max(ended.peak_rss_mib) })

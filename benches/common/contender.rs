@@ -111,8 +111,8 @@ pub struct Running {
 pub enum Said {
     /// The contender logged that it now consumes messages.
     Consuming,
-    /// The contender has committed this number of events. A contender that writes nothing has acknowledged them. tallyd
-    /// also logs the duration of the write.
+    /// The contender has committed this number of events. A contender that writes nothing has only acknowledged these
+    /// events. tallyd also logs the duration of the write.
     Committed { events: u64, write_ms: f64 },
 }
 

@@ -37,7 +37,7 @@ impl Used {
         self.consumer + self.mysql + self.rabbitmq
     }
 
-    /// Returns the CPU time of all other processes. A large value means that they disturbed the measurement.
+    /// Returns the CPU time of all other processes. A large value means that these processes disturbed the measurement.
     pub fn others(self) -> u64 {
         self.machine.saturating_sub(self.together() + self.bench)
     }

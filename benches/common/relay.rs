@@ -52,7 +52,8 @@ impl Drop for Relay {
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // The watch channel's sender lives as long as the relay. When the relay drops it, both connections are closed.
+        // The watch channel's sender lives as long as the relay. When the relay drops this sender, both connections are
+        // closed.
         if silent.wait_for(|silent| !silent).await.is_err() {
             return;
         }

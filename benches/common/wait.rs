@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Waits until `fact` is true, and checks it at the interval `every`. Fails after `limit`.
+/// Waits until `fact` is true. Checks `fact` at the interval `every`. Fails after `limit`.
 pub async fn until(
     what: &str,
     limit: Duration,

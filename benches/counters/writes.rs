@@ -1,4 +1,4 @@
-//! Writes count events to MySQL without a broker. This shows the cost of each part of a batch.
+//! Writes count events to MySQL without a broker. The measurement shows the cost of each part of a batch.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub enum Write {
     RowByRow,
     /// Batches without a ledger. A duplicate counts twice.
     WithoutLedger,
-    /// Batches as the daemon writes them.
+    /// Batches like those that the daemon writes.
     WithLedger,
     /// One hot target and four writers. The writers share one row.
     Hot1,

@@ -1,5 +1,5 @@
-//! The bare HTTP handler. It reads the request's body and publishes the body's events with confirms on one channel. It
-//! does not check the events.
+//! The bare HTTP handler. The handler reads the request's body and publishes the body's events with confirms on one
+//! channel. The handler does not check the events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -50,7 +50,7 @@ struct Arguments {
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     seconds: f64,
-    /// The peak memory in MiB. It is 0 if the step is not a command of tallyd.
+    /// The peak memory in MiB. The value is 0 if the step is not a command of tallyd.
     peak_rss_mib: f64,
     waits: Waits,
 }

@@ -22,8 +22,8 @@ const LABELS: [(&str, &str); 6] = [
     (NODE_ROW, "Node, row by row"),
 ];
 
-/// Draws one bar for tallyd and one bar for each peer. The fastest peer comes first. Returns `None` if one of these
-/// contenders did not run.
+/// Draws one bar for tallyd and one bar for each peer. The fastest peer comes first. Returns `None` if tallyd or one of
+/// the peers did not run.
 pub fn svg(standings: &BTreeMap<&str, Standing>) -> Option<String> {
     let bar = |(name, label)| standings.get(name).map(|standing| (label, standing));
     let mut bars: Vec<(&str, &Standing)> = LABELS.into_iter().map(bar).collect::<Option<_>>()?;

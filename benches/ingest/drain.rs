@@ -43,8 +43,8 @@ pub struct Drained {
     pub others_cores: f64,
     pub peak_rss_mib: f64,
     pub batches: u64,
-    /// The mean number of transactions in flight, or 0 if the contender doesn't log it. If this number is close to the
-    /// number of partitions, the contender waits for the database.
+    /// The mean number of transactions in flight, or 0 if the contender doesn't log this number. If this number is
+    /// close to the number of partitions, the contender waits for the database.
     pub writing: f64,
     /// Bytes that the consumer and MySQL exchange for each event.
     pub mysql_bytes: f64,

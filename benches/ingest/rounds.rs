@@ -81,7 +81,7 @@ async fn backlog(arguments: &Arguments, events: u64) -> Result<Drained> {
 
 fn print_run(round: usize, contender: &Contender, drained: &Drained) {
     println!(
-        "round {}: {} {} events/s, {} cores, others {} cores",
+        "round {}: {} {} events/s, {} cores, other processes {} cores",
         round + 1,
         contender.name,
         number(drained.events_per_second),

@@ -9,7 +9,7 @@ use sqlx::{MySqlPool, Row};
 pub struct Traffic {
     /// Statements. Each statement needs a round trip, unless several statements are sent together.
     pub statements: f64,
-    /// Bytes in both directions.
+    /// The number of bytes sent in both directions.
     pub bytes: f64,
 }
 

@@ -1,5 +1,5 @@
 //! Measures three jobs on 100 million counters: a full reconcile, a reconcile of changed counters, and a reload. Also
-//! measures them with 2^23 nearly empty buckets.
+//! measures these jobs with 2^23 nearly empty buckets.
 
 #[path = "../reconcile/child.rs"]
 mod child;
@@ -43,8 +43,8 @@ const AIMS: [(&str, Aim); 4] = [
 /// rows of one metric.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Number of rows in the table `counter`. The number of like records is a fifth of it, and the number of buckets is
-    /// chosen to suit it.
+    /// Number of rows in the table `counter`. The number of like records is a fifth of this number. The number of
+    /// buckets suits the number of rows.
     #[arg(long, default_value_t = ROWS, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
     rows: u64,
 
@@ -81,7 +81,7 @@ impl Arguments {
 #[derive(Serialize)]
 struct Seen {
     rows: u64,
-    /// The full run. The run before it loaded Redis, but could compare only the data that was in Redis at that time.
+    /// The full run. The previous run loaded Redis, but could compare only the data that was in Redis at that time.
     full: Ran,
     changed: Ran,
     reloaded: Ran,

@@ -1,4 +1,5 @@
-//! Likes that the daemon counts: a client publishes an event, the daemon commits it to MySQL and adds it to Redis.
+//! Likes that the daemon counts: a client publishes an event, the daemon commits the event to MySQL and adds the like
+//! to Redis.
 //!
 //! Each measurement has its own world. At the end, rows, counters and Redis are compared with a model of the published
 //! events.
@@ -49,7 +50,7 @@ const LAST: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 /// Time between two checks for the last like.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long to wait until the daemon has started, and until it has counted the published likes.
+/// How long to wait until the daemon has started, and until the daemon has counted the published likes.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, Serialize)]

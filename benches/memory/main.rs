@@ -124,7 +124,7 @@ fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Fi
     filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
 }
 
-/// Returns how many times more memory the layout with one string for each counter needs than this layout.
+/// Returns the memory of the layout with one string for each counter, divided by the memory of this layout.
 fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
     Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
 }

@@ -1,4 +1,4 @@
-//! Runs the binary once, and measures its time, its memory, and the number of rows that MySQL reads for it.
+//! Runs the binary once, and measures how long it runs, how much memory it needs, and how many rows MySQL reads for it.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};

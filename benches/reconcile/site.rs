@@ -26,7 +26,8 @@ const ROWS_PER_TARGET: u64 = 40;
 /// Number of rows that one statement inserts.
 const ROWS_PER_STATEMENT: usize = 10_000;
 
-/// The number of likes in one group, and the time between two groups. Together they give 4,000 likes a second.
+/// The number of likes in one group, and the time between two groups. Together, these two values give 4,000 likes a
+/// second.
 const ARRIVING_PER_TURN: usize = 80;
 const TURN: Duration = Duration::from_millis(20);
 

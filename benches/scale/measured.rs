@@ -1,5 +1,5 @@
-//! Reads the measurements of `dev/bench ingest`. The model is made from some of these measurements, and compared with
-//! others.
+//! Reads the measurements of `dev/bench ingest`. The model is made from some of these measurements, and is compared
+//! with the other measurements.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -16,7 +16,7 @@ const NAME: &str = "scale-measured";
 /// The numbers of partitions with which tallyd is measured.
 pub const POINTS: [(usize, &str); 3] = [(1, "tallyd"), (2, "tallyd-2"), (4, "tallyd-4")];
 
-/// The part of the result file that is used.
+/// The part of the result file that the model uses.
 #[derive(Deserialize)]
 pub struct Measured {
     pub machine: Machine,

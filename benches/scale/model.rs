@@ -1,9 +1,9 @@
 //! Simulates how partitions, their queues, batches and connections process events on a number of cores.
 //!
 //! Each partition has three steps. RabbitMQ's queue delivers events up to the prefetch, the consumer adds them to the
-//! open batch, and one connection to MySQL writes a batch while the next batch fills. Each step is one thread. The
-//! thread has a core, or a share of a core if there are more active threads than cores. Several threads accept
-//! published events. Time advances in steps of [`STEP_US`].
+//! open batch, and one connection to MySQL writes a batch while the next batch fills. Each step is one thread. If there
+//! are at least as many cores as active threads, each thread has a core. Otherwise, each thread has a share of a core.
+//! Several threads accept published events. Time advances in steps of [`STEP_US`].
 
 use std::collections::VecDeque;
 

@@ -17,7 +17,7 @@ use tallyd_mysql::{Text, likes};
 /// The method to find the old states of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 pub enum Way {
-    /// The method does not read old states: it is an upsert without counters, as in the peers.
+    /// The method does not read old states: it is an upsert without counters, as in the other consumers.
     Plain,
     /// The upsert stores the old states in a user variable. tallyd uses this method if the server allows it.
     Noted,

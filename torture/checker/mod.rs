@@ -1,10 +1,10 @@
 //! Compares the stored data with every answer that the users got. The checker has no side effects: it calculates the
 //! violations from a history and a state.
 //!
-//! There are three rules for an event. The event must be stored if the broker confirmed it and no fault is allowed to
-//! lose it. The event can be stored if its answer was lost. An event must not be stored if no user sent it. The rules
-//! determine the allowed contents of each row, counter, board and dead letter. Nothing is estimated, because `at` or an
-//! id identifies each event.
+//! There are three rules for an event. The event must be stored if the broker confirmed the event and no fault is
+//! allowed to lose the event. The event can be stored if its answer was lost. An event must not be stored if no user
+//! sent it. The rules determine the allowed contents of each row, counter, board and dead letter. The checker estimates
+//! nothing, because `at` or an id identifies each event.
 
 mod boards;
 mod letters;

@@ -21,8 +21,8 @@ pub struct Event {
     pub at: Micros,
     /// True if MySQL must contain the count.
     is_confirmed: bool,
-    /// The time when the first call that sent the event began. `ended` is the time when the last call that sent it
-    /// ended.
+    /// The time when the first call that sent the event began. `ended` is the time when the last call that sent the
+    /// event ended.
     pub began: Micros,
     pub ended: Micros,
 }
@@ -78,7 +78,7 @@ fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     sent
 }
 
-/// The set events of one counter that the broker can have received.
+/// The events that set one counter and that the broker can have received.
 #[derive(Default)]
 struct Sets {
     confirmed: Option<(Micros, i64)>,

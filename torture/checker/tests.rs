@@ -405,7 +405,7 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
     assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 3, user: 50 })));
     story.window(Loses::Tables);
     assert_eq!(story.verdict(), []);
-    // The view is sent again, so it is on the board twice. No view can be on the board three times.
+    // The view is sent again, so the board counts it twice. No view can be on the board three times.
     story.history.calls.push(Call { begin: at + S, end: at + S, who: 1, what, answer });
     story.state.ledger.insert(key(1, VIEW, 9_000, at));
     for numbers in [&mut story.state.counters, &mut story.state.redis] {

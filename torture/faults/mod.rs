@@ -77,7 +77,7 @@ impl Fault {
         Self { hold: (least_s, most_s), ..self }
     }
 
-    /// Begins the fault, lets it last for about `hold`, and undoes it. The call takes longer if a server restarts
+    /// Begins the fault, waits for about `hold`, and undoes the fault. The call takes longer if a server restarts
     /// slowly.
     ///
     /// # Errors

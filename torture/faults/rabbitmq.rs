@@ -1,4 +1,5 @@
-//! Faults of RabbitMQ: it crashes, freezes, blocks publishers, closes connections and channels, and loses a queue.
+//! Faults of RabbitMQ: the broker crashes, freezes, blocks publishers, closes connections and channels, and loses a
+//! queue.
 
 use std::time::Duration;
 

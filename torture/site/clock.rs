@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The path of the library that each process preloads. `dev/torture` builds it.
+/// The path of the library that each process preloads. `dev/torture` builds this library.
 const LIBRARY: &str = "TALLYD_STACK_CLOCK";
 
 /// The environment variable that contains the path of a process's clock file.
@@ -19,7 +19,7 @@ impl Clock {
         Self(file)
     }
 
-    /// Sets the clock ahead by this many seconds. A negative number sets it back, and 0 corrects it.
+    /// Sets the clock ahead by this many seconds. A negative number sets the clock back, and 0 corrects the clock.
     pub fn step(&self, seconds: i64) -> Result<()> {
         // Overwrites the file in place, because the process has mapped the file into memory.
         let file = OpenOptions::new().create(true).write(true).truncate(false).open(&self.0);

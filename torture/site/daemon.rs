@@ -160,8 +160,8 @@ impl Daemon {
 
     async fn end(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
         if let Some(pid) = child.id() {
-            // A frozen daemon gets SIGTERM when it is resumed. An error is ignored, because the process may have ended
-            // at this moment.
+            // A frozen daemon gets the SIGTERM when it is resumed. An error is ignored, because the process may have
+            // ended at this moment.
             let _ = signal(pid, "TERM").await;
             let _ = signal(pid, "CONT").await;
         }

@@ -1,4 +1,4 @@
-//! A proxy for each server, used by the users or by one daemon.
+//! A proxy for each server. Either the users or one daemon use these proxies.
 
 use super::settings::Addresses;
 use super::stack::Server;

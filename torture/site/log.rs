@@ -1,4 +1,4 @@
-//! Finds lines in the daemons' logs that show a bug.
+//! Finds log lines of the daemons that show a bug.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,8 @@ const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
 /// stops.
 const MAY_NOT: [&str; 5] = ["command denied", "Access denied", "NOPERM", "access to queue", "access to exchange"];
 
-/// A time in which a server or connection was broken. Errors can be logged for some time after its end.
+/// A time in which a server or connection was broken. Daemons can log errors for some time after the end of the
+/// disturbance.
 #[derive(Clone, Debug)]
 pub struct Disturbance {
     pub what: &'static str,

@@ -78,8 +78,8 @@ pub struct Site {
     disturbances: Mutex<Vec<Disturbance>>,
     /// Records the calls of all users, and of faults that act as users.
     pub recorder: Arc<Recorder>,
-    /// The time of the last restore of MySQL, or 0 if there was no restore. Data that MySQL got before this time may be
-    /// lost.
+    /// The time of the last restore of MySQL, or 0 if there was no restore. Data that MySQL got before the restore may
+    /// be lost.
     pub lost_at: AtomicI64,
 }
 

@@ -10,7 +10,7 @@ use crate::history::{Answer, What, period};
 /// Members of a board.
 const MEMBERS: u64 = 40;
 
-/// Users add scores to one past day for this duration. After this time, users add scores to the day before that day.
+/// The time for which users add scores to one past day. After this time, users add scores to the day before that day.
 /// The archiver looks back 400 days, so a run of hours has enough days.
 const DAY_LASTS_S: i64 = 60;
 

@@ -53,7 +53,7 @@ class Open:
             self.full.set()
 
     async def batch(self):
-        """A full batch, or all messages that arrived within LINGER of the first one."""
+        """A full batch, or all messages that arrived within LINGER after the first message."""
         await self.any.wait()
         try:
             async with asyncio.timeout(LINGER):

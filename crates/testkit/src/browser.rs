@@ -148,7 +148,7 @@ impl Browser {
         told["value"].take()
     }
 
-    /// Closes the browser cleanly, so it no longer writes to its profile.
+    /// Closes the browser cleanly, so that Chromium no longer writes to its profile.
     pub async fn close(mut self) {
         self.ask(Method::DELETE, &self.session.clone(), json!({})).await;
         self.process = 0;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{DEADLINE, STARTED, World, eventually};
 
-/// A daemon that runs as a child process. Dropping it kills the process.
+/// A daemon that runs as a child process. Dropping the `Daemon` kills the process.
 pub struct Daemon {
     pub child: Child,
     pub(super) log_path: PathBuf,

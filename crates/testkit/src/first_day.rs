@@ -16,7 +16,7 @@ use super::gateway::Gateway;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
-    /// The name of the accounts and the database. It is also the prefix of all names on the broker and in Redis.
+    /// The name of the accounts and the database. This name is also the prefix of all names on the broker and in Redis.
     pub name: String,
     folder: tempfile::TempDir,
 }

@@ -388,7 +388,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Returns each target's count of likes, as a reader gets it from Redis. The count is `None` if Redis doesn't know it.
+/// Returns each target's count of likes, as a reader gets it from Redis. A count is `None` if Redis doesn't have it.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
     let mut likes = Vec::with_capacity(targets.len());
     for some in targets.chunks(READ_TARGETS_MAX) {

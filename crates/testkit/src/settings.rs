@@ -47,7 +47,7 @@ pub(super) fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option
     fs::write(folder.join("config.toml"), toml::to_string(&whole).unwrap()).unwrap();
 }
 
-/// Replaces the account that has all rights with another account. This includes addresses of proxies.
+/// Replaces the account that has all rights with another account. The addresses can also be addresses of proxies.
 fn as_account(mut whole: toml::Table, admin_url: &str, other: impl Fn(&str) -> Option<String>) -> toml::Table {
     for section in ["amqp", "mysql", "redis"] {
         let url = whole.get_mut(section).and_then(|section| section.get_mut("url"));
