@@ -19,14 +19,14 @@ export interface TallydEvent {
 /** An event of a list. Without `at` it gets the current time. A count without `event_id` gets a new id. */
 export type NewEvent = Omit<TallydEvent, 'at' | 'target_id' | 'user_id'> & At & { target_id: Id; user_id?: Id };
 
-/** All settings have the daemon's defaults. They must equal the daemon's config.toml. */
+/** All settings have the daemon's defaults. They must have the same values as in the daemon's config.toml. */
 export interface Settings {
-  /** RabbitMQ, for publishing. Without it the gateway publishes. */
+  /** RabbitMQ, for publishing. Without this setting, the gateway publishes. */
   amqpUrl?: string;
   /** Redis, for reading numbers, and for reading which numbers API servers count. */
   redisUrl?: string;
   /** URL of `tallyd gateway`: http://, https:// or unix:///path. The client reads through the gateway instead of Redis.
-  /** The gateway counts the numbers that API servers must count. */
+   * The gateway counts the numbers that API servers must count. */
   gateway?: string;
   /** The gateway's token. */
   token?: string;
@@ -38,19 +38,19 @@ export interface Settings {
   keyPrefix?: string;
   /** [redis] bucket_bits */
   bucketBits?: number;
-  /** [metrics]: names and codes, for reading from Redis. Other names are refused. Without this setting, all names are
-  /** allowed. */
+  /** [metrics]: names and codes, for reading from Redis. The client refuses other names. Without this
+   * setting, all names are allowed. */
   metrics?: Record<string, number>;
-  /** [kinds]: names. Other names are refused. Without this setting, all names are allowed. */
+  /** [kinds]: names. The client refuses other names. Without this setting, all names are allowed. */
   kinds?: readonly string[];
   /** The timeout of a call. */
   deadlineMs?: number;
   /** [amqp] heartbeat_s */
   heartbeatS?: number;
-  /** The most events in flight, without a confirm. Further calls wait. */
+  /** The largest number of unconfirmed events in flight. Further calls wait. */
   inFlightMax?: number;
   /** The client calls this function for each publish. It returns the header `traceparent` of the messages (W3C Trace
-  /** Context), or undefined for no header. */
+   * Context), or undefined for no header. */
   traceparent?: () => string | undefined;
 }
 
@@ -84,8 +84,8 @@ export class Tallyd implements AsyncDisposable {
   publish(event: TallydEvent): Promise<TallydEvent>;
   /** Publishes events together, each as one message. Rejects with PublishManyError if an event was not confirmed. */
   publishMany(events: Iterable<NewEvent>): Promise<TallydEvent[]>;
-  /** Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not zero.
-  /** */
+  /** Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not
+   * zero. */
   counts<T extends Id>(kind: string, targetIds: Iterable<T>, metric?: string): Promise<Map<T, number | null>>;
   /** Reads whether the user likes each target. Needs the gateway. */
   liked<T extends Id>(kind: string, targetIds: Iterable<T>, userId: Id): Promise<Map<T, boolean>>;
@@ -118,12 +118,12 @@ export class ReturnedError extends RejectedError {}
 export class LoginError extends RejectedError {}
 /** The user clicks more often than the gateway allows. */
 export class LimitedError extends RejectedError {
-  /** Milliseconds until the event can be published. */
+  /** The time in milliseconds until the event can be published. */
   readonly waitMs: number;
 }
 /** Some events of a list were not confirmed. */
 export class PublishManyError extends TallydError {
-  /** Each event or its error, in order. */
+  /** One result for each event, in order: the event, or its error. */
   readonly results: (TallydEvent | TallydError)[];
   /** The events to publish again: `site.publishMany(error.events)`. Refused events are not included. */
   readonly events: TallydEvent[];
