@@ -1,7 +1,8 @@
 //! Passes the revision, the compiler and the target to the program (`src/version.rs`).
 //!
-//! The revision is `TALLYD_REVISION`, or the one that `git archive` wrote into `packaging/revision`, or the commit of
-//! the checkout. Only a release build runs git. Otherwise each commit would compile the daemon and all its tests again.
+//! The revision is the value of `TALLYD_REVISION`, the text that `git archive` wrote into `packaging/revision`, or the
+//! commit of the checkout. Only a release build runs git. Otherwise each commit would compile the daemon and all its
+//! tests again.
 
 use std::path::Path;
 use std::process::Command;
@@ -32,7 +33,7 @@ fn archived() -> Option<String> {
 }
 
 fn checked_out() -> Option<String> {
-    // Sources without a repository can be unpacked inside another project's repository.
+    // If the sources were unpacked inside another project's repository, the commit of that repository must not be used.
     if env::var("PROFILE").ok()? != "release" || !git(&["rev-parse", "--show-cdup"])?.is_empty() {
         return None;
     }

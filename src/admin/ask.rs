@@ -1,5 +1,5 @@
-//! The client of the admin port, for commands. Each request has its own connection. The time and the size of the answer
-//! are limited.
+//! The client of the admin port, for commands. Each request has its own connection. The wait for an answer and the size
+//! of the answer are limited.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -19,7 +19,7 @@ use url::{Host, Url};
 
 use crate::config::{SOCKET, Secret};
 
-/// Time limit for an answer. To answer a request, the daemon calls no server.
+/// Time limit for an answer. The daemon answers these requests without a call to another server.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// Time limit for the answer to an order. The daemon writes an order to MySQL before it answers.

@@ -69,7 +69,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         // Supervises the admin port and the observer while the other tasks run.
         ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
-    // If the start has failed, nothing has cancelled the token.
+    // If the start failed, the token is not cancelled yet.
     stop.cancel();
     telemetry().drains();
     systemd::stopping();
@@ -97,7 +97,7 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     supervise(running, &stop).await
 }
 
-/// Waits for the stop. A task that ends earlier is a failure and stops the other tasks.
+/// Waits for the stop. If a task ends before the stop, this is a failure, and all other tasks are stopped.
 async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()> {
     let ended = tokio::select! {
         () = stop.cancelled() => return Ok(()),

@@ -1,5 +1,5 @@
-//! SIGHUP: reads the configuration again from the same file. A valid configuration is applied. Otherwise the old one
-//! stays in force.
+//! SIGHUP: reads the configuration again from the same file. A valid configuration is applied. Otherwise the old
+//! configuration stays in force.
 //!
 //! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B
 //! happens after A, so the daemon judges every event that it receives after C by the new configuration. The daemon

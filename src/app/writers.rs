@@ -13,8 +13,8 @@
 //! reconcile of the changed targets makes the counters exact.
 //!
 //! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
-//! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or if Redis
-//! fell back to an older state with an older announcement.
+//! valid. Every ten seconds, a daemon checks Redis. The daemon announces again if Redis has lost the announcement, or
+//! if Redis fell back to an older state with an older announcement.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ const EVERY: Duration = Duration::from_secs(10);
 const FOLLOWED: Duration = Duration::from_secs(11);
 
 /// API servers can begin to count only if at most this number of messages wait, and at most this number of outbox rows.
-/// Daemons can write so many within a few seconds.
+/// Daemons can write so many messages within a few seconds.
 const WAITING_MAX: u64 = 10_000;
 
 /// A daemon's announcement, and the instant from which it is valid.
@@ -72,7 +72,7 @@ impl Announcement {
     }
 }
 
-/// Keeps the last decision in Redis until the stop.
+/// Keeps the latest announcement in Redis until the stop.
 pub(super) async fn run(
     cache: Cache,
     mut decided: watch::Receiver<Announcement>,
@@ -91,7 +91,7 @@ pub(super) async fn run(
         };
         tokio::select! {
             () = beat.pause(pause, &stop) => {}
-            // `Err` means that no more decisions can come.
+            // `Err` means that no further announcement can come.
             Ok(()) = decided.changed() => {}
         }
     }
@@ -105,7 +105,7 @@ pub(super) struct Decider {
 
 impl Decider {
     /// Prepares the change from the configuration `now` to the configuration `new`. If API servers must take over
-    /// metrics from the daemon, this returns after they have started to count.
+    /// metrics from the daemon, the call returns after the API servers have started to count.
     ///
     /// # Errors
     /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If `new` may have

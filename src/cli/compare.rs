@@ -14,8 +14,8 @@ use tallyd_core::template::Template;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write full names, with any
-    /// prefix.
+    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write the full names of the
+    /// keys, with any prefix.
     #[arg(long, value_name = "PATTERN", required_unless_present = "query", conflicts_with = "query")]
     keys: Option<String>,
     /// Read the old numbers with this query, as in a [[recount]]: one SELECT of target and number with :after and

@@ -95,7 +95,10 @@ fn whole_program(roff: &mut Roff) {
             "SIGNALS",
             vec![
                 ("SIGTERM, SIGINT", "Finish open batches and runs, and exit."),
-                ("SIGHUP", "Read the configuration again. If it is invalid, log that and change nothing."),
+                (
+                    "SIGHUP",
+                    "Read the configuration again. If the configuration is invalid, log that and change nothing.",
+                ),
             ],
         ),
         ("FILES", vec![(config::DEFAULT_PATH, "The configuration.")]),

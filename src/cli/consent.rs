@@ -43,7 +43,7 @@ pub(super) fn confirmed(question: &str, yes: bool) -> Result<bool> {
     if yes || !std::io::stdin().is_terminal() { Ok(true) } else { asked(question, false) }
 }
 
-/// Asks on the terminal. `usual` is the result for an empty line. The end of input is a no.
+/// Asks on the terminal. `usual` is the result for an empty line. The end of input counts as "no".
 pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     let mut out = std::io::stderr();
     write!(out, "{question}").and_then(|()| out.flush()).context("ask")?;

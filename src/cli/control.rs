@@ -31,7 +31,7 @@ pub(super) enum ControlCommand {
         #[arg(value_enum)]
         task: TaskArg,
     },
-    /// Throttle reconciles, including a running one.
+    /// Throttle reconciles, including a reconcile that is running.
     #[command(group(ArgGroup::new("how").required(true)))]
     Throttle {
         /// The task.

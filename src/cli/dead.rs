@@ -71,7 +71,7 @@ struct OfArgs {
     /// Select only dead letters with this reason.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
-    /// Select only dead letters first seen since this time: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
+    /// Select only dead letters that were first seen after this time: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = parse_since)]
     since: Option<Micros>,
 }
@@ -111,7 +111,7 @@ pub(super) struct PurgeArgs {
     /// Delete replayed dead letters with this reason.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
-    /// Delete replayed dead letters first seen longer ago than this: 2h, 30d.
+    /// Delete replayed dead letters that were first seen longer ago than this time: 2h, 30d.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     older_than: Option<Duration>,
     /// Delete all replayed dead letters.
@@ -140,8 +140,8 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     }
     let servers = Servers::new(config)?;
     match &command {
-        // These commands need no codes, so they skip the check of the codes. A wrong configuration can be the cause of
-        // the dead letters.
+        // These commands need no codes, so they skip the check of the codes. They must work even with a wrong
+        // configuration, which can be the cause of the dead letters.
         DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
         DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }

@@ -21,7 +21,7 @@ pub(super) struct ImportArgs {
     /// Remove rows that this import wrote and that the old table no longer contains. Keep later events.
     #[arg(long)]
     deletions: bool,
-    /// Compare the old table with tallyd's. Exit with 2 if they differ. Change nothing.
+    /// Compare the old table with tallyd's. Exit with 2 if the tables differ. Change nothing.
     #[arg(long, conflicts_with_all = ["deletions", "dry_run", "resume"])]
     verify: bool,
     /// Only read the old table, and report the rows that would be written. Change nothing.

@@ -89,5 +89,8 @@ fn are_empty(queues: &[String]) -> Result<(), JobError> {
         return Ok(());
     }
     let advice = "pause the producers, run daemons with the old number until the queues are empty, stop the daemons, then try again";
-    Err(JobError::NotNow(format!("not empty or still consumed: {}: {advice}", queues.join(", "))))
+    Err(JobError::NotNow(format!(
+        "these queues are not empty, or a daemon consumes them: {}: {advice}",
+        queues.join(", ")
+    )))
 }

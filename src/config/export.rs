@@ -17,7 +17,7 @@ const NEEDED: usize = 2;
 /// The index of `:deleted` in [`OF_EXPORT`].
 const DELETED: usize = 3;
 
-/// A table of likes, and the statements that write one row of it.
+/// A table of likes, and the statements that write one row of the table.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
@@ -25,8 +25,8 @@ pub struct Export {
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
-    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1), it
-    /// also writes unlikes.
+    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1),
+    /// also for unlikes.
     pub upsert: String,
     /// DELETE or UPDATE for an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]

@@ -22,7 +22,7 @@ pub struct Filter {
     /// like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
-    /// When to update filters: at least every half hour. Empty if another daemon updates them.
+    /// When to update filters: at least every half hour. Empty if another daemon updates filters.
     pub cron: String,
 }
 

@@ -28,11 +28,11 @@ pub struct Import {
     #[schemars(with = "String")]
     #[serde(default)]
     pub query: Option<String>,
-    /// Pattern with `{id}` for keys in `[redis]` with the numbers. Replaces `query`, not for `like`.
+    /// Pattern (with `{id}`) of the keys in `[redis]` that contain the numbers. Not with `query`, not for `like`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub keys: Option<String>,
-    /// Unit of an integer column `at` since 1970. Omit it for DATETIME and TIMESTAMP.
+    /// Unit of an integer column `at` since 1970. Not for DATETIME and TIMESTAMP.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
@@ -40,7 +40,7 @@ pub struct Import {
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Rows per query, four times as many for checksums. Lower it if queries take too long.
+    /// Rows per query, four times as many for checksums. Fewer rows make slow queries shorter.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,

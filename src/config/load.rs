@@ -64,8 +64,8 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// Reads only `[admin]`, for commands that send a request to a daemon. These commands need no server's password. They
-/// work even if other sections have problems.
+/// Reads only `[admin]`, for commands that send a request to a daemon. These commands need no server's password. The
+/// commands work even if other sections have problems.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -132,8 +132,8 @@ fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Optio
     files
 }
 
-/// Parses `text` and applies `environment`. Problems name `source` as the file. Reads no files, and makes no
-/// cross-checks.
+/// Parses `text` and applies `environment`. In a problem, `source` is the name of the file. Reads no files, and does
+/// not check values against each other.
 pub fn parse(
     text: &str,
     source: &str,
@@ -250,7 +250,7 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
         // API servers switch between the layouts at different moments. Until all servers have switched, a server can
-        // count in the first layout a moment after the event got its `at`, or the `at` can come from another node's
+        // count in the first layout a moment after the event got its `at`. The `at` can also come from another node's
         // clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));

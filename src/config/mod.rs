@@ -81,7 +81,7 @@ impl From<Vec<Problem>> for ConfigError {
     }
 }
 
-/// The whole of config.toml.
+/// All settings of config.toml.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -113,7 +113,7 @@ pub struct Config {
     pub kinds: Kinds,
     /// Numbers of a target, with their codes (1 to 255) in MySQL and Redis. `like` is required. Never reuse a code.
     pub metrics: Metrics,
-    /// Names removed while MySQL still has their numbers. tallyd refuses the removal of unlisted names.
+    /// Removed names whose numbers MySQL still has. tallyd refuses the removal of unlisted names.
     pub retired: Retired,
     /// Exceptions to how metrics are counted.
     #[serde(rename = "rule")]
@@ -139,11 +139,11 @@ pub struct Config {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
-    /// Seconds for a stop. Then the daemon abandons open batches and runs. Must be shorter than the unit's
+    /// Seconds for a stop, before the daemon abandons open batches and runs. Must be shorter than the unit's
     /// `TimeoutStopSec` (90 s).
     #[schemars(range(min = 1, max = DRAIN_MAX_S_MAX))]
     pub drain_max_s: u64,
-    /// Time zone of schedules: an IANA name like `Europe/Berlin`. Boards have their own.
+    /// Time zone of schedules: an IANA name like `Europe/Berlin`. Boards have separate time zones.
     pub time_zone: String,
 }
 
@@ -157,7 +157,8 @@ impl Default for Daemon {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// error, warn, info, debug or trace, also per module: `info,tallyd::consumer=debug`. `RUST_LOG` overrides it.
+    /// error, warn, info, debug or trace, also per module: `info,tallyd::consumer=debug`. `RUST_LOG` overrides this
+    /// level.
     pub level: String,
     /// Log format.
     pub format: LogFormat,
@@ -179,14 +180,14 @@ pub struct Consumer {
     /// Maximum bytes of message bodies per batch, to limit memory.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
-    /// How long the daemon remembers `count` events, to count each once (1h to 27d). It rejects older count, set and
-    /// reset events. If daemons differ, the shortest time applies.
+    /// How long the daemon remembers `count` events, to count each once (1h to 27d). The daemon rejects older count,
+    /// set and reset events. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
     /// Maximum open dead letters, split equally between partitions. Further ones that another configuration could
     /// accept go to the queue `tally.returned`. The daemon only counts the rest.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Milliseconds that a batch waits for more events. Raise it for larger batches, lower it for less latency.
+    /// Milliseconds that a batch waits for more events. A longer wait makes batches larger, but adds latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
     /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server

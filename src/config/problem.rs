@@ -62,8 +62,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Writes the place as JSON: `{"file":...,"line":...,"column":...,"key":...}`. If a variable has the problem, the JSON
-/// names the variable instead of file, line and column.
+/// Writes the place as JSON: `{"file":...,"line":...,"column":...,"key":...}`. If the problem is in an environment
+/// variable, the JSON names the variable instead of file, line and column.
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;

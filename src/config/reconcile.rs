@@ -23,7 +23,7 @@ pub struct Reconcile {
     pub scrub_parts: u64,
     /// Clock of an event's `at`. With `[redis.also]` it is always `producer`.
     pub event_clock: EventClock,
-    /// For `event_clock = "producer"`: largest difference to Redis' clock, and longest time between setting `at` and
+    /// For `event_clock = "producer"`: largest clock difference to Redis, and longest time between setting `at` and
     /// counting. Runs skip targets with an event this close to a comparison.
     pub clock_skew_max: Pause,
     /// Longest time between counting in Redis and publishing, with all retries. In a recount: between a row and its
@@ -39,7 +39,7 @@ pub struct Reconcile {
     /// Milliseconds that a page should take. The daemon adapts the page size.
     #[schemars(range(min = 10, max = 60_000))]
     pub page_target_ms: u64,
-    /// Milliseconds between pages. Raise it for a slow, fixed pace.
+    /// Milliseconds between pages. Larger values mean a slow, fixed pace.
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
     /// Runs wait while MySQL's `Threads_running` exceeds this. 0: never.
@@ -51,7 +51,7 @@ pub struct Reconcile {
     /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than `max_lag`. Account, database and
     /// options are those of `[mysql] url`. The account needs only SELECT.
     pub replicas: Vec<String>,
-    /// Largest allowed lag of a replica.
+    /// Largest lag of a replica.
     pub max_lag: Pause,
     /// Safety limit: abort a run that would repair more than this percentage of the checked targets, and more than 100
     /// targets. `tallyd reconcile --force` ignores safety limits.

@@ -17,17 +17,17 @@ pub struct Recount {
     pub kind: String,
     /// A name of `[metrics]`: not `like`, not settable.
     pub metric: String,
-    /// SELECT of target id and number, for up to `:limit` ids above `:after`, in id order. It can name any database
-    /// that the account of `[mysql]` can read.
+    /// SELECT of target id and number, for up to `:limit` ids above `:after`, in id order. The query can use any
+    /// database that the account of `[mysql]` can read.
     pub query: String,
     /// When to run. Empty: only with `tallyd recount`.
     #[serde(default)]
     pub cron: String,
-    /// Targets per query. Lower it if queries take too long.
+    /// Targets per query. Fewer targets make slow queries shorter.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
-    /// Time limit of one query (1s to 1h). Then the run fails.
+    /// Longest time of one query before the run fails (1s to 1h).
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
 }

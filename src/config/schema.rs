@@ -1,5 +1,5 @@
-//! The JSON Schema of config.toml. Editors use it, and tallyd checks the values of the file and the environment against
-//! it. The schema is generated from the types, with their descriptions, bounds and defaults.
+//! The JSON Schema of config.toml. Editors use the schema, and tallyd checks the values of the file and the environment
+//! against the schema. The schema is generated from the types, with their descriptions, bounds and defaults.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -101,7 +101,7 @@ pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
 }
 
-/// Describes the allowed values. This text ends an error message.
+/// Describes the allowed values. The text is the end of an error message.
 pub(super) fn allowed(schema: &Value) -> String {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words: Vec<String> = words.iter().map(Value::to_string).collect();

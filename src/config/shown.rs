@@ -27,8 +27,8 @@ fn table(loaded: &Loaded) -> Table {
 }
 
 impl Loaded {
-    /// Prints a file that tallyd can read, except for the secrets. With `origins`, a comment after each setting shows
-    /// its origin.
+    /// Prints the configuration as a file that tallyd can read, without the secrets. With `origins`, a comment after
+    /// each setting shows its origin.
     pub fn to_toml(&self, origins: bool) -> String {
         let mut text = String::new();
         for (name, value) in table(self) {

@@ -144,7 +144,7 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// Finds TLS settings that don't fit the addresses, and addresses that do not verify the server.
+/// Finds TLS settings that don't fit the addresses, and addresses with which the client does not verify the server.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
     mysql_options(&Key::from("mysql"), "mysql", mysql, found);

@@ -31,7 +31,7 @@ pub(crate) struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub judge: &'a Judge,
-    /// Whether Bloom filters are configured. If so, they must be rebuilt after likes are replayed.
+    /// Whether Bloom filters are configured. If so, the filters must be rebuilt after likes are replayed.
     pub has_filters: bool,
     /// Whether letters are also replayed if they would be refused, or if they were replayed before.
     pub force: bool,

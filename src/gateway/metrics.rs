@@ -15,8 +15,8 @@ use super::Shared;
 use crate::http::exposition;
 use crate::telemetry::{Named, Process};
 
-/// Histogram buckets for the duration of a request, in seconds. They range from the duration of a read from Redis to
-/// the longest wait for a confirm.
+/// Histogram buckets for the duration of a request, in seconds. The buckets range from the duration of a read from
+/// Redis to the longest wait for a confirm.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Names of routes in labels.

@@ -1,5 +1,5 @@
-//! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. It is a separate process
-//! without state. Any number of gateways can run.
+//! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. The gateway is a separate
+//! process without state. Any number of gateways can run.
 //!
 //! The steps of an event: the daemon's own decoder checks the event, the broker confirms it, and then the gateway
 //! answers. An answer with 202 means that every event of the request is on the broker's disk. Redis remembers a

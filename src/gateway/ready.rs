@@ -1,5 +1,5 @@
-//! `GET /livez` reports whether the process works. `GET /readyz` reports whether it can publish events. The log also
-//! names each server that fails, with the causes.
+//! `GET /livez` reports whether the process works. `GET /readyz` reports whether the process can publish events. The
+//! log also names each server that fails, with the causes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Delay before the next check of a server that answers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// A server of the gateway. The gateway needs RabbitMQ to publish events, and Redis to limit clicks and remember likes.
+/// A server that the gateway uses. The gateway needs RabbitMQ to publish events, and Redis to limit clicks and remember
+/// likes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Server {
     Rabbitmq,
@@ -116,7 +117,7 @@ pub(super) struct Ready {
     pub state: &'static str,
     /// The reasons why the gateway is not ready.
     pub reasons: Vec<String>,
-    /// Always empty. Only a daemon fills it, for `tallyd healthcheck`.
+    /// Always empty. Only a daemon fills this field, for `tallyd healthcheck`.
     pub servers: Vec<String>,
 }
 
@@ -124,7 +125,7 @@ pub(super) struct Ready {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Live {
     pub live: bool,
-    /// Always empty. Only a daemon fills it, for `tallyd healthcheck`.
+    /// Always empty. Only a daemon fills this field, for `tallyd healthcheck`.
     pub stuck: Vec<String>,
 }
 

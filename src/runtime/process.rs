@@ -1,8 +1,8 @@
 //! Limits of this process: the process writes no core dumps, and its threads have large stacks.
 //!
 //! The broker library parses a message's headers by recursion, on its own threads. Only an environment variable can set
-//! the stack size of these threads. A list nested 4,000 deep fits into one frame and overflows the usual stack of 2
-//! MiB. An overflow crashes the whole process.
+//! the stack size of these threads. A list with 4,000 levels of nesting fits into one frame and overflows the usual
+//! stack of 2 MiB. An overflow crashes the whole process.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
@@ -38,8 +38,8 @@ pub(crate) fn check_stacks() {
 /// Forbids core dumps of this process, because they would contain passwords and keys. This also prevents other
 /// processes of the same user from debugging this process and from reading its environment.
 pub(crate) fn forbid_dumps() {
-    // Neither call can fail with these values. If a kernel refuses the calls anyway, the unit's setting (LimitCORE=0)
-    // still applies.
+    // These two system calls can't fail with these values. If a kernel refuses the calls anyway, the unit's setting
+    // (LimitCORE=0) still applies.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // The kernel ignores the size limit if it pipes dumps to a program such as systemd-coredump.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);

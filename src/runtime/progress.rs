@@ -148,7 +148,7 @@ mod tests {
         let ten = Duration::from_secs(10);
         assert_eq!((percent(200, Some(1_000)), left(200, Some(1_000), ten)), (Some(20), Some(ten * 4)));
         assert_eq!((percent(0, Some(0)), left(0, Some(9), ten), left(5, None, ten)), (None, None, None));
-        // More is done than the estimated total.
+        // More items are done than the estimated total.
         assert_eq!((percent(2_000, Some(1_000)), left(2_000, Some(1_000), ten)), (Some(99), Some(Duration::ZERO)));
         assert_eq!(rate(100, ten), 10);
     }

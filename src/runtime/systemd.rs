@@ -8,7 +8,7 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// A loop that hasn't beaten for this time is stuck. So each call that a loop makes must be shorter than this.
+/// A loop that has not beaten for this time is stuck. So each call that a loop makes must be shorter than this time.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// Tells systemd that the configuration is valid and the loops run. A server can still be unreachable. Then the loops

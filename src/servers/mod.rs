@@ -1,6 +1,7 @@
 //! The three servers of a configuration, for the tasks and the commands.
 //!
-//! This module opens connections, and checks that the servers are ready for writes. It does not depend on the tasks.
+//! This module opens connections, and checks that the servers are ready for writes. The module does not depend on the
+//! tasks.
 
 pub(crate) mod code_registry;
 pub(crate) mod control;

@@ -123,7 +123,7 @@ impl<'a> Pace<'a> {
     /// old size and twice the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // The last page can have few targets. Its time does not show the best page size.
+        // The last page can have few targets. The time of such a page does not show the best page size.
         if targets < self.page / 2 {
             return;
         }

@@ -1,4 +1,4 @@
-//! Metrics of the consumer. The consumer updates them once for each batch, not for each message.
+//! Metrics of the consumer. The consumer updates its metrics once for each batch, not for each message.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

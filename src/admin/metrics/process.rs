@@ -1,4 +1,4 @@
-//! Metrics of this process whose values are read for each answer. The counters of this process are in [`Telemetry`].
+//! Metrics of this process whose values are read at each request. The counters of this process are in [`Telemetry`].
 
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;

@@ -6,7 +6,7 @@ const RECONCILES_SHOWN = 6;
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
-// Maps a time to its point. The points of earlier daemon processes stay in the plots.
+// Maps a time to the point of the plots at this time. The points of earlier daemon processes stay in the plots.
 const history = new Map();
 const starts = new Set();
 let told = null;
@@ -240,7 +240,7 @@ function showUnshown() {
 }
 
 function take(status) {
-  // The daemon's version changed, so the new daemon can have another page.
+  // If the daemon's version changed, the new daemon can have another page, so the browser loads the page again.
   if (told && told.version !== status.version) location.reload();
   time.offset = status.now - Date.now() * 1000;
   time.stopped = null;
@@ -248,7 +248,7 @@ function take(status) {
   told = status;
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
-  // A start in the plots is never removed, so it is added only if showAll() succeeded.
+  // The plots keep a daemon's start permanently, so it is added only if showAll() succeeded.
   starts.add(status.started_at);
   tick();
 }

@@ -87,7 +87,8 @@ async fn of_map(
     Ok(())
 }
 
-/// Returns a link to a node that answers, and a check for each node. If no node answers, the error contains the checks.
+/// Returns a connection to a node that answers, and the check of each node. If no node answers, the error contains the
+/// checks.
 async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let (mut links, mut failed) = (Vec::new(), Vec::new());
     for (name, asked) in broker.probe_nodes().await {

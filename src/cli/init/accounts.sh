@@ -1,12 +1,13 @@
 #!/bin/sh
 # Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote this script for an administrator. Read it
-# first. The script contains no passwords: it reads them from files in its folder. Run it again to set the passwords and
-# rights again.
+# first. The script contains no passwords: it reads them from files in its folder. Run the script again to set the
+# passwords and rights again.
 #
-#   sh accounts.sh                all three, as root on the machine of the servers
-#   sh accounts.sh mysql redis    only these; if a server is on another machine, first copy this folder there
+#   sh accounts.sh                creates the accounts of all three servers, as root on their machine
+#   sh accounts.sh mysql redis    creates only these accounts, if a server is on another machine
 #
-# The commands must log in as an administrator. For Redis, set REDISCLI_AUTH to the password.
+# To run the script on another machine, first copy this folder to that machine. The commands must log in as an
+# administrator. For Redis, set REDISCLI_AUTH to the password.
 : "${MYSQL:=@MYSQL_CLIENT@}"
 : "${RABBITMQCTL:=rabbitmqctl}"
 : "${RABBITMQ_PLUGINS:=rabbitmq-plugins}"
@@ -91,7 +92,7 @@ redis_account() {
 
 redis_node() {
 @REDIS@
-    # Saves the accounts in the ACL file or in redis.conf. Otherwise Redis loses them at its next restart.
+    # Saves the accounts in the ACL file or in redis.conf. Otherwise Redis loses the accounts at its next restart.
     [ "$(redis_ask "$1" 'ACL SAVE')" = OK ] || [ "$(redis_ask "$1" 'CONFIG REWRITE')" = OK ] ||
         echo "accounts.sh: Redis at $1 loses the accounts at its next restart: give it an aclfile or a configuration file, and run this again" >&2
 }

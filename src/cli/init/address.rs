@@ -11,7 +11,7 @@ pub(super) const ACCOUNT: &str = "tallyd";
 const VHOST: &str = "%2f";
 const DATABASE: &str = "tally";
 
-/// Completes an address that a user typed: the user can type only `db.example.com`.
+/// Completes an address that a user typed, for example `db.example.com`.
 ///
 /// # Errors
 /// Returns a message that does not show passwords.

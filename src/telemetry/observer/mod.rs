@@ -1,11 +1,11 @@
-//! Queries the servers every few seconds, for the status and the metrics. The observer checks which servers answer. It
-//! reads the depths of the queues, the results of runs, and the state of the boards.
+//! Queries the servers every few seconds, for the status and the metrics. The observer checks which servers answer. The
+//! observer also reads the depths of the queues, the results of runs, and the state of the boards.
 //!
-//! The observer must not disturb the work. It has a few separate connections. Each read is small or uses an index, and
-//! has a time limit. The observer queries the servers at the same time, so a server that does not answer does not delay
-//! the other servers' data. If a query fails, the last known values stay, and the status reports that the server is
-//! unreachable or that the query failed. Only the depths of queues are dropped, because they are unknown without the
-//! broker.
+//! The observer must not disturb the work. The observer has a few separate connections. Each read is small or uses an
+//! index, and has a time limit. The observer queries the servers at the same time, so a server that does not answer
+//! does not delay the other servers' data. If a query fails, the last known values stay, and the status reports that
+//! the server is unreachable or that the query failed. Only the depths of queues are dropped, because they are unknown
+//! without the broker.
 
 mod boards;
 mod jobs;

@@ -1,8 +1,8 @@
 //! A daemon's status in one object, for the status page, `GET /v1/status` and `tallyd status`.
 //!
-//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. An
-//! unreachable server is `up: false` with the reason, and its last known data stays. If a daemon of another version
-//! does not send a field, the field gets its default.
+//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. For an
+//! unreachable server, the status has `up: false` and the reason, and keeps the last known data. If a daemon of another
+//! version does not send a field, the field gets its default.
 
 mod report;
 mod runbook;
@@ -79,7 +79,7 @@ pub(crate) struct ServerStatus {
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
-    /// The name of the partition's map. `None` for a partition without a map, which `[amqp] partitions` counts.
+    /// The name of the partition's map. `None` if the partition belongs to no map.
     pub map: Option<String>,
     pub queue: String,
     pub standing: Standing,

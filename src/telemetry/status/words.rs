@@ -1,4 +1,4 @@
-//! The enum words of a status.
+//! The enums of a status.
 
 use std::fmt;
 

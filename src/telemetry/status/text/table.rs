@@ -15,8 +15,8 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// Returns the control sequence (Select Graphic Rendition of ECMA-48). It selects one of the terminal's own
-    /// colours, which fit its background.
+    /// Returns the control sequence (Select Graphic Rendition of ECMA-48). The sequence selects one of the terminal's
+    /// own colours, which fit its background.
     fn code(self) -> &'static str {
         match self {
             Self::Plain => "",
