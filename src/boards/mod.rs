@@ -1,6 +1,6 @@
 //! Shows boards to operators: the periods of each board with their states, and the first places of one period.
 //!
-//! A board is read from Redis while it is open, and from MySQL once it is archived. `view` has the output types.
+//! An open period of a board is read from Redis, and an archived period from MySQL. `view` has the output types.
 
 mod view;
 
@@ -64,7 +64,7 @@ pub(crate) enum NotShown {
     #[error("{0}: its archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
     /// Redis lost the period's frozen zset before the archiver had archived it.
-    #[error("{0}: Redis lost its frozen zset before it was archived")]
+    #[error("{0}: Redis lost the frozen zset of this period before the zset was archived")]
     Lost(BoardPeriod),
 }
 
@@ -105,7 +105,7 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// Reads a period that is not archived from Redis.
+    /// Reads a period in Redis that has not been archived.
     async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;
@@ -154,8 +154,8 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// Returns the first `count` places of a board in `period`. Without `period` it returns the places in the current
-    /// period. `period` is required if the board is configured with several period lengths.
+    /// Returns the first `count` places of a board in `period`. If `period` is `None`, returns the places in the
+    /// current period. `period` is required if the board is configured with several period lengths.
     pub(crate) async fn top(
         &self,
         name: &str,

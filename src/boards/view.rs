@@ -62,14 +62,15 @@ pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     pub state: State,
-    /// The number of members on the period's board. This number is read from Redis until the period is archived, and
-    /// then from MySQL.
+    /// The number of members on the period's board. The number is from Redis until the period is archived, and after
+    /// that from MySQL.
     pub members: u64,
-    /// Seconds until the period ends; `None` if it has ended or never ends.
+    /// Seconds until the period ends; `None` if the period has ended or never ends.
     pub ends_in_s: Option<u64>,
-    /// Seconds since the period ended; `None` while it is open, or if it ended more than `LOOK_BACK` periods ago.
+    /// Seconds since the period ended; `None` while the period is open, or if it ended more than `LOOK_BACK` periods
+    /// ago.
     pub ended_s_ago: Option<u64>,
-    /// Seconds since the period's last snapshot; `None` if it has no snapshot, or if it is archived.
+    /// Seconds since the period's last snapshot; `None` if the period has no snapshot, or if it is archived.
     pub saved_s_ago: Option<u64>,
 }
 

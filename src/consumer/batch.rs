@@ -51,7 +51,7 @@ impl From<Delivery> for Arrived {
     }
 }
 
-/// Messages in the order of arrival, and their total size.
+/// Messages in the order of arrival, with their total size.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     messages: VecDeque<Arrived>,

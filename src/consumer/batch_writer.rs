@@ -1,4 +1,4 @@
-//! Writes batches to MySQL, each in one transaction, and retries until it succeeds.
+//! Writes batches to MySQL, each in one transaction, and retries each transaction until it succeeds.
 //!
 //! A transaction can run many times, because it is idempotent. After an error, the writer retries the transaction or
 //! writes its batch in parts. The caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
@@ -45,7 +45,7 @@ pub(super) struct BatchWriter {
     outbox: watch::Sender<()>,
     /// Each try updates the heartbeat. A try takes at most `[mysql] transaction_timeout_ms` plus the time to connect.
     heartbeat: Heartbeat,
-    /// Cancelled when the session ends. The writer then stops waiting for an unresponsive database.
+    /// The token is cancelled when the session ends. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
     partition: u16,
     name: PartitionName,
@@ -124,8 +124,8 @@ impl BatchWriter {
         }
     }
 
-    /// Writes the batch and retries until it succeeds. If MySQL refuses the whole batch, parts of it are committed
-    /// separately.
+    /// Writes the batch, and retries until the write succeeds. If MySQL refuses the whole batch, parts of it are
+    /// committed separately.
     pub(super) async fn write(&mut self, mut batch: Batch) -> Result<Written, WriteError> {
         let (began, events, traceparents) =
             (Instant::now(), batch.events.len(), std::mem::take(&mut batch.traceparents));
@@ -315,7 +315,7 @@ fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     letter::refused(refusal, body, headers, queue, crate::runtime::clock::now())
 }
 
-/// Returns the error's text for logs and metrics. MySQL's own text is left out if it can contain a key with ids.
+/// Returns the error's text for logs and metrics. If MySQL's own text can contain a key with ids, the text is left out.
 fn without_values(error: &StoreError) -> String {
     match error.number() {
         Some(number) if error.fate() == Fate::Item || error.is_contention() => {
@@ -325,7 +325,7 @@ fn without_values(error: &StoreError) -> String {
     }
 }
 
-/// Returns the text of the error and of its causes, because the error's own text names only the action.
+/// Returns the text of the error and of its causes, because the error's own text contains only the action that failed.
 fn chain(error: &StoreError) -> String {
     let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
     causes.join(": ")

@@ -34,7 +34,7 @@ pub(super) struct DeadLetterQuota {
     /// that publishes.
     publisher: Option<Publisher>,
     heartbeat: Heartbeat,
-    /// Cancelled when the session ends.
+    /// The token is cancelled when the session ends.
     ends: CancellationToken,
     partition: u16,
     queue: String,

@@ -91,8 +91,8 @@ pub struct Partition {
     pub store: Store,
     /// The name of this daemon: its host and process.
     pub owner: String,
-    /// A reload of the configuration changes metric rules and limits. Other settings keep their values from the
-    /// daemon's start.
+    /// A reload of the configuration changes metric rules and limits. All other settings keep the values that they had
+    /// at the daemon's start.
     pub live: ConfigHandle,
     pub(crate) control: Control,
     /// Wakes the outbox after a commit with additions to Redis. This sender is dropped when the partition's task ends.
@@ -164,7 +164,8 @@ impl Learned {
         self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
     }
 
-    /// Lowers the prefetch after a session that took too many messages, or that failed before it acknowledged anything.
+    /// Lowers the prefetch after a session that received too many messages, or that failed before its first
+    /// acknowledgement.
     fn lower_prefetch(&mut self, took: u16, partition: u16, config: &Config, end: &SessionEnd) {
         if !end.takes_fewer() {
             self.limit.failed(took);
@@ -349,7 +350,7 @@ impl Partition {
             // If another daemon has added partitions since the count was read, this daemon can have restored a binding
             // that the other daemon removed. So the count is read again.
             let noted = self.store.noted_partitions().await?;
-            // If the count is smaller than `partitions`, it comes from a MySQL server that lags, and is ignored.
+            // A count below `partitions` comes from a MySQL server that lags, and is ignored.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {
                 return Ok(());
             }

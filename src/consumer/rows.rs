@@ -47,8 +47,8 @@ pub(super) struct Written {
 }
 
 impl LikeRows {
-    /// Falls back to the slower way if the server does not support the faster one. Returns true if it falls back for
-    /// the first time.
+    /// Falls back to the slower way if the server does not support the faster one. Returns true only for the first
+    /// time.
     pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
         self.reads_first |= is_new;
@@ -104,8 +104,8 @@ async fn write_reading(
 }
 
 /// Applies counts and sets. Almost every count is new, so the ledger is not always asked. The ledger is asked after a
-/// failed transaction. If it then contains one of the events, the next transactions also ask the ledger, because more
-/// such events can follow.
+/// failed transaction. If the ledger then contains one of the events, the next transactions also ask the ledger,
+/// because more such events can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The number of later transactions that must still ask the ledger.
@@ -150,7 +150,7 @@ impl Counts {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
     }
 
-    /// Records counts in the ledger. Returns the counts that were not in it before.
+    /// Records counts in the ledger. Returns the counts that are new in the ledger.
     async fn note(
         &mut self,
         tx: &mut MySqlConnection,

@@ -82,7 +82,7 @@ impl Transaction {
         self.steps.end(Step::Lock);
         let mut likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
         date_by_commit(&mut likes.differences, owner.now, &rules);
-        // API servers add the users whose likes they count to Bloom filters themselves.
+        // If API servers count likes, they also add the users of these likes to Bloom filters.
         likes.likers.retain(|(target, _)| rules.of(target.kind, self.like).writer == Writes::Daemon);
         let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
         let rows = likes.rows + counts.len();
@@ -101,7 +101,7 @@ impl Transaction {
 }
 
 /// For likes that the daemon counts, replaces the time that the sender has set with MySQL's time. So a `changed`
-/// reconcile lists these likes, even if they are late or the sender's clock is wrong.
+/// reconcile finds these likes, even if they are late or the sender's clock is wrong.
 fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
     for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
         it.at = now;
@@ -147,7 +147,7 @@ pub(super) struct Ownership {
 
 impl Ownership {
     /// Locks the partition's row. This is the first step of each transaction. Takes over the partition with the first
-    /// batch. Fails with `TakenOver` once another daemon has taken it over.
+    /// batch. Fails with `TakenOver` if another daemon has taken over the partition.
     async fn lock(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
         let mut row = partitions::lock_owner(tx, self.partition).await?;
         if row.is_none() && self.epoch.is_none() {
@@ -192,8 +192,8 @@ impl Ownership {
     }
 }
 
-/// Records hints for the next `changed` reconcile. The reconcile lists targets by the time of their newest event.
-/// Without a hint the reconcile would not list a target whose events are applied late. Such events are, for example,
+/// Records hints for the next `changed` reconcile. The reconcile finds targets by the time of their newest event.
+/// Without a hint, the reconcile would not find a target whose events are applied late. Such events are, for example,
 /// replayed dead letters and events that an API server sent late. An earlier reconcile can have removed the effect of
 /// these events from Redis.
 struct DriftHints {
@@ -201,7 +201,7 @@ struct DriftHints {
 }
 
 impl DriftHints {
-    /// Keeps the counters of `differences` that the next reconcile would not list.
+    /// Records hints for those counters of `differences` that the next reconcile would not find.
     async fn keep(
         &mut self,
         tx: &mut MySqlConnection,

@@ -11,7 +11,7 @@ use tallyd_core::job_name::JobName;
 
 /// A run that is not paused.
 pub(super) struct Allowed {
-    /// Cancelled at the stop, and when the run is paused.
+    /// The token is cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
     /// The tasks that read operators' orders. In a command, no other task reads these orders. The tasks are aborted
     /// when this struct is dropped.

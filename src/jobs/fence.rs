@@ -2,12 +2,12 @@
 //!
 //! A fence is a message sent directly to each partition's queue. The consumer writes the fence's number to MySQL, in
 //! the same transaction as the last events before the fence. A partition with no consumer and an empty queue needs no
-//! fence. It has no messages in flight, because the broker requeues a daemon's unacknowledged messages when the daemon
-//! stops consuming.
+//! fence. Such a partition has no messages in flight, because the broker requeues a daemon's unacknowledged messages
+//! when the daemon stops consuming.
 //!
 //! While partitions are added, some daemons are configured with fewer partitions than other daemons. A daemon that is
-//! configured with too few partitions sends no fences, because they would miss the events in the other partitions'
-//! queues.
+//! configured with too few partitions sends no fences, because its fences would miss the events in the other
+//! partitions' queues.
 //!
 //! Several jobs send fences. Each job numbers its own fences. Otherwise a job could read the higher number of another
 //! job, and conclude that a later run of its own has overtaken it.
@@ -152,7 +152,7 @@ impl Fences<'_> {
     }
 }
 
-/// Clears the status "waits for a fence" of a job when it is dropped.
+/// When this value is dropped, it clears the job's status "waits for a fence".
 struct ShownWait(&'static str);
 
 impl Drop for ShownWait {

@@ -38,7 +38,7 @@ use tallyd_mysql::jobs::Outcome;
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// Returns the mode's schedule in a configuration; it is empty if the mode has no schedule.
+    /// Returns the mode's schedule in a configuration. The text is empty if the mode has no schedule.
     pub cron: Cron,
     /// Makes the mode due independently of its schedule.
     pub request: Request,

@@ -1,6 +1,6 @@
 //! Runs a job under the job's lock. All jobs use this module. It also contains the loop that runs the due modes.
 //!
-//! A run acquires the lock, works while the lease is renewed, records the report and releases the lock. A job has at
+//! A run acquires the lock, works while its lease is renewed, records its report and releases the lock. A job has at
 //! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop. `schedule` decides
 //! which modes are due.
 
@@ -159,7 +159,7 @@ async fn forget_old_runs(store: &Store, job: Job<'_>) {
 }
 
 /// Runs the loop of one job in a daemon. After the start, the loop runs the first due mode as soon as MySQL answers.
-/// Later it runs the first due mode each time it is woken. `specs` returns the modes; a reload can change them.
+/// Later the loop runs the first due mode each time it is woken. `specs` returns the modes; a reload can change them.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,

@@ -1,8 +1,8 @@
 //! One session with the broker: it receives, writes and acknowledges messages until it ends ([`SessionEnd`]).
 //!
 //! While the writer writes one batch, the session fills the next one, so there are at most two batches. The broker
-//! holds back messages beyond the prefetch. A batch closes when it is full, or at the stop. A batch also closes when
-//! the writer is free and `linger_ms` has passed since the batch's first message.
+//! holds back messages beyond the prefetch. A batch closes when it is full, or when the daemon stops. A batch also
+//! closes when the writer is free and `linger_ms` has passed since the batch's first message.
 
 mod writing;
 
@@ -131,7 +131,8 @@ struct Session<'a> {
     partition: &'a Partition,
     config: &'a Config,
     link: &'a Link,
-    /// Cancelled at the stop, and when the session fails. The writer then stops waiting for an unresponsive database.
+    /// The token is cancelled at the stop, and when the session fails. The writer then stops waiting for an
+    /// unresponsive database.
     ends: CancellationToken,
     /// These settings are read again for each message, so that a reload of the configuration applies to the next
     /// message.
@@ -290,7 +291,7 @@ impl Session<'_> {
     }
 
     /// Whether the prefetch should change, because the message sizes are different or because redelivered messages have
-    /// been handled. It is checked once per `prefetch` messages.
+    /// been handled. This is checked once after each `prefetch` messages.
     fn prefetch_is_off(&mut self) -> bool {
         self.seen += 1;
         if self.seen < self.prefetch {
@@ -325,7 +326,7 @@ impl Session<'_> {
                 Ok(Message::Set(event)) => Event::Set(event),
                 Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
-                    // The error's text can quote the message, so it is left out.
+                    // The error's text is left out, because it can quote the message.
                     debug!(
                         event = "message-refused",
                         partition = self.partition.number,

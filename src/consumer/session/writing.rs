@@ -18,7 +18,7 @@ use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, telemetry};
 
-/// The task that writes a batch. It runs to its end, even if the session ends.
+/// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
 
 /// The result of a task: the writer, the acker of the batch's last message, and the result of the batch.
@@ -69,7 +69,7 @@ impl Session<'_> {
     }
 
     /// Writes all delivered messages instead of returning them, because the broker counts how often each message is
-    /// returned. Acknowledges them together at the end, because the broker sends more messages after each
+    /// returned. Acknowledges these messages together at the end, because the broker sends more messages after each
     /// acknowledgement.
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
         let mut last = None;
@@ -94,8 +94,8 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the running transaction. During the wait it takes in the messages that still arrive. Otherwise these
-    /// messages would stay in the library, and their bytes would not be counted.
+    /// Waits for the running transaction. During the wait, the session takes in the messages that still arrive.
+    /// Otherwise these messages would stay in the library, and their bytes would not be counted.
     async fn written(&mut self) -> Result<Written, SessionEnd> {
         loop {
             tokio::select! {
@@ -114,8 +114,8 @@ impl Session<'_> {
         self.ends.cancel();
         self.open.received.note();
         fault::point("consumer:ending");
-        // The broker requeues the messages of the inbox and of the open batch. It also requeues the messages that are
-        // still in flight, which are dropped below.
+        // The broker requeues the messages of the inbox and of the open batch. The broker also requeues the messages
+        // that are still in flight, which are dropped below.
         (self.inbox, self.open) = (Inbox::default(), Open::default());
         let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
         let mut closed = pin!(self.partition.heartbeat.during(self.link.call("close the channel", closed)));

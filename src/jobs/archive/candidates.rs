@@ -46,7 +46,7 @@ impl Candidates {
 }
 
 /// Returns from MySQL the periods that were frozen and are not yet removed from Redis, and the periods that have a
-/// snapshot. If Redis has lost a board, only these rows show that it existed.
+/// snapshot. If Redis has lost a board, only these rows show that the board existed.
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);

@@ -49,7 +49,7 @@ impl<'a> Copier<'a> {
         while pages.members > 0 {
             self.run.check_stop()?;
             let after = copied + pages.members;
-            // These are separate tasks, because parsing answers and writing statements takes CPU time, too.
+            // Reading and writing are separate tasks, because both take CPU time.
             let reading = tokio::spawn(pair.clone().read_pages(after, wanted));
             self.run.store.copy_places(self.run.number, pages.places).await?;
             let next = joined(reading).await?;
@@ -85,7 +85,7 @@ impl<'a> Copier<'a> {
     }
 
     /// Checks that the zset and the rows both end at the place where the copy ended. All earlier places were verified
-    /// while they were written.
+    /// during the copy.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;
@@ -131,7 +131,8 @@ struct Pages {
 }
 
 impl Pair {
-    /// Reads the next pages of the frozen zset up to place `until`. It reads as many pages as one transaction writes.
+    /// Reads the next pages of the frozen zset up to place `until`. The count of pages is the number that one
+    /// transaction writes.
     async fn read_pages(self, after: u64, until: u64) -> Step<Pages> {
         let Self { cache, page_members, at, copy, .. } = self;
         let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);

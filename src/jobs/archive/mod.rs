@@ -1,5 +1,5 @@
-//! One run of the archiver: closed boards are frozen, copied to MySQL and verified. Only then are they removed from
-//! Redis.
+//! One run of the archiver: closed boards are frozen, copied to MySQL and verified. Only after that, the run removes
+//! them from Redis.
 //!
 //! # The way
 //!
@@ -21,8 +21,8 @@
 //!
 //! # The races
 //!
-//! *A is a late writer; B is a run; C is another run.* Writers do not check whether the archiver is running. They add
-//! to the live key, and Redis creates this key again after a freeze.
+//! *A is a late writer; B is a run; C is another run.* Writers do not check whether the archiver is running. Writers
+//! add to the live key, and Redis creates this key again after a freeze.
 //!
 //! * A writes before B's freeze: the write is part of the frozen zset.
 //! * A writes after B's freeze: the live key is created again and holds only late writes. B moves the late writes into
@@ -36,7 +36,7 @@
 //!   only in two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise the
 //!   live key stays, and every report contains the key and the reason.
 //! * A subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to zero, so
-//!   the archive keeps the higher score. This error is accepted, because it is only possible after `archive_grace`.
+//!   the archive keeps the higher score. This error is accepted, because it can only happen after `archive_grace`.
 //! * B crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
 //!   board. The next run begins the copy again and writes the same places. Each run repeats EXPIRE for a zset whose
 //!   archive is done.
@@ -53,8 +53,8 @@
 //!   writes) was in progress, the first archive is complete, and the late writes are reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
 //!   again. Such a Redis server can have a live zset of a period that is frozen according to MySQL, but not according
-//!   to this server. This zset is the board in its former state, and not a zset of late writes. If this zset were added
-//!   to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
+//!   to this server. This live zset is the board in its former state, and not a zset of late writes. If this zset were
+//!   added to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
 //!   (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
 //!   the state "done" can be older than the archive of the late writes. Redis stores how many members were moved into a

@@ -167,8 +167,7 @@ impl<'a> Steps<'a> {
         fault::point("archive:trimmed");
         self.copier.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        // If the zset was restored from the rows, it also lacks the members that the first archive left out of the
-        // rows.
+        // A zset that was restored from the rows also lacks the members that the first archive left out.
         let restored = row.filter(|row| row.restored_at.is_some());
         let left_out = restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out));
         let tally = copied.tally;

@@ -37,7 +37,7 @@ pub(super) struct BoardRun<'a> {
 /// The reason why the run stopped its work on a period.
 pub(super) enum Halt {
     Stopped,
-    /// The run cannot continue with this period, but it can continue with others.
+    /// The run cannot continue with this period, but can continue with other periods.
     Kept(Reason),
     /// The run cannot continue: a server does not answer, or another run took over.
     Failed(anyhow::Error),
@@ -102,7 +102,7 @@ pub(super) enum Reason {
     // The run found these reasons while it worked on the period.
     #[error("its zset disappeared from Redis during the run")]
     ZsetGone,
-    #[error("its frozen zset disappeared while it was read: Redis lost it")]
+    #[error("Redis lost its frozen zset while the run read the zset")]
     FrozenGone,
     #[error("its frozen zset had {before} members while it was copied, and has {now} members now")]
     Changed { before: u64, now: u64 },

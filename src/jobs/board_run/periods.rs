@@ -70,7 +70,7 @@ impl Scope {
         }
     }
 
-    /// Returns the periods of the configured boards. Which periods are closed depends only on the time.
+    /// Returns the periods of the configured boards. Only the time decides whether a period is closed.
     pub(in crate::jobs) fn periods(&self, boards: &[Board], now: Micros) -> Result<Periods> {
         let period = self.period.as_deref().map(str::parse::<Period>).transpose().map_err(ScopeError::from)?;
         if period.is_some_and(|period| period.kind() == PeriodKind::Total) {

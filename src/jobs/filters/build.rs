@@ -112,8 +112,8 @@ impl Run<'_> {
         Ok(Some(users))
     }
 
-    /// Reads the users who like a target, and sets their bits in a part of its filter. Returns the counts of rows and
-    /// of remembered clicks, or `None` if the run is stopped.
+    /// Reads the users who like a target, and sets their bits in a part of the target's filter. Returns the counts of
+    /// rows and of remembered clicks, or `None` if the run is stopped.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
         // The clicks that Redis remembers are read first. If Redis forgets a click during the reads, its like is

@@ -12,10 +12,10 @@
 //!   drop:   the target has too few likes now, or Redis can have lost a part
 //! ```
 //!
-//! A run depends only on the current state in MySQL and Redis. If it crashes at any point, the next run continues its
-//! work. One rule always holds: **a filter never says "no" about a user who likes the target.** A wrong "perhaps" costs
-//! a query. After a wrong "no", a like is counted twice. At most 16 MiB of a filter are in memory, even if the filter
-//! is larger.
+//! A run depends only on the current state in MySQL and Redis. If a run crashes at any point, the next run continues
+//! its work. One rule always holds: **a filter never says "no" about a user who likes the target.** A wrong "perhaps"
+//! costs a query. After a wrong "no", a like is counted twice. At most 16 MiB of a filter are in memory, even if the
+//! filter is larger.
 //!
 //! # Why nothing is lost
 //!
@@ -23,7 +23,7 @@
 //! happens either completely before or completely after the begin of a build. The same is true for a swap. All keys of
 //! a target are in one slot of a Redis Cluster.
 //!
-//! * *A like before "begin"* is in MySQL when the users who like the target are read from MySQL, because the fence
+//! * *A like before "begin"* is in MySQL before the build reads the users who like the target, because the fence
 //!   follows the like's event. If the event was published after the fence, Redis remembers the click for `[client]
 //!   recent_keep`. The clicks are read before the users, and the newer hash of clicks before the older hash. Clicks
 //!   move from the newer to the older hash, so a click that moves between the two reads is read once or twice. If Redis
@@ -40,7 +40,7 @@
 //!   "no".
 //! * A reader checks the remembered clicks, then the noted users, then the bits. lua/filter_has.lua and lua/like.lua
 //!   each do all three checks in one script. An unlike leaves the user's bits set. The bits also stay set if a counted
-//!   like is reverted. This can only cause a wrong "perhaps".
+//!   like is reverted. Bits that stay set can only cause a wrong "perhaps".
 //!
 //! # The races
 //!
@@ -67,10 +67,10 @@
 //!   noted users are lost, their count is lower than the config says. Without the config, there is no filter. A filter
 //!   that lacks a part never answers "no", and the next run drops and rebuilds it.
 //! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter can lack likes
-//!   whose events are in MySQL. In this case Redis has another data set than before, and a run in progress ends. The
-//!   next run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts,
-//!   and a filter of another epoch gives no answer until it is rebuilt. The key expires if no run was active for an
-//!   hour, because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
+//!   whose events are in MySQL. After such an event Redis has another data set, and a run in progress ends. The next
+//!   run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a
+//!   filter of another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour,
+//!   because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
 //!   between a failover and the next run, and in the second for which a reader caches the epoch.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
 //!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
@@ -343,8 +343,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Fails if Redis' data set changed during the run. In this case Redis can lack counted likes, and this run's mark
-    /// is no longer valid. If the data set is the same, the filters in Redis are trusted for another hour.
+    /// Fails if Redis' data set changed during the run. With another data set, Redis can lack counted likes, and this
+    /// run's mark is no longer valid. With the same data set, the filters in Redis are trusted for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,

@@ -17,8 +17,8 @@ pub(crate) enum Plan {
     Nothing,
     /// Users are noted beside the filter, and the run must set their bits.
     Fold(Shape),
-    /// Build a filter. `drops_former` is set if the former filter can lack some users. In this case the former filter
-    /// is dropped immediately.
+    /// Build a filter. `drops_former` is set if the former filter can lack some users. Such a former filter is dropped
+    /// immediately.
     Build {
         /// The count of users that the filter is built for.
         expected: u64,

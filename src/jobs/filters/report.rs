@@ -18,7 +18,7 @@ pub struct Report {
     /// a part of the filter.
     pub dropped: u64,
     pub left: u64,
-    /// The reason why filters were left for the next run, if it is the same for more than one filter.
+    /// The reason why filters were left for the next run, if the reason affects several filters.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,

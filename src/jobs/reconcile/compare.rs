@@ -4,8 +4,8 @@
 //! The first measurement is cheap, because its fence is sent immediately. Nearly all counters are right at this
 //! measurement. The other counters are *suspects*. The suspects of many pages are measured again together. A suspect
 //! that is still busy is watched. If API servers count one of the suspects, the second measurement waits a whole
-//! `publish_grace`. The run stores a drift that it finds with the suspect. After the next measurement that gives a
-//! result for the suspect, the run repairs the part of the drift that both measurements agree on.
+//! `publish_grace`. If the run finds a drift, it stores the drift with the suspect. After the next measurement that
+//! gives a result for the suspect, the run repairs the part of the drift that both measurements agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -49,12 +49,12 @@ pub(super) struct Comparer<'a> {
 }
 
 /// For each bucket of one kind: how many of MySQL's counters are not zero in Redis, modulo 2^16. The list is empty if
-/// it is not needed.
+/// the run does not need it.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
 impl KnownByBucket {
-    /// Makes a count of zero for each bucket of one kind.
+    /// Returns a list with a zero for each bucket of one kind.
     pub(super) fn new(cache: &Cache) -> Self {
         Self(vec![0; cache.keys.buckets() as usize])
     }
@@ -125,8 +125,8 @@ impl<'a> Comparer<'a> {
         let SampledRange { range, samples, applied } = sampled;
         let truths = truths_of(servers, range.kind, &recount);
         let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
-        // A counter that is not in the list was new or had no row of `counter`. It becomes a suspect, and is measured
-        // again in the recheck.
+        // A counter that is not in the list was new or had no row of `counter`. Such a counter becomes a suspect, and
+        // is measured again in the recheck.
         let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
@@ -307,8 +307,8 @@ impl<'a> Comparer<'a> {
     }
 
     /// Records undecided counters. At each sample of such a counter, the producer's time of an event was so close to
-    /// the sample that their order is unknown. The next run measures these counters first, so this run can report that
-    /// everything was compared.
+    /// the sample that it is unknown which came first. The next run measures these counters first, so this run can
+    /// report that everything was compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
         for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {

@@ -1,4 +1,4 @@
-//! The state that all parts of a run share: its options, the servers, its passes, and why it ends early.
+//! The state that all parts of a run share: the options, the servers, the passes, and the reason for an early end.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -199,7 +199,7 @@ impl<'a> RunContext<'a> {
         progress: watch::Sender<Progress>,
         stop: &'a CancellationToken,
     ) -> Result<Self> {
-        let data_set = servers.cache.data_set().await.context("ask Redis which data set it has")?;
+        let data_set = servers.cache.data_set().await.context("ask Redis for its data set")?;
         let early_end = EarlyEnd::new(options, stop);
         Ok(Self { servers, options, number, early_end, progress, data_set, passes: AtomicU64::new(0) })
     }

@@ -1,18 +1,18 @@
 //! Compares Redis' counters with MySQL and repairs drift, while the site keeps writing likes.
 //!
 //! A page of counters is measured in four steps. The run takes a sample of Redis (at an instant of Redis' clock, the
-//! cut). It sends a fence through every partition and waits until the fences are committed. Then it reads MySQL and
-//! compares the values. Nearly all counters are right at this measurement. The other counters are suspects, and are
-//! measured once more. If API servers count the suspects, the run waits `publish_grace` before the second sample, and
-//! again before the second fence. If two measurements find a drift in the same direction, the smaller drift is
-//! repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is measured again
+//! cut). The run sends a fence through every partition and waits until the fences are committed. Then the run reads
+//! MySQL and compares the values. Nearly all counters are right at this measurement. The other counters are suspects,
+//! and are measured once more. If API servers count the suspects, the run waits `publish_grace` before the second
+//! sample, and again before the second fence. If two measurements find a drift in the same direction, the smaller drift
+//! is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is measured again
 //! together with a few other counters. If the counter is still busy, it is watched. The consumers then log the
 //! counter's events with the rows' former states. The run computes the counter's value at the cut from its current
 //! value and this log.
 //!
-//! A run has three steps. `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one
-//! page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
-//! capacity. The state that these modules share is in `context`, not in this file.
+//! A run has three steps. `load` loads lost buckets. `scan` selects the counters and the order in which they are
+//! compared. `compare` handles one page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits
+//! until the servers have capacity. The state that these modules share is in `context`, not in this file.
 //!
 //! Possible races, each with its outcome:
 //!
@@ -20,8 +20,8 @@
 //!   like's event is published. The first measurement finds a drift of +1. The second measurement takes its sample
 //!   `publish_grace` later, and sends its fence after another `publish_grace`. So the second measurement includes C,
 //!   and nothing is repaired. If C is later than both fences, the like appears as a drift and is repaired. This also
-//!   happens if a late event causes a drift in the first measurement, and another late event causes one in the second.
-//!   The next run that finds the events reverts the repair.
+//!   happens if a late event causes a drift in the first measurement, and another late event causes a drift in the
+//!   second measurement. The next run that finds the events reverts the repair.
 //! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
 //!   busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, so the like of B

@@ -1,5 +1,5 @@
-//! Stops the repairs of a metric if an API server counts it in Redis without publishing events. Otherwise each run
-//! would remove the likes that this server counted, and the next run would find more of them. The rule is in
+//! Stops the repairs of a metric if an API server counts this metric in Redis without publishing events. Otherwise each
+//! run would remove the likes that this server counted, and the next run would find more of them. The rule is in
 //! `tallyd_core::raised_again`.
 
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl<'a> Raised<'a> {
         Ok((made, held))
     }
 
-    /// Returns why repairs stopped, if they did.
+    /// Returns the reasons why repairs have stopped, if there are any.
     pub(super) fn reason(&self) -> Option<String> {
         let reasons: Vec<&str> = self.reasons.values().map(String::as_str).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))

@@ -47,7 +47,7 @@ impl<'a> Repairer<'a> {
         self.all_kept
     }
 
-    /// Returns why repairs of a metric stopped, if they did.
+    /// Returns the reasons why repairs of metrics have stopped, if there are any.
     pub(super) fn stopped(&self) -> Option<String> {
         self.raised.reason()
     }
@@ -277,7 +277,7 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;
     let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);
-    // Likes are never negative. If `counter` has a negative count of likes, it is wrong.
+    // Likes are never negative. A negative count of likes in `counter` is wrong.
     let is_below = metric != servers.metrics.like() && sampled.saturating_add(delta) < 0;
     let below_zero = below_zero || writer == Writes::Daemon || is_below;
     Repair { number: key, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }

@@ -31,7 +31,7 @@ impl Run<'_> {
         }
     }
 
-    /// Makes the corrections that wait in memory, unless they exceed the safety limit.
+    /// Makes the corrections that wait in memory, if they do not exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.options.dry_run {
             self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());

@@ -42,7 +42,7 @@ const SCAN_MEMBERS: usize = 250;
 /// Maximum number of members that one statement searches. MariaDB would execute a longer list as a join.
 const NEW_MEMBERS: usize = 900;
 
-/// If a board with fewer members than this loses more than half of them, it is not treated as lost.
+/// A board with fewer members than this is not treated as lost, even if it loses more than half of its members.
 const FEW_MEMBERS: u64 = 10;
 
 pub(super) struct Saver<'a> {
@@ -166,7 +166,7 @@ impl Saver<'_> {
         let (total, _) = cache.count_board(&savable.at).await?;
         if known.saved == members && members == before && members == total {
             // All saved members are on the board, and the board had exactly this number of members before and after the
-            // check. So it has no other members.
+            // check. So the board has no other members.
             return Ok(Some(members));
         }
         let added = self.save_new(savable, Known { saved: members, ..known }, total).await?;
@@ -221,7 +221,7 @@ impl Saver<'_> {
             let began = Instant::now();
             let mut members = Vec::new();
             while members.len() < PAGE_MEMBERS {
-                // The pages are small, because Redis answers no other client while it reads a page.
+                // The pages are small, because Redis cannot answer other clients while it reads a page.
                 let page = cache.scan_board(at, number, known.members_min, from.as_deref(), SCAN_MEMBERS).await?;
                 let Some(page) = page_of(page)? else { return Ok(None) };
                 members.extend(page.members);

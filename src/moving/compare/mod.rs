@@ -3,9 +3,9 @@
 //!
 //! Steps for a page of targets: read both sides -> mark targets with different counts as *suspect* -> check the
 //! suspects again, [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction.
-//! The smaller of the two differences is reported. In-flight events reach one side before the other, so they usually
-//! cause a difference in only one check. A target that users like all the time can have in-flight events in both
-//! checks. A few such targets do not change the reported trend.
+//! The smaller of the two differences is reported. An in-flight event reaches one side before the other side, so it
+//! usually causes a difference in only one check. A target that users like all the time can have in-flight events in
+//! both checks. A few such targets do not change the reported trend.
 //!
 //! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
 //! targets without a row in `counter`. For counts from a query, the run reads each page of the query and its rows of

@@ -77,7 +77,7 @@ impl Run<'_> {
         boards.into_iter().collect()
     }
 
-    /// Waits until the archiver has released its lock, at most as long as for a fence (`fence_max`).
+    /// Waits until the archiver has released its lock, at most for the time `fence_max`.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
@@ -234,7 +234,7 @@ impl Run<'_> {
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
         let cache = &self.servers.cache;
         members.zsets += match zset {
-            // This zset is an unfinished restore of the archive. The next restore creates it again.
+            // This zset is an unfinished restore of the archive. The next restore creates the zset again.
             BoardZset::Restored(tag) if tag.starts_with('a') => {
                 cache.drop_zset(at, zset).await?;
                 1

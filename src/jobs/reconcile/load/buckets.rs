@@ -93,7 +93,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(next)
     }
 
-    /// Reads all rows, and adds the amounts that the buckets lack. Returns whether it reached the last row.
+    /// Reads all rows, and adds the amounts that the buckets lack. Returns true if the load has reached the last row.
     async fn load_pages(&mut self, kind: Kind, loading: &mut Loading, mut touched: Touched) -> Result<bool> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
@@ -184,8 +184,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // The counters that are still busy are written all the time. They are watched now, so that their memory is free
-        // for other busy counters.
+        // The counters that are still busy are written all the time. The load watches these counters now, so that the
+        // memory is free for other busy counters.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
@@ -279,7 +279,7 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
 
 /// The buckets of one kind that are being loaded, with their progress.
 struct Loading {
-    /// The buckets, and their content at the cut.
+    /// The buckets, with their content at the cut.
     lost: Lost,
     /// The number of the last repair of each bucket, in the order of `lost.cuts`.
     passes: Vec<u64>,

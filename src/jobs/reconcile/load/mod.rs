@@ -1,10 +1,10 @@
-//! Loads lost counters again from `counter`, while the site keeps writing likes. Redis loses counters if it is flushed,
-//! if an empty replica is promoted, or if it evicts a bucket.
+//! Loads lost counters again from `counter`, while the site keeps writing likes. Redis loses counters if somebody
+//! flushes it, if an empty replica is promoted, or if Redis evicts a bucket.
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
 //! returns its content at that instant (the cut). If no event after the cut changed a counter, its value in MySQL after
 //! a fence is also its value at the cut. The load adds the difference between this value and the bucket's content, so
-//! it keeps concurrent changes. If a later event changed a counter, the counter is watched, as in any comparison. At
+//! concurrent changes are kept. If a later event changed a counter, the counter is watched, as in any comparison. At
 //! the end the load marks the bucket as loaded, if the bucket is still marked as loading.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
@@ -12,10 +12,11 @@
 //! If likes were published after the fence, the loaded counters do not include them. The next comparison finds these
 //! likes, because their `at` is within `overlap`.
 //!
-//! If a layout of Redis keys was abandoned and is configured again, its counters are outdated. So the run treats it as
-//! lost. Each run records the configured layouts in which API servers count. If a layout is missing in the last run's
-//! record, no daemon has updated that layout. After an aborted move or a switch, the layout's buckets can still be
-//! marked as loaded. The run removes these marks before it compares anything, and loads the buckets like lost buckets.
+//! If a layout of Redis keys was abandoned and is configured again, its counters are outdated. So the run treats the
+//! layout as lost. Each run records the configured layouts in which API servers count. If a layout is missing in the
+//! last run's record, no daemon has updated that layout. After an aborted move or a switch, the layout's buckets can
+//! still be marked as loaded. The run removes these marks before it compares anything, and loads the buckets like lost
+//! buckets.
 
 mod buckets;
 mod touched;

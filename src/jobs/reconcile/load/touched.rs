@@ -24,7 +24,7 @@
 //!   like all other partitions.
 //! * A: a page is read. B: newer rows are deleted before the next page, or there are too many newer rows to read. The
 //!   counters of these rows are unknown, so all counters of the following pages are measured.
-//! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's data after it went back. New
+//! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has the data of the earlier state. New
 //!   outbox rows have higher numbers than all earlier rows.
 
 use std::collections::HashSet;

@@ -48,11 +48,11 @@ pub struct Report {
     /// Counters that were wrong at the first measurement. At the second measurement they were right, or wrong in the
     /// other direction, because events were in flight.
     pub transient: u64,
-    /// Counters that were judged by watching their events, because an event newer than the cut was applied at every
+    /// Counters whose events were watched to get a result, because an event newer than the cut was applied at every
     /// measurement.
     pub busy: u64,
     /// Counters without a result, because at each sample the producer's time of an event was so close to the sample
-    /// that their order is unknown.
+    /// that it is unknown which came first.
     pub undecided: u64,
     /// Counters that were not compared, because they are missing in a bucket that is not loaded. Their value is
     /// unknown.
@@ -102,7 +102,8 @@ pub struct Report {
     /// The count of messages in the partitions' queues when a `targets` run began. These messages are events in flight,
     /// and can belong to any target.
     pub in_flight: Option<u64>,
-    /// In a `targets` run, this list has all counters of its targets. In other runs, it has the first drifted counters.
+    /// In a `targets` run, this list has all counters of its targets. In other runs, the list has the first drifted
+    /// counters.
     pub targets: Vec<TargetReport>,
 }
 

@@ -1,5 +1,5 @@
-//! Selects the counters that a run compares, and their order. A run compares the counters of some targets, the changed
-//! counters, all counters, or a slice of all counters.
+//! Selects the counters that a run compares, and the order in which they are compared. A run compares the counters of
+//! some targets, the changed counters, all counters, or a slice of all counters.
 
 mod full;
 mod ranges;
@@ -63,8 +63,8 @@ async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> R
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // Redis lost the recorded time together with some buckets. This run loads the buckets, or their counters stay
-        // unknown.
+        // Redis lost the recorded time together with some buckets. If this run cannot load these buckets, their
+        // counters stay unknown.
         None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
         None => Micros(0),
     };

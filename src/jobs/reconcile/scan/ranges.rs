@@ -18,8 +18,8 @@ use tallyd_mysql::ranges::{LAST, Range};
 /// within one snapshot, and a snapshot must be short.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// Suspects are rechecked after this time at the latest. If a later run resumes this run, it repeats at most the work
-/// of this time.
+/// Suspects are rechecked after this time at the latest. If a later run resumes this run, the later run repeats at most
+/// the work of this time.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares ranges of a run, within its slice.
