@@ -1,5 +1,5 @@
-//! Tests with their own servers, which have more than one node or use certificates: RabbitMQ, Redis and MySQL during
-//! failovers.
+//! Tests that start their own RabbitMQ, Redis and MySQL servers. These have several nodes and fail over, or use
+//! certificates.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -1,4 +1,5 @@
-//! Events in any order, with two partitions, redeliveries, crashes and rivals. The result equals the model.
+//! Events arrive in any order, through two partitions, with redeliveries, crashes and rival transactions. The result
+//! must be equal to the model.
 
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
@@ -6,7 +7,7 @@ use tallyd_mysql::Store;
 use super::common::{Dice, World, eventually, stderr};
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// Makes this many events of the last minute, for a few targets.
+/// Makes `count` events of the last minute, for `targets` targets.
 fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
     let (mut dice, start) = (Dice::new(seed), start());
     let event = |_| {
@@ -15,13 +16,13 @@ fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
             1 => What::Set(dice.below(50).cast_signed()),
             _ => What::Count(dice.below(9).cast_signed() - 2),
         };
-        // There are few different times, so many events have the same time.
+        // The events have only 200 different times, so many events have the same time.
         (1 + dice.below(targets), start + dice.below(200).cast_signed() * 250_000, what)
     };
     (0..count).map(event).collect()
 }
 
-/// Returns the events and some duplicates, in any order and with any routing key.
+/// Returns the events and some duplicates in random order, with random routing keys.
 fn shuffled(seed: u64, events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
     let mut dice = Dice::new(seed);
     let mut all: Vec<(usize, Event)> = events.iter().copied().enumerate().collect();
@@ -66,7 +67,7 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
     let mut daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let more = some(13, 2_000, 5);
-    // The new events' ids differ from the first events' ids.
+    // The ids of these events are different from the ids of the first events.
     let numbered: Vec<_> =
         more.iter().enumerate().map(|(at, event)| published(at + 1_000, *event, at as u64)).collect();
     for piece in numbered.chunks(500) {
@@ -97,7 +98,7 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
             let keep = world.config.consumer.applied_event_keep.0;
             eventually("a day is emptied", || async {
-                // The deletion waits some seconds for another session that holds the table.
+                // If another session uses the table, the deletion waits for a few seconds and then fails.
                 store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok_and(|days| days == 1)
             })
             .await;
@@ -111,8 +112,8 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     world.close().await;
 }
 
-/// Locks counters from the last to the first, in the reverse order of the daemon. This transaction has changed more
-/// rows than a batch, so MySQL aborts the batch.
+/// Locks the counters in the reverse order of the daemon, from the last to the first. This transaction has changed more
+/// rows than a batch has. So in a deadlock MySQL usually aborts the batch.
 async fn lock_backwards(world: &World, rounds: u32) {
     sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
     let rows = vec!["(1)"; 2_000].join(",");
@@ -144,7 +145,7 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     let publisher = world.publisher().await;
     let events = some(15, 6_000, 6);
     let bodies = shuffled(4, &events);
-    // The first events make the rows that the rival locks.
+    // The first events make the rows that `lock_backwards` locks.
     world.publish(&publisher, &bodies[..500]).await;
     world.drained(&publisher).await;
     let publishing = async { world.publish(&publisher, &bodies[500..]).await };
@@ -153,7 +154,7 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     assert_eq!(unread(&world).await, model(&events));
     let slots = world.count("SELECT COUNT(DISTINCT slot) FROM counter WHERE metric = 4").await;
     assert_eq!(slots, 2, "both partitions have written");
-    assert!(daemon.log().contains("\"contention\""), "no batch was aborted by a deadlock");
+    assert!(daemon.log().contains("\"contention\""), "MySQL must have aborted a batch because of a deadlock");
     assert!(daemon.stop().success());
     world.close().await;
 }

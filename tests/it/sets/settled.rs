@@ -1,4 +1,4 @@
-//! Sets and counts, and their results after each event.
+//! Checks the count after each single set or count event.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 use super::common::World;
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// Publishes each event in its own batch. Returns the count of target 1 after each batch.
+/// Publishes the events one by one, so that each is in a separate batch. Returns the count of target 1 after each
+/// batch.
 async fn one_by_one(world: &World, events: &[Event]) -> Vec<i64> {
     let publisher = world.publisher().await;
     let mut seen = Vec::new();
@@ -26,7 +27,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let world = World::new("sets_late", UNREAD).await;
     let daemon = world.daemon();
     let start = start();
-    // Some of the counts are from yesterday, so they are in another partition of the table.
+    // Some count events are from yesterday, so another partition of the table has them.
     let at = |second: i64| start + second * 1_000_000;
     let events = [
         (1, at(-86_400), What::Count(100)),
@@ -46,7 +47,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
         "SELECT COUNT(*) FROM counter WHERE metric = 4 AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) =";
     let newest = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{newest} {}", at(41)))).fetch_one(&world.pool).await;
     assert_eq!((newest.unwrap(), unread(&world).await), (1_i64, model(&events)), "MySQL must have the newest `at`");
-    // An old set arrives for a counter that has had counts since then.
+    // An old set event arrives for a counter that already has newer count events.
     let far = [(2, at(-5 * 86_400), What::Count(1)), (2, at(-4 * 86_400), What::Count(2)), (2, at(-2), What::Count(4))];
     let far = [far.as_slice(), &[(2, at(-4 * 86_400) - 1, What::Set(100))]].concat();
     let publisher = world.publisher().await;
@@ -76,7 +77,7 @@ async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
     assert_eq!(
         world.count("SELECT COUNT(*) FROM applied_event").await,
         2,
-        "the ledger must also have events without effect"
+        "`applied_event` must also have events without effect"
     );
     assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta").await, 1);
     assert!(daemon.stop().success());
@@ -127,7 +128,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
         world.drained(&publisher).await;
         assert_eq!(world.count(dot).await, *unread, "{}", String::from_utf8_lossy(event));
     }
-    // Publishes the same events for user 10, each time with the last event first.
+    // The test publishes the same events in reverse order for target 10.
     for (event, _) in rows.iter().rev() {
         let event = String::from_utf8_lossy(event).replace("\"target_id\": \"9\"", "\"target_id\": \"10\"");
         world.publish(&publisher, &[(UserId(10), event.into_bytes())]).await;
@@ -144,7 +145,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
 async fn sets_that_can_never_be_applied_are_set_aside_alone() {
     let settings = format!("[consumer]\napplied_event_keep = \"1h\"\n{UNREAD}");
     let world = World::new("sets_refused", &settings).await;
-    // A set of these counters must subtract more than one slot can.
+    // To set these counters, the daemon must subtract more than a single slot can store.
     let fill = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES \
                 (1, 2, 4, 7, -9223372036854775808, '2026-01-01'), (1, 3, 4, 0, 9223372036854775807, '2026-01-01'), \
                 (1, 3, 4, 7, 9223372036854775807, '2026-01-01')";

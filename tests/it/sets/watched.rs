@@ -1,4 +1,5 @@
-//! Consumers report to reconciles how watched counters change. These counters are not likes.
+//! A reconcile run can watch counters. Then the consumers note each change of these counters for the run. The counters
+//! in these tests are mostly not like counters.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tallyd_mysql::jobs::number_of;
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};
 
-/// Converts seconds since a test's start to the times of events.
+/// The start of a test. Converts seconds after this start to the times of events.
 struct Clock(i64);
 
 impl Clock {
@@ -19,7 +20,7 @@ impl Clock {
         Micros(self.0 + second * 1_000_000)
     }
 
-    /// Makes the event with this number, for the unread messages of target `id`.
+    /// Makes an event for the unread messages of target `id`. `number` makes the event's id unique.
     fn unread(&self, number: usize, (id, second, what): Event) -> (UserId, Vec<u8>) {
         published(number, (id, self.at(second).0, what), 1)
     }
@@ -36,7 +37,7 @@ impl Clock {
         WatchedCount { number: (target(1), metric), at: self.at(second), delta }
     }
 
-    /// Returns the counter's earlier count. `now` is the counter's current count.
+    /// Returns the count that the counter had at `second`. `now` is its current count.
     fn value(&self, second: i64, now: i64, counts: &[WatchedCount]) -> Option<i64> {
         counted_at(self.at(second), Duration::ZERO, now, counts)
     }
@@ -45,7 +46,7 @@ impl Clock {
 const VIEW: Metric = Metric(3);
 const UNREAD_METRIC: Metric = Metric(4);
 
-/// Returns target 1's count that the watch reads, and the logged changes of watched counts in the order of their times.
+/// Returns the count of target 1 that the watch reads, and the noted changes of all watched counters, ordered by time.
 async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
     let numbers = [(target(1), metric), (target(5), metric)];
     let (truths, Watched { mut counts, .. }) =
@@ -91,7 +92,7 @@ async fn what_changes_a_watched_number_is_logged_once() {
     let (now, counts) = watched(&store, &world, UNREAD_METRIC, watch).await;
     assert_eq!((now, counts[1]), (-1, clock.logged(6, (UNREAD_METRIC, None))));
     assert_eq!([5, 6, 7].map(|second| clock.value(second, now, &counts)), [None, Some(0), Some(-1)]);
-    assert_eq!(world.count("SELECT COUNT(*) FROM watched_event").await, 0, "no likes were watched");
+    assert_eq!(world.count("SELECT COUNT(*) FROM watched_event").await, 0, "the run must not watch likes");
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -111,7 +112,7 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
         watched(&store, &world, UNREAD_METRIC, first).await,
         (1, vec![clock.logged(6, (UNREAD_METRIC, Some(1)))])
     );
-    // This counter can't be set.
+    // The second watch is for a counter that events can't set.
     store.watch(second, &[(target(1), VIEW)], &world.broker.numbered(1), 60).await.unwrap();
     assert!(
         store.watched(&[(target(1), UNREAD_METRIC)], first, &world.broker.numbered(1)).await.unwrap().is_none(),

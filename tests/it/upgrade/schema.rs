@@ -1,5 +1,5 @@
-//! Runs `tallyd migrate` beside running daemons, beside rivals, and with SIGKILL. Also runs daemons while the steps of
-//! a future version change the schema.
+//! Runs `tallyd migrate` while daemons run, while other sessions lock tables, and with SIGKILL in between. Also runs
+//! daemons while the steps of a future version change the schema.
 
 use std::process::{Child, Stdio};
 
@@ -8,10 +8,10 @@ use sqlx::{Connection, MySqlConnection};
 use crate::common::site::{Site, all_held, has_all};
 use crate::common::{World, eventually, stderr, stdout};
 
-/// With these settings there are two partitions, and a daemon takes over within seconds.
+/// Settings with two partitions, and with a short heartbeat, so that a daemon takes over within seconds.
 const TWO: &str = "[amqp]\npartitions = 2\nheartbeat_s = 2";
 
-/// Counts the sessions that wait for a table.
+/// A query that counts the sessions that wait for a table.
 const WAITS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
                      WHERE db = DATABASE() AND state LIKE 'Waiting for table metadata lock%'";
 
@@ -19,7 +19,7 @@ async fn execute(world: &World, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&world.pool).await.unwrap();
 }
 
-/// Deletes MySQL's records of this step and of all later steps, as if these steps had not run.
+/// Deletes the rows in MySQL that record this migration step and all later steps, as if these steps had not run.
 async fn forget_from(world: &World, step: i64) {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= ?").bind(step).execute(&world.pool).await.unwrap();
 }
@@ -31,7 +31,7 @@ async fn keep_outbox(world: &World) -> MySqlConnection {
     rival
 }
 
-/// Starts `tallyd migrate`. The command waits for the table `outbox` in its second step.
+/// Starts `tallyd migrate`, whose second step must wait because another session locks the table `outbox`.
 async fn migrate_that_waits(world: &World) -> Child {
     let account = world.accounts.as_ref().unwrap().of_migration(world.config.mysql.url.expose());
     let mut migrate = world.command();
@@ -87,7 +87,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
 async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     let world = World::new("upgrade_again", TWO).await;
     world.publisher().await;
-    // This reconcile loads Redis, so that later reconciles find nothing to do.
+    // This reconcile loads Redis, so that later reconciles have nothing to load.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let daemons = [world.daemon(), world.daemon()];
     let site = Site::open(&world);
@@ -108,13 +108,13 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     world.close().await;
 }
 
-/// The steps of the next version run while daemons of this version write. They add a column to every table that is
-/// written often, and they add a table.
+/// The steps of the next version run while daemons of this version write. They add a column to each table that daemons
+/// write often, and add a new table.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_next() {
     let world = World::new("upgrade_next", TWO).await;
     world.publisher().await;
-    // This reconcile loads Redis, so that later reconciles find nothing to do.
+    // This reconcile loads Redis, so that later reconciles have nothing to load.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let first = world.daemon();
     let site = Site::open(&world);
@@ -143,7 +143,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     let check = stdout(&world.tallyd(&["config", "check"]));
     assert!(check.contains("a newer tallyd applied 1 more schema steps, and this version supports them"), "{check}");
 
-    // With this floor no daemon of this version starts.
+    // This row requires a newer version, so a daemon of this version can't start.
     execute(&world, "UPDATE schema_floor SET step = 7").await;
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));

@@ -1,11 +1,12 @@
-//! Rules for the steps of the schema.
+//! Checks the rules for the steps that change the schema.
 
 use std::fs;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The steps of released versions, with their SHA-256. sqlx rejects a step that was changed after the step had run.
+/// The steps of released versions, with their SHA-256. These steps must not change, because sqlx rejects a step that
+/// has run with another text.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
     ("0002_consumer.sql", "baee27d3f720d1514e2862667ccd91056ce498dbbb1f236ff150a6f6d25a6543"),
@@ -35,7 +36,7 @@ fn steps_that_are_out_have_not_changed() {
     for (name, digest) in RELEASED {
         let (_, text) = steps.iter().find(|(step, _)| step == name).unwrap_or_else(|| panic!("{name} is gone"));
         let found = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        assert_eq!(&found, digest, "{name}: a change of the schema needs a new step");
+        assert_eq!(&found, digest, "{name} has changed: write a new step instead");
     }
 }
 

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use super::common::ports::free_port;
 use super::common::{World, eventually, stderr, stdout, without_disk};
 
-/// RabbitMQ's folder of scripts, unless the environment names another folder.
+/// The default folder of RabbitMQ's scripts. An environment variable can set another folder.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
 /// The number of nodes.
@@ -20,7 +20,7 @@ pub const NODES: usize = 3;
 
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// The nodes find each other's ports in this epmd.
+    /// The Erlang port mapper, from which each node gets the ports of the other nodes.
     epmd: Child,
     epmd_port: u16,
     folder: tempfile::TempDir,
@@ -29,11 +29,11 @@ pub struct Cluster {
 struct Node {
     port: u16,
     dist_port: u16,
-    /// The process is `None` while the node is stopped. The process leads a process group.
+    /// The process of the node, or `None` while the node is stopped. The process leads a process group.
     child: Option<Child>,
 }
 
-/// How a node ends.
+/// Defines how a node ends.
 #[derive(Clone, Copy)]
 pub enum End {
     /// SIGKILL.
@@ -63,7 +63,8 @@ impl Cluster {
         for place in 0..NODES {
             cluster.is_ready(place).await;
         }
-        // A node joins the cluster before it accepts clients, and joining takes a different time for each node.
+        // Each node first joins the cluster and then accepts clients. The nodes need different times to join, so the
+        // test waits.
         eventually("the nodes have joined", || async {
             cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
         })
@@ -98,7 +99,7 @@ impl Cluster {
         fs::write(folder.join("enabled_plugins"), "[rabbitmq_consistent_hash_exchange].").unwrap();
     }
 
-    /// Returns a script of RabbitMQ, to run for one node.
+    /// Returns a command that runs a script of RabbitMQ for one node.
     fn script(&self, place: usize, script: &str) -> Command {
         let bin = std::env::var("TALLYD_STACK_RABBIT_BIN").unwrap_or_else(|_| RABBIT_BIN.to_owned());
         let folder = self.node_folder(place);
@@ -129,14 +130,15 @@ impl Cluster {
 
     fn start_node(&mut self, place: usize) {
         let log = File::create(self.node_folder(place).join("stdout.log")).unwrap();
-        // With this tick time, the others detect a frozen node within seconds instead of a minute. The node has one
-        // scheduler, without busy waiting.
+        // With this tick time, the other nodes detect a frozen node within seconds instead of a minute. A single
+        // scheduler without busy waiting saves CPU time.
         let arguments = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none +A 4 -start_epmd false -kernel net_ticktime 6 \
                          -kernel inet_dist_use_interface {127,0,0,1}";
         let child = self
             .script(place, "rabbitmq-server")
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", arguments)
-            // The script replaces itself with the server.
+            // With this variable, the script replaces itself with the server, so that the child is the server's
+            // process.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -151,8 +153,8 @@ impl Cluster {
         eventually("the node accepts clients", || async { self.lets_in(place).await }).await;
     }
 
-    /// Waits until a node sees no other node, and has paused for this reason. With Khepri (RabbitMQ 4.2 and later) a
-    /// node does not pause: it accepts clients, but confirms nothing.
+    /// Waits until a node sees no other node, and until it has paused for this reason. With Khepri (RabbitMQ 4.2 and
+    /// later) the node does not pause. It still accepts clients, but confirms nothing.
     pub async fn is_alone(&self, place: usize) {
         eventually("the node sees no other node", || async { self.eval(place, "nodes().") == "[]" }).await;
         if self.eval(place, "(catch rabbit_khepri:is_enabled()) =:= true.") != "true" {
@@ -181,13 +183,14 @@ impl Cluster {
         self.nodes[place].child.take().unwrap().wait().unwrap();
     }
 
-    /// Restarts an ended node, and waits for it.
+    /// Restarts a node that has ended, and waits until it accepts clients.
     pub async fn start_again(&mut self, place: usize) {
         self.start_node(place);
         self.is_ready(place).await;
     }
 
-    /// Waits until every queue works without this node. A rolling restart does the same.
+    /// Waits until every queue would work without this node. An operator also waits for this before each step of a
+    /// rolling restart.
     pub async fn awaits_quorum(&self, place: usize) {
         eventually("every queue works without the node", || async {
             let mut wait = self.script(place, "rabbitmq-upgrade");
@@ -204,7 +207,7 @@ impl Cluster {
         assert!(sent.success(), "kill -{name}");
     }
 
-    /// Returns the value of an Erlang expression on a node.
+    /// Evaluates an Erlang expression on a node, and returns the value.
     pub fn eval(&self, place: usize, expression: &str) -> String {
         let output = self.ctl(place, &["eval", expression]);
         assert!(output.status.success(), "{expression}: {}{}", stdout(&output), stderr(&output));
@@ -215,7 +218,7 @@ impl Cluster {
         self.script(place, "rabbitmqctl").arg("-q").args(["-n", &Self::name(place)]).args(arguments).output().unwrap()
     }
 
-    /// Makes a node the leader of all queues of a world.
+    /// Makes a node the leader of all queues of the test environment.
     pub async fn lead(&self, place: usize, world: &World) {
         let names: Vec<String> = (0..world.broker.partitions())
             .map(|partition| format!("<<\"{}\">>", world.broker.queue(partition)))
@@ -237,7 +240,7 @@ impl Cluster {
     pub fn cut_off(&self, place: usize, seconds: u64) {
         let others: Vec<String> =
             (0..NODES).filter(|other| *other != place).map(|other| format!("'{}'", Self::name(other))).collect();
-        // If two nodes have different cookies, each rejects the other.
+        // The node uses a wrong cookie for the other nodes, so the nodes reject each other's connections.
         let expression = format!(
             "Others = [{}], [erlang:set_cookie(O, cut) || O <- Others], [erlang:disconnect_node(O) || O <- Others], \
              spawn(fun() -> timer:sleep({}), [erlang:set_cookie(O, erlang:get_cookie()) || O <- Others] end), ok.",
@@ -251,7 +254,7 @@ impl Cluster {
         format!("amqp://tally:tally@127.0.0.1:{}/%2f", self.nodes[place].port)
     }
 
-    /// Returns the settings of a world on these nodes. `more` is added to `[amqp]`.
+    /// Returns settings with the addresses of these nodes. `more` is added to `[amqp]`.
     pub fn settings(&self, more: &str) -> String {
         let seeds: Vec<String> = self.nodes[1..].iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
         format!("[amqp]\nurl = \"{}\"\nseeds = {seeds:?}\nheartbeat_s = 2\ntimeout_ms = 4000\n{more}", self.url(0))

@@ -1,7 +1,8 @@
-//! Likes, unlikes and counts that continue during all faults of the broker.
+//! A load of likes, unlikes and counts, which continues during all faults of the broker.
 //!
-//! Like users and services, this load retries a call until the broker confirms it. So the test knows the exact result.
-//! For likes the result is the newest event of each pair, for counts it is the sum of all ids.
+//! The load retries each call until the broker confirms it, as users and services do. So the test knows the exact
+//! result. For likes it is the newest event per user and target. For counts it is the sum of all events with different
+//! ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -22,8 +23,8 @@ pub const TARGETS: u64 = 200;
 /// The number of concurrent users.
 const USERS: u64 = 8;
 
-/// The pauses between two clicks of a user, and between two counts. This makes some hundred events a second. On two
-/// processors, three nodes can start while this load runs.
+/// The pauses between two clicks of a user, and between two counts. The load has only a few hundred events per second,
+/// so that three nodes can start at the same time on two processors.
 const CLICK_EVERY: Duration = Duration::from_millis(40);
 const COUNT_EVERY: Duration = Duration::from_millis(10);
 
@@ -39,9 +40,9 @@ pub struct Load {
 
 #[derive(Default)]
 struct Progress {
-    /// Clicks that were published.
+    /// The number of published clicks.
     clicks: AtomicU64,
-    /// The count of retried clicks.
+    /// The number of retried clicks.
     again: AtomicU64,
     /// The sum of all published counts.
     counted: AtomicI64,
@@ -59,12 +60,12 @@ impl Load {
         Self { stop, progress, users, counts }
     }
 
-    /// Returns how many clicks and counts have been published so far.
+    /// Returns the number of clicks and the sum of the counts that were published so far.
     pub fn published(&self) -> (u64, i64) {
         (self.progress.clicks.load(Ordering::Relaxed), self.progress.counted.load(Ordering::Relaxed))
     }
 
-    /// Stops the load. Returns the expected likes, the expected sum of the counts, and the count of retried clicks.
+    /// Stops the load. Returns the expected likes, the expected sum of the counts, and the number of retried clicks.
     pub async fn stop(self) -> (Model, i64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         let mut model = Model::default();
@@ -74,8 +75,8 @@ impl Load {
     }
 }
 
-/// One user after the other likes a video. Every fourth user also unlikes the video. Returns all events that have
-/// possibly been published.
+/// One user after another likes a video, and every fourth user then unlikes it. Returns all events that can have
+/// reached the broker.
 async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
     for turn in 0.. {
@@ -90,7 +91,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                 };
                 match clicked {
                     Ok(clicked) => {
-                        // A click that changes nothing publishes the last event again.
+                        // If a click changes nothing, the client publishes the user's last event again.
                         events.extend(clicked.counted().map(|Counted { event, .. }| event));
                         break;
                     }
@@ -111,7 +112,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
     events
 }
 
-/// Counts views. Each count has an id, and is published with this id until it is confirmed.
+/// Counts views. Each `count` event has an id, and is published again with the same id until the broker confirms it.
 async fn count(broker: Broker, stop: Arc<AtomicBool>, progress: Arc<Progress>) {
     let mut publisher: Option<Publisher> = None;
     for number in 0_u64.. {

@@ -1,4 +1,4 @@
-//! The daemon with quorum queues on the test's own RabbitMQ cluster of three nodes. Some nodes fail.
+//! Tests the daemon with quorum queues, on a RabbitMQ cluster of three nodes that the test starts. Some nodes fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -15,10 +15,10 @@ use load::{Load, TARGETS};
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
     [reconcile]\nrepair_targets_max_percent = 100\n";
 
-/// A node is cut off from the other nodes for this number of seconds.
+/// The number of seconds for which a node is cut off from the other nodes.
 const CUT_OFF_S: u64 = 8;
 
-/// The nodes, a world that uses them, a daemon, and a continuous load.
+/// The nodes, a test environment on these nodes, a daemon, and a continuous load.
 struct Stage {
     load: Load,
     daemon: Daemon,
@@ -41,8 +41,8 @@ impl Stage {
         stage
     }
 
-    /// Waits until new likes and counts are published, and are in MySQL for each partition. Prints the time that this
-    /// took.
+    /// Waits until new likes and counts are published, and until MySQL has new ones from each partition. Prints how
+    /// long this took.
     async fn goes_on(&self, after: &str) {
         let began = Instant::now();
         let (clicks, counted) = self.load.published();
@@ -52,7 +52,7 @@ impl Stage {
         })
         .await;
         let published = began.elapsed();
-        // Each partition has its own row of the counter that counts all the time.
+        // The load always counts on the same counter, which has a row for each partition.
         let written = async || -> Vec<i64> {
             let sql = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2 GROUP BY slot ORDER BY slot";
             sqlx::query_scalar(sql).fetch_all(&self.world.pool).await.unwrap()
@@ -71,7 +71,7 @@ impl Stage {
         );
     }
 
-    /// Checks that every store has exactly the published events, each once.
+    /// Checks that MySQL and Redis have each published event exactly once, and no other events.
     async fn close(self) {
         let (model, counted, again) = self.load.stop().await;
         let (world, daemon) = (self.world, self.daemon);
@@ -81,8 +81,8 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // A click meets a fault only by chance, so the test checks the daemon's log for faults. Some clicks were undone
-        // although their events had arrived, and some clicks were repeated.
+        // It is random whether a click fails because of a fault, so the test checks the daemon's log instead. The
+        // client undid some clicks although their events had arrived, and repeated others. A reconcile repairs these.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();
@@ -115,7 +115,7 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.cut_off(0, CUT_OFF_S);
     stage.cluster.is_alone(0).await;
     stage.goes_on("the leader was cut off").await;
-    // The fences of the run go through the remaining nodes.
+    // The run's fence messages go through the nodes that remain.
     let report = stage.world.report(&["reconcile"]);
     assert_eq!(report["ended"], "done", "{report}");
     stage.cluster.is_ready(0).await;
@@ -127,7 +127,8 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.signal(2, "CONT");
     stage.goes_on("it resumed").await;
 
-    // The node that was frozen is stopped first. The node runs, but the cluster can have excluded it.
+    // The test first stops the node that was frozen. This node runs again, but the other nodes can have excluded it
+    // from the cluster.
     for place in (0..NODES).rev() {
         stage.cluster.stop(place, End::InOrder);
         stage.goes_on("a node stopped cleanly").await;

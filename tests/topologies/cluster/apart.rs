@@ -10,7 +10,7 @@ use super::common::{World, target};
 use super::moving::begin_to_move_to;
 use super::nodes::{MASTERS, Nodes};
 
-/// `[redis] timeout_ms` of these tests.
+/// The value of `[redis] timeout_ms` in these tests.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 const SETTINGS: &str = "timeout_ms = 2000\n";
@@ -20,7 +20,7 @@ fn key(world: &World, target: Target) -> String {
     world.cache.keys.counters("video", world.cache.keys.bucket(target))
 }
 
-/// Returns a target whose counter is on this node. Its id is the smallest such id from `id` on.
+/// Returns the first target from `id` on whose counter is on this node.
 async fn target_on(nodes: &Nodes, world: &World, place: usize, id: u64) -> Target {
     for id in id.. {
         if nodes.place_of(&key(world, target(id))).await == place {
@@ -47,7 +47,8 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
         let (client, target) = (Arc::clone(&client), targets[1]);
         async move { client.count(target, UserId(2), true, &[]).await }
     });
-    // A slot moves between the other nodes. So Redis redirects a command, and the client reads the map of slots again.
+    // The test moves a hash slot between the other nodes. So Redis redirects a command, and the client reads again
+    // which node has which slot.
     for place in [2, 0] {
         nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to]).await;
     }
@@ -96,7 +97,7 @@ async fn a_dead_master_fails_every_question_to_all_masters() {
     cache.ping().await.unwrap();
     nodes.kill(1);
     for _ in 0..5 {
-        // After the client has read the map again, the map can lack the dead node.
+        // The client reads again which node has which slot, and the answer can lack the dead node.
         assert!(cache.read(&names, &[tallyd_core::model::Metric(1)], &[target]).await.is_err());
         assert!(cache.ping().await.is_err() && cache.now().await.is_err() && cache.data_set().await.is_err());
     }

@@ -1,4 +1,4 @@
-//! Boards on a Cluster: pages of friends, and archives.
+//! Tests pages of friends and archives of boards on a Redis Cluster.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ const BOARDS: &str =
 /// 2026-11-21T12:00:00Z, a Saturday in week 47.
 const NOW: Micros = Micros(1_795_262_400_000_000);
 
-/// Computes the places of all members one by one. In a competition ranking, a place depends on the number of members
+/// Computes the place of each member separately. In a competition ranking, the place depends on the number of members
 /// with higher scores. In a dense ranking, it depends on the number of different higher scores.
 fn placed(board: &[(Vec<u8>, u64)], ranking: Ranking) -> Vec<(u64, Vec<u8>, u64)> {
     let mut board = board.to_vec();
@@ -57,7 +57,7 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
         }
     };
     stream::iter(&scores).map(add).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
-    // Two thirds of these friends are on the board.
+    // Two thirds of the friends are members of the board.
     let among: Vec<(Vec<u8>, u64)> = scores.into_iter().step_by(2).collect();
     let nobody = (0..250).map(|id| format!("nobody{id}").into_bytes());
     let friends: Vec<Vec<u8>> = among.iter().map(|(member, _)| member.clone()).chain(nobody).collect();
@@ -118,13 +118,13 @@ async fn a_closed_board_on_a_cluster_is_archived_merged_with_what_came_late_and_
 
     let report = archive(&world, &store, NOW).await;
     assert_eq!(report.periods.iter().map(|period| period.outcome).collect::<Vec<_>>(), [Outcome::Archived]);
-    assert!(archived(&world).await == ranked(&board), "the archive is not the board");
+    assert!(archived(&world).await == ranked(&board), "the archive must be equal to the board");
     for (member, score) in board.iter_mut().step_by(7) {
         nodes.command(redis::cmd("ZINCRBY").arg(&key).arg(100).arg(member.as_slice())).await;
         *score += 100;
     }
     archive(&world, &store, NOW).await;
-    assert!(archived(&world).await == ranked(&board), "the late additions are not in the archive");
+    assert!(archived(&world).await == ranked(&board), "the archive must have the late additions");
     let report = archive(&world, &store, NOW.after(std::time::Duration::from_secs(31 * 86_400))).await;
     assert!(report.periods.iter().any(|period| period.outcome == Outcome::Ended), "{report:#}");
     for key in [&key, &world.cache.keys.frozen_board(&at.board, &at.period)] {

@@ -1,4 +1,4 @@
-//! Users who like one video after the other.
+//! Users who like one video after another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use super::common::target;
 /// The number of videos.
 pub const TARGETS: u64 = 200;
 
-/// The result of a like.
+/// The result of a user's like.
 pub type Liked = Result<Counted, LikeError>;
 
 /// Eight concurrent users who like until the test stops them.
 pub struct Crowd {
     stop: Arc<AtomicBool>,
-    /// The count of likes that Redis counted.
+    /// The number of likes that Redis has counted.
     counted: Arc<AtomicU64>,
     tasks: JoinSet<Vec<Liked>>,
 }
@@ -55,12 +55,12 @@ impl Crowd {
         Self { stop, counted, tasks }
     }
 
-    /// Returns how many likes were counted so far.
+    /// Returns the number of likes that Redis has counted so far.
     pub fn counted(&self) -> u64 {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// Stops the users. Returns the results of all their likes.
+    /// Stops the users. Returns the results of all likes.
     pub async fn stop(self) -> Vec<Liked> {
         self.stop.store(true, Ordering::Relaxed);
         self.tasks.join_all().await.into_iter().flatten().collect()

@@ -7,7 +7,7 @@ use super::common::{Model, eventually};
 use super::crowd::{Crowd, Liked, TARGETS};
 use super::nodes::{MASTERS, Nodes};
 
-/// Waits until the crowd has liked every video again.
+/// Waits until Redis has counted more new likes than there are videos.
 async fn goes_on(crowd: &Crowd) {
     let before = crowd.counted();
     eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
@@ -60,7 +60,8 @@ async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired()
     assert!(liked.iter().any(Result::is_err), "some likes must fail during the failover");
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
-    // The failover lost some counted likes. Other likes were counted but not published, because Redis' answer was lost.
+    // Redis lost some counted likes in the failover. Other likes were counted but not published, because Redis' answer
+    // did not arrive.
     let report = stage.world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
     stage.close(&model).await;

@@ -1,4 +1,4 @@
-//! Masters that are lost, and answers that arrive too late.
+//! Masters of a Redis Cluster fail, and answers arrive too late.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::common::proxy::Proxy;
 use super::common::{Model, World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
 
-/// Returns the targets on each node.
+/// Returns for each node the targets whose counters it has.
 async fn targets_by_node(nodes: &Nodes, world: &World, count: u64) -> Vec<Vec<Target>> {
     let mut by_node = vec![Vec::new(); MASTERS];
     for id in 1..=count {
@@ -53,7 +53,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
     .await;
     assert_ne!(stage.world.cache.data_set().await.unwrap(), data_set);
     let after = stage.nodes.counters(&stage.world).await;
-    assert_eq!((&after[0].1, &after[2].1), (&before[0].1, &before[2].1), "the other nodes keep the owner of repairs");
+    assert_eq!((&after[0].1, &after[2].1), (&before[0].1, &before[2].1), "other nodes must keep the owner of repairs");
     assert_eq!(after[1].0, before[1].0);
     assert_ne!(after[1].1, before[1].1);
     stage.like(&[(by_node[1][0], UserId(2), true)], &mut model).await;
@@ -77,7 +77,7 @@ async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
         asleep.await.unwrap().unwrap();
         client.count(targets[0], UserId(3), true, &[]).await.unwrap();
         let number = nodes.counters(&world).await[place].0[&targets[0]];
-        // The late call ran when the node resumed, or it was too late and did not run.
+        // When the node resumed, Redis either ran the late call or rejected it as too late.
         assert!((2..=3).contains(&number), "{number}");
     }
     world.close().await;

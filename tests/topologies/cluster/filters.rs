@@ -1,4 +1,4 @@
-//! Bloom filters on a Redis Cluster.
+//! Tests Bloom filters on a Redis Cluster.
 
 use redis::{Value, cmd};
 use tallyd_core::model::{Target, UserId};
@@ -33,7 +33,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
     nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
     nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
-    // The counter is on one node and the filter on the other node, so no script can use both.
+    // After this move, the counter and the filter are on different nodes. So a script can't use both.
     nodes.migrate(from, to, &counters).await;
     stage.like(&[(liked, UserId(1_000), true)], &mut model).await;
     let left: Vec<String> =
@@ -45,13 +45,14 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
         nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to_id]).await;
     }
 
-    // Deletes the remembered clicks, because they would answer before the filter.
+    // The test deletes Redis' notes of recent clicks, because Redis would use them instead of the filter.
     let [recent, former] = keys.recent("video", bucket);
     nodes.command(cmd("DEL").arg(recent).arg(former)).await;
     let names = KindNames::new(&world.config.kinds);
     let api = nodes.api(world);
     let api = Cache::new(&api.redis, &api.metrics).unwrap();
-    // Reads the filter's answer as an API server does. Each node needs the script before it can run it.
+    // Reads the filter's answer as an API server does. A node can run the script only after it got the script's text,
+    // so this closure retries.
     let seen = async |user: u64| {
         let shape = shape(world, liked).await;
         let epoch = api.filter_epoch().await.unwrap();
@@ -59,7 +60,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     };
     eventually("the filter says no for a new user", async || seen(5_000_000).await == [Seen::Known(false)]).await;
     for user in (1..=30).chain([1_000]) {
-        assert_eq!(seen(user).await, [Seen::Unknown(None)], "a false no: user {user}");
+        assert_eq!(seen(user).await, [Seen::Unknown(None)], "a wrong no: user {user}");
     }
     let [_, _, added] = keys.filter("video", liked);
     let is_folded = async || nodes.command(cmd("SCARD").arg(&added)).await == Value::Int(0);

@@ -1,4 +1,4 @@
-//! Counters migrate to a layout with more buckets. Most of the new buckets are on another node than the old buckets.
+//! Counters migrate to a layout with more buckets. Most targets then have their bucket on another node than before.
 
 use tallyd_core::model::Metric;
 
@@ -12,7 +12,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
         "[redis.also]\nbucket_bits = 7\n[reconcile]\nclock_skew_max = \"100ms\"\nrepair_targets_max_percent = 100\n";
     let stage = Stage::new("cluster_moved", settings, &[]).await;
     let migrate = async |proof: &str| {
-        eventually("the counters have moved", || async {
+        eventually("the counters are migrated", || async {
             let moved = stage.world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]);
             let said = stderr(&moved);
             assert!(matches!(moved.status.code(), Some(0 | 75)), "{said}");
@@ -41,7 +41,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     assert_eq!(redis_likes(&moved, &targets).await, expected);
     assert_eq!(redis_likes(&stage.client, &targets).await, expected);
 
-    // The test needs a target whose two buckets are on different nodes.
+    // The test needs a target whose bucket is on another node in the second layout than in the first layout.
     let (keys, also) =
         (&stage.world.cache.keys, stage.world.cache.also(&stage.world.config.redis, &stage.world.config.metrics));
     let also = also.unwrap().unwrap();

@@ -1,4 +1,5 @@
-//! The daemon on a Redis Cluster. Each test has three masters, and some tests move keys between the masters.
+//! Tests the daemon on a Redis Cluster. Each test starts three masters, and some tests move keys from one master to
+//! another.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -26,10 +27,10 @@ use tallyd_rabbitmq::Publisher;
 
 use nodes::Nodes;
 
-/// The count of likes in flight at the same time.
+/// The number of likes that the test sends at the same time.
 const AT_ONCE: usize = 64;
 
-/// A Cluster, a world on it whose counters are loaded, and a daemon.
+/// A Redis Cluster, a test environment on it with all counters loaded, and a daemon.
 struct Stage {
     daemon: Daemon,
     client: Client,
@@ -49,7 +50,7 @@ impl Stage {
         Self { daemon, client, publisher, world, nodes }
     }
 
-    /// Sends many likes concurrently, and applies them to the model.
+    /// Sends the likes concurrently, and applies them to the model.
     async fn like(&self, likes: &[(Target, UserId, bool)], model: &mut Model) {
         let set = |(target, user, liked): (Target, UserId, bool)| async move {
             let set = if liked {
@@ -63,7 +64,7 @@ impl Stage {
         events.iter().for_each(|event| model.apply(event));
     }
 
-    /// Runs a reconcile of this mode. Its report must show no problem.
+    /// Runs a reconcile in this mode, and checks that it finds no problem.
     async fn is_exact(&self, mode: &str) {
         let report = self.world.reconcile(mode).await;
         for number in ["drifted", "phantoms", "unknown", "undecided", "left", "counters_off", "buckets_loaded"] {
@@ -72,7 +73,7 @@ impl Stage {
         assert_eq!(report["ended"], "done", "{report}");
     }
 
-    /// Checks that all stores equal the model, and that no run finds a drift.
+    /// Checks that MySQL and Redis are equal to the model, and that no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
         self.world.assert_equals(model).await;

@@ -1,4 +1,4 @@
-//! Slots that move from one master to another while likes are counted.
+//! Hash slots move from one master to another while likes are counted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ async fn begin_to_move(nodes: &Nodes, key: &str) -> (String, usize, usize) {
     (begin_to_move_to(nodes, key, from, to).await, from, to)
 }
 
-/// Begins to move the slot of `key` to that node.
+/// Begins to move the slot of `key` to the node `to`.
 pub(super) async fn begin_to_move_to(nodes: &Nodes, key: &str, from: usize, to: usize) -> String {
     let slot = nodes.slot_of(key).await.to_string();
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
@@ -32,7 +32,7 @@ pub(super) async fn begin_to_move_to(nodes: &Nodes, key: &str, from: usize, to: 
     slot
 }
 
-/// Ends the move, after all keys of the slot have moved.
+/// Ends the move of a slot whose keys have all moved.
 async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     let to_id = nodes.id(to).await;
     for place in [to, from, (from + 2) % MASTERS] {
@@ -40,22 +40,22 @@ async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     }
 }
 
-/// Moves the slot of `key` slowly. After each moved key, waits until Redis redirects likes or asks them to retry.
+/// Moves the slot of `key` key by key. After each key, waits until Redis redirects a like or asks the client to retry.
 async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Redis returns the keys in any order. The test moves `key` first, because every like needs it. It is possible that
-    // no like needs some of the other keys.
+    // Redis returns the keys in any order. The test moves `key` first, because every like needs this key. It is
+    // possible that no like needs some of the other keys.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {
         nodes.migrate(from, to, moved).await;
         if place + 1 < keys.len() {
-            // The board's zsets are on two different nodes, so no like can add to all of these zsets.
+            // Now the board's zsets are on two nodes, so a like can't change all of them.
             let (again, asked) = (nodes.errors(from, "TRYAGAIN").await, nodes.errors(from, "ASK").await);
-            eventually("Redis asks a like to retry, or redirects it", || async {
-                // Redis redirects a like if the like needs none of the remaining keys.
+            eventually("Redis asks the client to retry a like, or redirects it", || async {
+                // If a like needs only keys that have moved, Redis redirects it.
                 nodes.errors(from, "TRYAGAIN").await > again || (place > 0 && nodes.errors(from, "ASK").await > asked)
             })
             .await;
@@ -80,7 +80,7 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
     .await;
     for bucket in [0, 5, 10, 15] {
         move_slot(&stage.nodes, world, &keys.counters("video", bucket)).await;
-        // A reconcile scans all buckets, on every node.
+        // A reconcile scans all buckets on all nodes.
         assert_eq!(world.report(&["reconcile"])["repaired"], 0);
     }
     move_slot(&stage.nodes, world, &board).await;
@@ -117,8 +117,8 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
     let (counters, [recent, _]) = (keys.counters("video", bucket), keys.recent("video", bucket));
     stage.like(&[(target(42), UserId(1), true)], &mut model).await;
     let (slot, from, to) = begin_to_move(nodes, &counters).await;
-    // The counter is on the other node, and the remembered clicks are on this node. So the client counts a like by a
-    // call that uses only the counter's key.
+    // After this move, the counter is on the new node, but the recent clicks are still on the old node. So the client
+    // counts a like with a call that needs only the counter's key.
     nodes.migrate(from, to, &counters).await;
     let ahead = tallyd::runtime::clock::now().after(Duration::from_secs(60));
     let mut redis = nodes.connect(from).await;
@@ -130,7 +130,7 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
         redis::cmd("HMGET").arg(&recent).arg(&["42:7", "42:8"]).query_async(&mut redis).await.unwrap();
     assert_eq!(clicks[0], Some(format!("{ahead}-")));
     assert!(clicks[1].as_ref().is_some_and(|click| click.ends_with('+')), "{clicks:?}");
-    // The new key of remembered clicks must have an expiry, too.
+    // If a new key for the recent clicks is made, it must have an expiry, too.
     let () = redis::cmd("UNLINK").arg(&recent).query_async(&mut redis).await.unwrap();
     stage.like(&[(target(42), UserId(9), true)], &mut model).await;
     end_to_move(nodes, (&slot, from, to)).await;

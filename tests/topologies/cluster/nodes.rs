@@ -55,7 +55,7 @@ impl Drop for Node {
 }
 
 impl Nodes {
-    /// Starts the masters. Each master serves a third of the slots.
+    /// Starts the masters. Each master has a third of the hash slots.
     pub async fn start() -> Self {
         let mut nodes = Self { nodes: Vec::new() };
         for place in 0..MASTERS {
@@ -73,7 +73,7 @@ impl Nodes {
 
     /// Adds a node, and waits until the other nodes know it. Returns its place.
     pub async fn add(&mut self) -> usize {
-        // Both ports are bound at the same time, so they differ.
+        // To get two different ports, the test binds both at the same time.
         let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
         let place = self.nodes.len();
@@ -87,7 +87,7 @@ impl Nodes {
         self.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
     }
 
-    /// Adds a replica of that master. Returns its place.
+    /// Adds a replica of the master `master`. Returns its place.
     pub async fn add_replica(&mut self, master: usize) -> usize {
         let place = self.add().await;
         self.meet(place).await;
@@ -98,7 +98,7 @@ impl Nodes {
         place
     }
 
-    /// Waits until this replica is a master, and every node knows that.
+    /// Waits until this replica has become a master, and until every node knows that.
     pub async fn is_promoted(&self, place: usize) {
         eventually("the replica is promoted", || self.says(place, "replication", "role:master")).await;
         self.is_whole().await;
@@ -120,7 +120,7 @@ impl Nodes {
         (0..self.nodes.len()).filter(|place| !self.nodes[*place].killed)
     }
 
-    /// Waits until every node knows all others and the owner of each slot.
+    /// Waits until every node knows all other nodes, and knows which node has which slot.
     pub async fn is_whole(&self) {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         let whole = ["cluster_state:ok", "cluster_slots_ok:16384", &known];
@@ -133,7 +133,8 @@ impl Nodes {
         }
     }
 
-    /// Waits until the node answers. Then makes the documented accounts on the node, with access to all keys.
+    /// Waits until the node answers. Then makes the accounts from the documentation on the node, with access to all
+    /// keys.
     async fn answers(&self, place: usize) {
         let client = redis::Client::open(self.url(place)).unwrap();
         eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
@@ -145,19 +146,19 @@ impl Nodes {
         }
     }
 
-    /// Returns the settings of a world on these nodes. `more` is added.
+    /// Returns settings with the addresses of these nodes. `more` is added.
     pub fn settings(&self, more: &str) -> String {
         let (url, seed) = (self.url_as(0, "tallyd:choose-one"), self.nodes[1].port);
         let redis = format!("url = \"{url}\"\ncluster = true\nseeds = [\"127.0.0.1:{seed}\"]\n");
         format!("[redis]\n{redis}{more}")
     }
 
-    /// Makes a client with an API server's account.
+    /// Makes a client that uses the account of API servers.
     pub fn client(&self, world: &World) -> Client {
         client_of(&self.api(world))
     }
 
-    /// Returns the configuration with an API server's account.
+    /// Returns the configuration with the account of API servers.
     pub fn api(&self, world: &World) -> Config {
         let mut config = world.api.clone();
         config.redis.url = self.url_as(0, "tallyd_api:choose-another").as_str().into();
@@ -183,8 +184,8 @@ impl Nodes {
         redis::cmd("CLUSTER").arg(arguments).query_async(&mut self.connect(place).await).await.unwrap()
     }
 
-    /// Sends a command to the node that has its key. Asks all nodes, because the test must not depend on tallyd's own
-    /// code.
+    /// Sends a command to the node that has the command's key. Asks one node after another, because the test must not
+    /// depend on tallyd's code.
     pub async fn command(&self, command: &Cmd) -> Value {
         for place in self.alive() {
             let answer: RedisResult<Value> = command.query_async(&mut self.connect(place).await).await;
@@ -196,7 +197,7 @@ impl Nodes {
         panic!("no node has the key of {command:?}");
     }
 
-    /// Returns the node that serves the slot of this key.
+    /// Returns the number of the node that has the slot of this key.
     pub async fn place_of(&self, key: &str) -> usize {
         for place in self.alive() {
             let asked: RedisResult<Value> =
@@ -205,7 +206,7 @@ impl Nodes {
                 return place;
             }
         }
-        panic!("no node serves {key}");
+        panic!("no node has the slot of {key}");
     }
 
     pub async fn slot_of(&self, key: &str) -> u16 {
@@ -224,7 +225,7 @@ impl Nodes {
         info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
     }
 
-    /// If a node gets no CPU for some seconds, the other nodes must not declare this node dead.
+    /// Changes the nodes' timeout, so that they do not treat a node as dead if it gets no CPU for some seconds.
     pub async fn be_patient(&self) {
         for place in self.alive() {
             let mut command = redis::cmd("CONFIG");
@@ -233,7 +234,7 @@ impl Nodes {
         }
     }
 
-    /// Announces another port for a node.
+    /// Makes a node announce another port to the Cluster.
     pub async fn announce(&self, place: usize, port: u16) {
         let mut command = redis::cmd("CONFIG");
         command.arg("SET").arg("cluster-announce-port").arg(port);
@@ -266,7 +267,7 @@ impl Nodes {
         self.nodes[place].killed = true;
     }
 
-    /// Restarts a killed node. The node has its id, and no other data.
+    /// Restarts a killed node. The node keeps its id, but has no data.
     pub async fn start_again(&mut self, place: usize) {
         let killed = self.nodes.remove(place);
         let folder = tempfile::tempdir().unwrap();
@@ -276,7 +277,7 @@ impl Nodes {
         self.is_whole().await;
     }
 
-    /// Returns the keys of the world on each running master.
+    /// Returns for each running master the keys of the test environment.
     pub async fn keys(&self, world: &World) -> Vec<Vec<String>> {
         let mut keys = Vec::new();
         for place in self.alive() {
@@ -290,7 +291,7 @@ impl Nodes {
         keys
     }
 
-    /// Returns the counters of videos on each node, without zeros. Also returns the fields `_` of the videos' buckets.
+    /// Returns for each node the counters of videos that are not zero, and the fields `_` of the videos' buckets.
     pub async fn counters(&self, world: &World) -> Vec<(BTreeMap<Target, i64>, BTreeMap<String, String>)> {
         let mut all = Vec::new();
         for (place, keys) in self.alive().zip(self.keys(world).await) {
@@ -313,7 +314,7 @@ impl Nodes {
         all
     }
 
-    /// Fails unless the nodes together have exactly the counters of the model, each once.
+    /// Checks that all nodes together have each counter of the model once, and no other counters.
     pub async fn assert_equal(&self, world: &World, model: &Model) {
         let mut expected = model.counters();
         expected.retain(|_, count| *count != 0);
@@ -323,10 +324,10 @@ impl Nodes {
         for (target, count) in &expected {
             assert_eq!(all.get(target), Some(count), "{target:?} in Redis");
         }
-        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have other counters, too");
+        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes must not have other counters");
     }
 
-    /// Changes a counter without tallyd.
+    /// Changes a counter in Redis without tallyd.
     pub async fn drift(&self, world: &World, target: Target, by: i64) {
         let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
         self.command(redis::cmd("HINCRBY").arg(key).arg(target.id.0).arg(by)).await;

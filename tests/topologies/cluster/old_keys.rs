@@ -1,4 +1,5 @@
-//! Keys of an older site on a Redis Cluster. tallyd imports them as opening balances, and compares them.
+//! An older site has counters in a Redis Cluster. tallyd imports them as opening balances, and compares them with its
+//! own counters.
 
 use serde_json::Value;
 
@@ -19,7 +20,7 @@ async fn keys_of_an_older_site_are_read_from_every_master() {
     let mut world = World::new("cluster_old_keys", &nodes.settings("[filter]\n")).await;
     drop(world.publisher().await);
     let keys = format!("{}:post:views:{{id}}", world.name);
-    // If filters are configured, the daemon's account has the right to scan.
+    // The test account can run SCAN only if the configuration has the section `[filter]`.
     let import = format!("[[import]]\nname = \"views\"\nkind = \"video\"\nmetric = \"view\"\nkeys = \"{keys}\"\n");
     world.set(&nodes.settings(&format!("[filter]\n[metrics]\nlike = 1\nview = 2\n{import}")));
     let mut places = [0; MASTERS];

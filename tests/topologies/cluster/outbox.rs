@@ -1,4 +1,4 @@
-//! Counters that only the daemon increments, on several masters.
+//! Tests counters that only the daemon changes, on several masters of a Redis Cluster.
 
 use tallyd_core::event::encode_count;
 use tallyd_core::model::{CounterKey, Metric, TargetId, UserId};
@@ -10,7 +10,7 @@ use super::nodes::{MASTERS, Nodes};
 const VIEW: Metric = Metric(3);
 const TARGETS: u64 = 60;
 
-/// Makes this many views, of all targets in turn.
+/// Makes `count` views, for one target after another.
 fn views(from: u64, count: u64) -> Vec<(UserId, Vec<u8>)> {
     let view = |number: u64| {
         let id = TargetId(1 + number % TARGETS);
@@ -43,7 +43,7 @@ async fn what_the_daemon_counts_is_added_once_though_masters_sleep() {
         let asleep = tokio::spawn(async move { sleep.query_async::<()>(&mut other).await });
         world.publish(&publisher, &views(sent, 3 * TARGETS)).await;
         sent += 3 * TARGETS;
-        // The daemon writes to MySQL without waiting for the frozen node.
+        // The daemon writes to MySQL even while a node of Redis is frozen.
         world.drained(&publisher).await;
         asleep.await.unwrap().unwrap();
     }

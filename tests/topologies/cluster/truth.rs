@@ -1,4 +1,4 @@
-//! Counters and boards that are distributed over all masters.
+//! The counters and boards are distributed over all masters of a Redis Cluster.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ const SETTINGS: &str = "bucket_bits = 9\n[reconcile]\nscrub_parts = 2\n\
     [[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
     [[board]]\nname = \"videos\"\nperiod = \"total\"\n[[board]]\nname = \"users\"\nperiod = \"total\"\n";
 
-/// The scores of a board's members.
+/// The score of each member of a board.
 type Scores = BTreeMap<Vec<u8>, u64>;
 
-/// Likes each target, then undoes some of the likes. Each like and each undo changes two boards.
+/// Likes each target, and then undoes some of the likes. Each like and each undo changes two boards.
 async fn traffic(stage: &Stage, model: &mut Model) -> (Scores, Scores) {
     let (mut dice, mut videos, mut users) = (Dice::new(7), Scores::new(), Scores::new());
     let likes: Vec<(Target, UserId)> = (1..=TARGETS)

@@ -1,4 +1,4 @@
-//! A configuration with `cluster = true` for a single server, or the other way round.
+//! The configuration has `cluster = true` for a single Redis server, or lacks it for a Redis Cluster.
 
 use std::process::Output;
 
@@ -27,7 +27,7 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
         is_refused(&world.command().envs(unsaid).args(arguments).output().unwrap(), said);
     }
     assert!(world.tallyd(&["config", "check"]).status.success());
-    // This account can't ask for the type of server.
+    // This account has no right to ask Redis whether it is a Cluster.
     let url = nodes.url(0).replace("redis://", "redis://tallyd_api:choose-another@");
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<_> = (1..=100).map(target).collect();

@@ -9,7 +9,7 @@ use super::common::{Daemon, Model, World, assert_redis_equals, eventually, targe
 use super::servers::{ACCOUNT, Pair, are_here, number, run, text};
 use super::{stream_of_likes, take};
 
-/// A primary and its replica behind one address. The address leads to the primary.
+/// A primary and its replica behind one address. At first the address leads to the primary.
 struct Stage {
     pair: Pair,
     proxy: Proxy,
@@ -17,7 +17,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns `None` if this machine can't run the servers.
+    /// Returns `None` if MariaDB is not installed on this machine.
     async fn new(name: &str) -> Option<Self> {
         if !are_here() {
             return None;
@@ -32,8 +32,7 @@ impl Stage {
         Some(Self { pair, proxy, world })
     }
 
-    /// Makes the replica the primary. The address then leads to the new primary. Connections to the old primary stay
-    /// open.
+    /// Makes the replica the new primary, and makes the address lead to it. Connections to the old primary stay open.
     async fn promote(&mut self) {
         self.pair.promote().await;
         self.proxy.lead(self.pair.replica.address());
@@ -49,7 +48,7 @@ impl Stage {
         .await;
     }
 
-    /// Reads a counter of the primary's semi-synchronous replication.
+    /// Returns a status variable of the primary's semi-synchronous replication.
     async fn semi_sync(&self, name: &str) -> i64 {
         let sql = format!(
             "SELECT CAST(VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS \
@@ -83,7 +82,7 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     daemon.logged("read-only").await;
     stage.replica_has_all().await;
-    // Only one of two connections to the old server will notice the failover.
+    // The pool has two connections to the old server. Only one of them will be used, and so notice the failover.
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
     drop((store.acquire().await.unwrap(), store.acquire().await.unwrap()));
     stage.promote().await;
@@ -130,7 +129,8 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
     let daemon = stage.world.daemon();
     stage.world.publish(&publisher, &take(&mut likes, 10_000, &mut model)).await;
     stage.at_work(&daemon).await;
-    // Later writes are only on the primary when the primary crashes. With asynchronous replication they would be lost.
+    // The replica stops reading, so only the primary gets the next writes before it crashes. With asynchronous
+    // replication these writes would be lost.
     run(&stage.pair.replica_pool, "STOP SLAVE IO_THREAD").await;
     stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     eventually("a batch waits for the replica", || async { stage.semi_sync("wait_sessions").await > 0 }).await;
@@ -158,7 +158,8 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     }
     stage.world.drained(&publisher).await;
     stage.replica_has_all().await;
-    // Only this server has the later commits, but the daemon has already acknowledged the events of those commits.
+    // Only the primary gets the next commits. But the daemon has already acknowledged the events of these commits when
+    // the primary fails.
     run(&stage.pair.replica_pool, "STOP SLAVE").await;
     for user in 21..=25 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
@@ -186,7 +187,7 @@ async fn a_comparison_reads_nothing_from_a_read_only_server() {
     assert!(store.fences("reconcile").await.is_ok());
     assert!(store.truths(&[(target(1), Metric(1))], None, None).await.is_ok());
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
-    // The server is read-only, like a replica behind a proxy that sends reads to replicas.
+    // The server is read-only now. A proxy that sends reads to replicas would lead to such a server.
     let fences = store.fences("reconcile").await;
     assert!(fences.is_err_and(|error| error.is_of_no_primary()));
     let truths = store.truths(&[(target(1), Metric(1))], None, None).await;

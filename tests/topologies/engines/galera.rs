@@ -1,4 +1,4 @@
-//! A Galera cluster. Every node accepts writes, and no node sees another node's locks.
+//! A Galera cluster. Every node accepts writes, and a node does not see the locks of other nodes.
 
 use std::process::id;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{stream_of_likes, take};
 
 /// Its nodes.
 struct Galera {
-    /// The port of each node for the other nodes.
+    /// The ports at which the nodes reach each other.
     groups: Vec<u16>,
     nodes: Vec<Server>,
     pools: Vec<MySqlPool>,
@@ -32,7 +32,7 @@ impl Galera {
         let mut galera = Self { groups: Vec::new(), nodes: Vec::new(), pools: Vec::new() };
         for _ in 0..count {
             let [group, increment, copy] = free_ports();
-            // The first node finds no other node, and makes the cluster.
+            // The first node has no other node to join, so it starts the cluster.
             let mut arguments = arguments([group, increment, copy]);
             arguments
                 .push(galera.groups.first().map_or("--wsrep-cluster-address=gcomm://".to_owned(), |port| join(*port)));
@@ -45,7 +45,7 @@ impl Galera {
         galera
     }
 
-    /// Waits until all nodes know this count of nodes and have their data.
+    /// Waits until all nodes know that the cluster has `count` nodes, and have its data.
     async fn is_whole(&self, count: usize) {
         for pool in &self.pools {
             eventually("the node is in the cluster", || async {
@@ -95,8 +95,8 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
-/// Waits until a node has applied all commits of the other nodes. A confirmed commit or migration can reach another
-/// node late.
+/// Waits until a node has applied all commits of the other nodes. It can apply them later than another node confirmed
+/// them.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
         "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",
@@ -121,7 +121,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     let publisher = world.publisher().await;
     let proxy = Proxy::to(galera.nodes[0].address()).await;
     let moving = format!("mysql://root@{}/{}", proxy.address, world.name);
-    // One daemon has a configuration with only the first partition. So the other daemon, which uses another node, gets
+    // The first daemon is configured with only the first partition. So the second daemon, which uses another node, gets
     // the second partition.
     let one = world.daemon_with(&[
         ("TALLYD__MYSQL__URL", moving.as_str()),
@@ -137,8 +137,8 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     for daemon in [&one, &two] {
         daemon.logged("partition-taken").await;
     }
-    // The first node is cut off from the other nodes, and answers every statement with an error. From now on the
-    // address leads to another node. Connections to the first node stay open.
+    // The test cuts the first node off from the other nodes, so this node answers every statement with an error. New
+    // connections now lead to another node, but connections to the first node stay open.
     isolate(&galera.pools[0], true).await;
     proxy.lead(galera.nodes[2].address());
     world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
@@ -147,7 +147,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     world.assert_equals(&model).await;
     isolate(&galera.pools[0], false).await;
     galera.is_whole(3).await;
-    // The address leads to the first node again. Then the first node is killed.
+    // The address leads to the first node again, and then this node is killed.
     proxy.lead(galera.nodes[0].address());
     proxy.cut();
     world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
@@ -169,8 +169,8 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     world.close().await;
 }
 
-/// A daemon has begun a transaction on the first node, while another daemon takes over on the second node. The
-/// transaction must not commit, no matter which arrives first, the takeover or the COMMIT.
+/// A daemon has begun a transaction on the first node when another daemon takes over on the second node. This
+/// transaction must not commit, whether its COMMIT arrives before or after the takeover.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_was_overtaken_on_another_node_commits_nothing() {
     if !super::servers::are_here() {
@@ -226,7 +226,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
     world.close().await;
 }
 
-/// Retries, because the other node can learn late that the lease has expired.
+/// Retries, because the other node can get the new end of the lease a moment later.
 async fn eventually_taken(store: &Store) -> u64 {
     let run = Arc::new(std::sync::Mutex::new(0));
     eventually("another run begins", || async {

@@ -1,5 +1,5 @@
-//! MySQL on more than one server: a failover behind a fixed address, and a Galera cluster whose nodes all accept
-//! writes. Some other tests here spread events by target.
+//! Tests MySQL on several servers: a failover behind a fixed address, and a Galera cluster, in which all nodes accept
+//! writes. Other tests spread events by target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -15,8 +15,8 @@ use common::{Dice, Model, body, target};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
-/// Returns endless likes and unlikes of 200 targets by 2,000 users. Each event's time is later than the time of the
-/// previous event.
+/// Returns an endless stream of likes and unlikes of 2,000 users on 200 targets. Each event is later than the event
+/// before it.
 fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     let mut dice = Dice::new(seed);
     (0..).map(move |number| LikeEvent {
@@ -27,7 +27,7 @@ fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     })
 }
 
-/// Returns the next bodies, and applies their events to the model.
+/// Returns the bodies of the next `count` events, and applies the events to the model.
 fn take(likes: &mut impl Iterator<Item = LikeEvent>, count: usize, model: &mut Model) -> Vec<(UserId, Vec<u8>)> {
     let events = likes.take(count).inspect(|event| model.apply(event));
     events.map(|event| body(&event)).collect()

@@ -1,4 +1,4 @@
-//! The test's own MariaDB servers: alone, as primary and replica, or as a Galera cluster.
+//! Starts MariaDB servers for a test: a single server, a primary with a replica, or a Galera cluster.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::common::ports::free_port;
 use super::common::{eventually, stderr, without_disk};
 
-/// Tells whether this machine has MariaDB's programs. They can be missing only if dev/lab uses MySQL.
+/// Returns true if this machine has MariaDB's programs. They must exist, unless dev/lab uses MySQL.
 pub fn are_here() -> bool {
     let chosen = std::env::var("TALLYD_STACK_MYSQL_FROM").unwrap_or_default();
     if !chosen.starts_with("mysql-") {
@@ -21,7 +21,7 @@ pub fn are_here() -> bool {
     here
 }
 
-/// The folder of an empty server. Copying this folder is faster than a new installation.
+/// The data folder of an empty server. A test copies it, because a copy is faster than a new installation.
 pub struct Template(tempfile::TempDir);
 
 impl Template {
@@ -61,12 +61,12 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The URL of an administrator.
+    /// Returns the server's URL for an administrator.
     pub fn admin_url(&self) -> String {
         format!("mysql://root@{}/", self.address())
     }
 
-    /// Connects the administrator, who can also write to a read-only server.
+    /// Connects as the administrator, who can also write to a read-only server.
     pub async fn pool(&self) -> MySqlPool {
         let options: MySqlConnectOptions = format!("{}mysql", self.admin_url()).parse().unwrap();
         eventually("the server answers", || async {
@@ -129,13 +129,14 @@ fn spawn(folder: &Path, port: u16, arguments: &[String]) -> Child {
 fn program(name: &str, folder: &Path) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
-    // At its start a server deletes the temporary tables in TMPDIR, even those of another server.
+    // When a server starts, it deletes all temporary tables in TMPDIR, even those of another server. So each server has
+    // its own folder.
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder).envs(without_disk());
     command
 }
 
-/// If the tests run as root, the servers run as the account of Debian's package. The program that copies a Galera node
-/// would otherwise write as `nobody`.
+/// If root runs the tests, the servers use the account of Debian's package. Otherwise the program that copies a Galera
+/// node would write as `nobody`.
 fn is_root() -> bool {
     let output = Command::new("id").arg("-u").output().unwrap();
     output.stdout == b"0\n"
@@ -148,7 +149,7 @@ fn user_argument() -> String {
 
 fn give(folder: &Path) {
     if is_root() {
-        // chown gets the account's id, because programs of dev/lab use another /etc/passwd.
+        // dev/lab sets the id of the account, because its programs use another /etc/passwd.
         let account = std::env::var("TALLYD_STACK_MYSQL_UID").unwrap_or_else(|_| "mysql".to_owned());
         run_command(Command::new("chown").arg("-R").arg(account).arg(folder));
     }
@@ -166,7 +167,7 @@ pub struct Pair {
     pub replica_pool: MySqlPool,
 }
 
-/// This account has all rights, except the right to write to a read-only server.
+/// The name of an account that has all rights, except the right to write to a read-only server.
 pub const ACCOUNT: &str = "tallyd";
 
 impl Pair {

@@ -1,4 +1,4 @@
-//! Settings of a server that tallyd's sessions must replace.
+//! Some settings of a MySQL server must not apply to tallyd's sessions.
 
 use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 use tallyd_core::event::LikeEvent;
@@ -18,7 +18,7 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     let mut world = World::on(server.admin_url(), "autocommit", "").await;
     let publisher = world.publisher().await;
     let (mut likes, mut model) = (stream_of_likes(35), Model::default());
-    // The test's own session must begin before the server gets this setting.
+    // The test opens its own session first, so that the new setting does not apply to it.
     let one = MySqlPoolOptions::new().max_connections(1);
     world.pool = one.connect(world.config.mysql.url.expose()).await.unwrap();
     run(&admin, "SET GLOBAL autocommit = 0").await;
@@ -33,7 +33,7 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     world.close().await;
 }
 
-/// Gives later sessions another clock, as if the clock of the server had been changed.
+/// Runs `statement` in all later sessions, to change their clock as if the server's clock had changed.
 async fn step_clocks(admin: &MySqlPool, statement: &str) {
     run(admin, &format!("SET GLOBAL init_connect = '{statement}'")).await;
     run(admin, &format!("KILL CONNECTION USER {ACCOUNT}")).await;
@@ -60,12 +60,12 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     world.publish(&publisher, &[like(1, 0)]).await;
     let likes = "SELECT COUNT(*) FROM like_record";
     eventually("the partition is written", || async { count(likes).await == 1 }).await;
-    // By MySQL's clock, the second like is not in the future.
+    // On MySQL's changed clock, the second like is not in the future.
     step_clocks(&admin, "SET timestamp = UNIX_TIMESTAMP() + 600").await;
     world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
     daemon.logged("s: correct the wrong one").await;
     assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
-    // The clock is right again. The third like's time is within the limits by both clocks.
+    // The clock is right again. The third like is within the limits on the wrong clock and on the right clock.
     step_clocks(&admin, "").await;
     daemon.logged("outage-over").await;
     eventually("the current like is written", || async { count(likes).await == 2 }).await;

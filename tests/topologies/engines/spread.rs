@@ -1,4 +1,4 @@
-//! Events that are spread by their target.
+//! The exchange spreads events over the partitions by their target.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,7 +10,7 @@ use super::common::{Dice, Model, World, assert_redis_equals, target};
 const BY_USER: &str = "[amqp]\npartitions = 4";
 const BY_TARGET: &str = "[amqp]\npartitions = 4\npartition_by = \"target\"";
 
-/// Returns for each target the slots of `counter` that have likes of this target.
+/// Returns for each target the slots in which `counter` has rows of this target.
 async fn slots(world: &World, from: u64) -> Vec<HashSet<u16>> {
     let rows = sqlx::query("SELECT GROUP_CONCAT(slot) FROM counter WHERE target_id >= ? GROUP BY target_id").bind(from);
     let rows = rows.fetch_all(&world.pool).await.unwrap();
@@ -27,8 +27,8 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     world.set(BY_TARGET);
     let by_target = world.client();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
-    // Two clients take turns: one client spreads events by user, the other client by target. Both use the same targets
-    // and users.
+    // Two clients publish alternately. One client spreads its events by user, and the other client by target. Both have
+    // the same users and targets.
     for number in 0..1_200 {
         let client = if number % 2 == 0 { &by_user } else { &by_target };
         let (target, user) = (target(1 + dice.below(20)), UserId(1 + dice.below(20)));
@@ -47,7 +47,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
         }
     }
     world.drained(&publisher).await;
-    // The client also publishes an unlike that changes nothing. After this unlike there is a row whose count is zero.
+    // The clients also publish unlikes that change nothing. Such an unlike leaves a row with the count zero.
     let nonzero = |mut counters: BTreeMap<Target, i64>| {
         counters.retain(|_, count| *count != 0);
         counters

@@ -19,7 +19,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     let second = stage.group.is_promoted_over(first).await;
     goes_on(&crowd).await;
     stage.group.is_replica(first).await;
-    // The old master closed the client's connection when it was demoted.
+    // When the old master became a replica, it closed the client's connection. So the test retries.
     eventually("the new master has another data set", || async {
         stage.world.cache.data_set().await.is_ok_and(|found| found != data_set)
     })
@@ -28,7 +28,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     stage.group.kill(second);
     stage.group.is_promoted_over(second).await;
     goes_on(&crowd).await;
-    // The server restarts empty, and acts as a master until a sentinel corrects it.
+    // The server restarts without data. It is a master until a sentinel makes it a replica.
     stage.group.start_again(second).await;
     goes_on(&crowd).await;
     stage.group.is_replica(second).await;
@@ -39,7 +39,8 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     assert!(liked.iter().all(|liked| !matches!(liked, Err(LikeError::NotPublished { .. }))));
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
-    // The failover lost some counted likes. Other likes were counted but not published, because Redis' answer was lost.
+    // Redis lost some counted likes in the failover. Other likes were counted but not published, because Redis' answer
+    // did not arrive.
     stage.reconcile("--changed").await;
     let log = stage.daemon.log();
     assert!(log.contains("checking Redis for lost buckets works again"), "{log}");
@@ -50,7 +51,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
 async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for_the_master() {
     let stage = Stage::new("sentinel_frozen").await;
     let old = stage.group.master().await.unwrap();
-    // The connection of this client survives the freeze, because the client sends nothing during the freeze.
+    // This client sends nothing while the master is frozen, so its connection stays open.
     let idle = stage.group.client(&stage.world);
     let mut kept = vec![idle.like(target(1), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap())];
     let crowd = stage.crowd();
@@ -84,7 +85,7 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
 async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_must_have_replicas() {
     let stage = Stage::new("sentinel_replaced").await;
     let old = stage.group.master().await.unwrap();
-    // This client acts like an API server that asks no sentinel while it is connected.
+    // This client acts like an API server that does not ask the sentinels while it is connected.
     let unaware = stage.group.unaware(&stage.world, old);
     let mut kept = vec![unaware.like(target(1), UserId(1), &[]).await.map(|clicked| clicked.counted().unwrap())];
     stage.group.fail_over().await;

@@ -1,4 +1,4 @@
-//! A master, two replicas and three sentinels that stop when they are dropped.
+//! A Redis master, two replicas and three sentinels. All stop when this value is dropped.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,13 +13,13 @@ use tallyd_client::Client;
 use super::common::ports::free_port;
 use super::common::{World, client_of, eventually};
 
-/// The sentinels' name for the master.
+/// The name that the sentinels use for the master.
 const NAME: &str = "tally";
 
-/// The sentinels' own password.
+/// The password for the sentinels.
 const PASSWORD: &str = "choose-for-sentinels";
 
-/// The numbers of servers and of sentinels.
+/// The number of Redis servers, which is also the number of sentinels.
 const SERVERS: usize = 3;
 
 pub struct Group {
@@ -39,7 +39,7 @@ impl Server {
         let mut command = Command::new("redis-server");
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
         command.arg(folder).args(["--masteruser", "replica", "--masterauth", "choose-a-fourth"]);
-        // Master and replica ping each other often, so failovers are quick.
+        // The master and its replicas ping each other often, so that a failover is quick.
         command.args(["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]);
         if let Some(master) = master {
             command.args(["--replicaof", "127.0.0.1", &master.to_string()]);
@@ -118,7 +118,8 @@ impl Group {
         self.folder.path().join("password").to_str().unwrap().to_owned()
     }
 
-    /// Waits until a server answers. Then makes the documented accounts on the server, with access to all keys.
+    /// Waits until a server answers. Then makes the accounts from the documentation on the server, with access to all
+    /// keys.
     async fn is_ready(&self, place: usize) {
         eventually("the server answers", || async { self.servers[place].connect().await.is_some() }).await;
         let mut admin = self.servers[place].connect().await.unwrap();
@@ -148,7 +149,7 @@ impl Group {
         redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.ok()
     }
 
-    /// Returns the master's place, if all sentinels agree. Returns `None` while they differ.
+    /// Returns the place of the master, or `None` while the sentinels do not agree.
     pub async fn master(&self) -> Option<usize> {
         let mut ports = Vec::new();
         for place in 0..SERVERS {
@@ -174,7 +175,7 @@ impl Group {
         self.master().await.unwrap()
     }
 
-    /// Waits until a server follows a master.
+    /// Waits until a server is a connected replica of a master.
     pub async fn is_replica(&self, place: usize) {
         eventually("it is a replica", || async {
             self.says(place, "role:slave").await && self.says(place, "master_link_status:up").await
@@ -200,7 +201,7 @@ impl Group {
         self.servers[place].child.wait().unwrap();
     }
 
-    /// Restarts a killed server. The server is empty and acts as a master.
+    /// Restarts a killed server without data. At first it is a master.
     pub async fn start_again(&mut self, place: usize) {
         self.servers[place] = Server::redis(self.servers[place].port, self.folder.path(), None);
         self.is_ready(place).await;
@@ -215,15 +216,15 @@ impl Group {
         count.map_or(0, |count| count.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// Changes a setting of a server without tallyd.
+    /// Changes a setting of a Redis server.
     pub async fn set(&self, place: usize, name: &str, value: &str) {
         let mut server = self.servers[place].connect().await.unwrap();
         let mut set = redis::cmd("CONFIG");
         set.arg("SET").arg(name).arg(value).query_async::<()>(&mut server).await.unwrap();
     }
 
-    /// Starts a sentinel without a password. The sentinel mistakes a replica for a master named "other". Returns a
-    /// guard and the sentinel's address. The sentinel runs until the guard is dropped.
+    /// Starts a sentinel without a password, which treats a replica as a master with the name "other". Returns a guard
+    /// and the sentinel's address. The sentinel stops when the guard is dropped.
     pub fn mistaken(&self, replica: usize) -> (impl Drop + use<>, String) {
         let sentinel = Server::sentinel(self.folder.path(), "other", self.servers[replica].port, "");
         let address = sentinel.address();
@@ -238,7 +239,7 @@ impl Group {
         self.sentinels.iter().map(Server::address).collect()
     }
 
-    /// Returns the settings of a world on the master. `more` is added.
+    /// Returns settings with the addresses of the sentinels. `more` is added.
     pub fn settings(&self, more: &str) -> String {
         let (sentinels, file) = (self.sentinels(), self.password_file());
         format!(
@@ -247,7 +248,7 @@ impl Group {
         )
     }
 
-    /// Makes a client of this server that ignores the sentinels.
+    /// Makes a client that connects directly to this server and does not ask the sentinels.
     pub fn unaware(&self, world: &World, place: usize) -> Client {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{}/0", self.server(place)).as_str().into();
@@ -255,7 +256,7 @@ impl Group {
         client_of(&config)
     }
 
-    /// Makes a client with an API server's account.
+    /// Makes a client that uses the account of API servers.
     pub fn client(&self, world: &World) -> Client {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{NAME}/0").as_str().into();

@@ -1,4 +1,5 @@
-//! The daemon on a Redis with sentinels. Each test has its own servers, and makes another server the master.
+//! Tests the daemon on Redis servers with sentinels. Each test has its own servers, and some tests make another server
+//! the master.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -15,7 +16,7 @@ use tallyd_rabbitmq::Publisher;
 
 use group::Group;
 
-/// The servers, a world on them whose counters are loaded, and a daemon.
+/// The servers, a test environment on them with all counters loaded, and a daemon.
 struct Stage {
     daemon: Daemon,
     publisher: Publisher,
@@ -39,14 +40,14 @@ impl Stage {
         Crowd::new(self.group.client(&self.world), false)
     }
 
-    /// Runs a reconcile, which must leave no drift.
+    /// Runs a reconcile, and checks that it leaves no drift.
     async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = self.world.reconcile(mode).await;
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         report
     }
 
-    /// Checks that all stores equal the model, and that no run finds a drift.
+    /// Checks that MySQL and Redis are equal to the model, and that no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
         self.world.assert_equals(model).await;
@@ -63,13 +64,13 @@ impl Stage {
     }
 }
 
-/// Waits until the crowd has liked every video again.
+/// Waits until Redis has counted more new likes than there are videos.
 async fn goes_on(crowd: &Crowd) {
     let before = crowd.counted();
     eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
 }
 
-/// Returns a model of the likes. Failed likes are left out.
+/// Returns a model with all likes that did not fail.
 fn model(liked: Vec<Liked>) -> Model {
     let mut model = Model::default();
     liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));

@@ -1,4 +1,4 @@
-//! Sentinels with wrong answers, and wrong configurations.
+//! Tests sentinels with wrong answers, and wrong configurations of sentinels.
 
 use std::process::Output;
 
@@ -21,7 +21,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
     };
     let master = group.master().await.unwrap();
     says(&check(&[]), 0, &format!("{} is the master tally, according to its sentinels", group.server(master)));
-    // One sentinel of three is unreachable, which is no problem.
+    // The command succeeds even if one of three sentinels is unreachable.
     let [one, two, _] = group.sentinels().try_into().unwrap();
     let away = format!("[\"127.0.0.1:1\", \"{one}\", \"{two}\"]");
     says(&check(&[("TALLYD__REDIS__SENTINELS", &away)]), 0, "is the master tally");
@@ -50,7 +50,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
         ("TALLYD__REDIS__SENTINELS", format!("[\"{mistaken}\"]")),
         ("TALLYD__REDIS__SENTINEL_MASTER", "other".to_owned()),
     ];
-    super::eventually("the mistaken sentinel answers", || async {
+    super::eventually("the sentinel with the wrong master answers", || async {
         let output = world.command().envs(others.clone()).args(["config", "check"]).output().unwrap();
         let said = format!(
             "sentinels name {} as the master other, but the ROLE of that server is slave",

@@ -20,7 +20,7 @@ pub enum Certificate {
     NoName,
     /// A certificate of an unknown CA.
     OtherAuthority,
-    /// It has expired.
+    /// A certificate that has expired.
     Expired,
     /// A certificate that is not valid yet.
     Early,
@@ -36,12 +36,13 @@ impl Certificate {
     }
 }
 
-/// The files of certificates and keys are in a temporary folder. The servers run as other users, and these users must
-/// not be able to read tallyd's key.
+/// A temporary folder with the files of certificates and keys. The servers run as other users, and these users must not
+/// be able to read tallyd's key.
 pub struct Files(tempfile::TempDir);
 
 impl Files {
-    /// Makes all certificates of servers with one key, and tallyd's certificate with the name `tallyd`.
+    /// Makes the certificates of the servers, which all have the same key, and tallyd's certificate with the name
+    /// `tallyd`.
     pub fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();
@@ -80,7 +81,7 @@ impl Files {
     }
 }
 
-/// Returns the certificate of a new CA, and the issuer that signs with it.
+/// Makes a CA. Returns its certificate, and the issuer that signs other certificates.
 fn authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
     let mut params = named(&[], name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

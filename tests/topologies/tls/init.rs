@@ -1,4 +1,4 @@
-//! `tallyd init` if all servers require TLS, and RabbitMQ takes the user from the certificate.
+//! Tests `tallyd init` with servers that require TLS. RabbitMQ takes the user's name from the client certificate.
 
 use std::fs;
 
@@ -30,12 +30,13 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
         ("TALLYD__REDIS__TLS_CA_FILE", file("ca.pem")),
         ("TALLYD__MYSQL__TLS_CA_FILE", file("ca.pem")),
     ];
-    // The CA is not the system's.
+    // The system does not trust the CA of these servers.
     let refused = day.init(&environment, &[]);
     assert!(stderr(&refused).contains("set [amqp] tls_ca_file to a file"), "{}", stderr(&refused));
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
-    // A server with another name could be a wrong server, even if the right CA signed its certificate.
+    // tallyd must reject a certificate with another name, even if the right CA signed it, because the server could be a
+    // wrong server.
     servers.show_mysql(Certificate::OtherName).await;
     let refused = stderr(&day.init(&environment, &[]));
     assert!(
@@ -43,7 +44,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
         "{refused}"
     );
 
-    // MySQL's own certificate has no name, so it is enough that the right CA signed it.
+    // The certificate that MySQL makes itself has no name. So it is enough if the right CA signed it.
     servers.show_mysql(Certificate::NoName).await;
     let other = FirstDay::new("tlsname");
     assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));
@@ -52,7 +53,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     let config = day.initialized(&environment, &[]);
     assert!(!config.contains("ssl-mode"), "{config}");
     assert_eq!(config.matches("certificate and name are verified.").count(), 3, "{config}");
-    // The account in RabbitMQ already exists. Its name comes from the certificate.
+    // RabbitMQ already has the account, with the name from the certificate.
     day.accounts(&["mysql", "redis"], &servers.mysql_admin_url(), &["--ssl", &format!("--ssl-ca={}", file("ca.pem"))]);
     day.done("migrate.toml", &["migrate"]);
     day.done("config.toml", &["config", "check"]);

@@ -1,5 +1,5 @@
-//! TLS to all three servers: accepted and rejected certificates, and the messages about them. The test has its own
-//! servers and its own CA.
+//! Tests TLS connections to all three servers, with accepted and rejected certificates and the messages about them. The
+//! test has its own servers and its own CA.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -16,7 +16,7 @@ use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
 
-/// Returns the settings of all three servers. tallyd shows each server the same `certificate`.
+/// Returns the settings of all three servers. tallyd uses the same client certificate, `certificate`, for each server.
 fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String {
     let file = |name: &str| servers.files.path(name).display().to_string();
     let mut tls = format!("tls_ca_file = \"{}\"\n", file("ca.pem"));
@@ -33,8 +33,8 @@ fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String
     )
 }
 
-/// A wrong certificate, of the server or of tallyd, is a wrong configuration and not an outage. `config check` reports
-/// it for each server.
+/// Checks that a wrong certificate of the servers or of tallyd counts as a wrong configuration, not as an outage.
+/// `config check` must report it for each server.
 fn assert_refused(world: &World, servers: &Servers, expected: [&str; 3]) {
     let checked = world.tallyd(&["config", "check"]);
     let said = stderr(&checked);
@@ -53,8 +53,8 @@ async fn has_likes(world: &World, likes: i64) {
     .await;
 }
 
-/// A daemon rejects a server with a wrong certificate. A daemon that starts rejects the server, too, and continues
-/// automatically once the certificate is right.
+/// Checks that a running or starting daemon rejects a server with a wrong certificate, and that it continues
+/// automatically when the certificate is right again.
 async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
     let daemon = world.daemon();
@@ -70,8 +70,8 @@ async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client
     stop(daemon);
 }
 
-/// Connects without a client certificate, and with a certificate of a CA that the servers don't know. A server sends
-/// its alert after the handshake. The alert is lost if the client's end of the connection closes first, so the test
+/// Connects without a client certificate, and then with a certificate of a CA that the servers don't know. A server
+/// sends its TLS alert after the handshake. If the client closes the connection earlier, the alert is lost. So the test
 /// retries until an alert arrives.
 async fn strangers_are_told(world: &World, servers: &Servers) {
     let ended = "closes the connection immediately: see RabbitMQ's log. Perhaps RabbitMQ requires a client certificate from an authority that it trusts ([amqp] tls_cert_file)";
@@ -84,13 +84,14 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
             let said = stderr(&checked);
             assert_eq!(checked.status.code(), Some(78), "{said}");
             let of = |section: &str| said.contains(&format!("{before}{section}{after}"));
-            // For MySQL, only the account requires a certificate.
+            // MySQL does not require a certificate for the connection, but the account requires one.
             let by_account = certificate.is_none() && said.contains("Access denied for user 'tallyd'");
             (of("amqp") || said.contains(ended)) && (of("mysql") || by_account) && of("redis")
         })
         .await;
     }
-    // The master that a sentinel names requires the certificate. The address in the configuration does not matter.
+    // With a sentinel, tallyd connects to the master that the sentinel reports, and ignores the address in the
+    // configuration. This master requires the certificate.
     let elsewhere = settings(&world.name, servers, None)
         .replace(&format!("rediss://{}/0", servers.redis_address()), "rediss://127.0.0.2:1/0");
     world.write(&with_sentinel(&elsewhere, servers));
@@ -114,13 +115,13 @@ fn stop(daemon: Daemon) {
     assert!(daemon.stop().success(), "{log}");
 }
 
-/// With `VERIFY_CA` a certificate can have any name, but only the site's own CA is accepted. The CAs of the system do
-/// not matter.
+/// With `VERIFY_CA` a certificate can have any name, but the CA in `tls_ca_file` must have signed it. tallyd does not
+/// use the system's CAs for this check.
 async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &Client) {
     let by_name = settings(&world.name, servers, Some("tallyd.pem"));
     let by_authority = by_name.replace(&format!("/{}\"", world.name), &format!("/{}?ssl-mode=VERIFY_CA\"", world.name));
     assert_ne!(by_name, by_authority);
-    // The system trusts only the other CA.
+    // The system trusts only the CA in other-ca.pem.
     let system = [("SSL_CERT_FILE", servers.files.path("other-ca.pem").display().to_string())];
     let said = |settings: &str| {
         world.write(settings);
@@ -167,7 +168,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let right = settings(&world.name, &servers, Some("tallyd.pem"));
     world.set(&right);
 
-    // An API server sends a like, the daemon writes the like, and a reconcile sends all its requests.
+    // A client sends a like, the daemon writes it, and a reconcile runs, so tallyd uses TLS for all types of requests.
     let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
     daemon.logged("\"consuming\"").await;
     let checked = world.tallyd(&["config", "check"]);
@@ -190,7 +191,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     }
     stop(daemon);
 
-    // tallyd also reaches the sentinels by TLS.
+    // tallyd also uses TLS for its connections to the sentinels.
     world.write(&with_sentinel(&right, &servers));
     let shown = world.tallyd(&["show", "video:1"]);
     assert!(shown.status.success(), "{}", stderr(&shown));
@@ -213,7 +214,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
         servers.show(shown).await;
         assert_refused(&world, &servers, [expected; 3]);
     }
-    // The exit code asks for a retry, because the certificate can be renewed.
+    // This exit code means that a retry can succeed, because the certificate can be renewed.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(75));
     goes_on_by_itself(&world, &mut servers, &client).await;
     a_stock_mysql_is_known_by_its_own_authority_alone(&world, &servers, &client).await;

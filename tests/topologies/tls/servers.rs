@@ -1,4 +1,4 @@
-//! The test's own servers. They speak only TLS, and require a client certificate.
+//! Starts servers for a test. They accept only TLS, and require a client certificate.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use super::common::ports::free_ports;
 use super::common::{eventually, without_disk};
 use crate::engines::servers::{Server, Template, run};
 
-/// RabbitMQ's folder of scripts, unless the environment names another folder.
+/// The default folder of RabbitMQ's scripts. An environment variable can set another folder.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
 /// A server that stops when it is dropped, even if a later server fails to start.
@@ -90,7 +90,7 @@ impl Servers {
         servers
     }
 
-    /// Returns the URL of an administrator in MySQL who needs no certificate.
+    /// Returns MySQL's URL for an administrator, who needs no certificate.
     pub fn mysql_admin_url(&self) -> String {
         self.mysql.admin_url()
     }
@@ -116,7 +116,7 @@ impl Servers {
         format!("127.0.0.1:{}", self.rabbitmq.port)
     }
 
-    /// Makes all servers use this certificate from now on.
+    /// Makes all servers use this certificate.
     pub async fn show(&mut self, shown: Certificate) {
         self.show_mysql(shown).await;
         self.show_others(shown).await;
@@ -127,7 +127,7 @@ impl Servers {
         run(&self.mysql_admin, "FLUSH SSL").await;
     }
 
-    /// RabbitMQ reads the file for each connection.
+    /// Makes RabbitMQ and Redis use this certificate. RabbitMQ reads the file again for each connection.
     pub async fn show_others(&mut self, shown: Certificate) {
         let (certificate, key) = (self.files.path(&shown.file()), self.files.path("server.key"));
         fs::copy(&certificate, self.files.path("rabbit.pem")).unwrap();
@@ -161,8 +161,8 @@ fn redis_server(files: &Files, port: u16, folder: &Path, arguments: &[&str]) -> 
     Process::spawn(&mut command)
 }
 
-/// The sentinel requires no client certificate. So a client without a certificate learns the master from the sentinel,
-/// and the master rejects the client.
+/// Starts a sentinel that requires no client certificate. So a client without a certificate can ask the sentinel for
+/// the master, but the master rejects the client.
 fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     let file = |name: &str| files.path(name).display().to_string();
     let text = format!(
@@ -178,7 +178,7 @@ fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     Process::spawn(Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()))
 }
 
-/// A node of RabbitMQ in which users log in with their certificates.
+/// A RabbitMQ node whose users log in with their certificates.
 struct Rabbit {
     port: u16,
     child: Child,
@@ -204,7 +204,7 @@ impl Rabbit {
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("rabbitmq.conf", &text);
         write("rabbitmq-env.conf", "");
-        // RabbitMQ reads certificates for each connection, not every two minutes.
+        // With this setting, RabbitMQ reads the certificates for each connection, instead of every two minutes.
         write("advanced.config", "[{ssl, [{bypass_pem_cache, true}]}].");
         write("enabled_plugins", "[rabbitmq_consistent_hash_exchange, rabbitmq_auth_mechanism_ssl].");
         let epmd =
@@ -234,7 +234,8 @@ impl Rabbit {
             .env("RABBITMQ_LOGS", path("server.log"))
             .env("RABBITMQ_GENERATED_CONFIG_DIR", path("generated"))
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", arguments)
-            // The script replaces itself with the server.
+            // With this variable, the script replaces itself with the server, so that the child is the server's
+            // process.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
