@@ -2,8 +2,8 @@
 -- members with equal numbers.
 --
 -- KEYS     the zsets of the current periods, for instance tally:board:{likes}:2026-11-21, tally:board:{likes}:2026-W47,
---          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one
---          slot.
+--          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all these keys are
+--          in one slot.
 -- ARGV[1]  the member
 -- ARGV[2]  the amount to add to its primary number
 -- ARGV[3]  the amount to add to its second number; 0 if the board has none
@@ -12,24 +12,24 @@
 --          instant at which the remaining time is zero, in seconds since the epoch, else 0; and the length of a step of
 --          this time in seconds
 --
--- The daemon can send an addition several times, but the addition must count only once. For this, the daemon appends a
--- key to KEYS, tally:board:{likes}:added. It appends five arguments to ARGV: "once", a partition, the number and place
--- of the addition in its outbox, and number:place of the previous addition, or an empty text. If the addition was
--- already made, the script skips it and returns an empty list. If the previous addition is missing, the script does
+-- The daemon can send an addition several times, but the addition must count only once. So the daemon appends a key to
+-- KEYS, tally:board:{likes}:added, and five arguments to ARGV: "once", a partition, the number of the addition's outbox
+-- row, the addition's place in this row, and number:place of the previous addition or an empty text. If the addition
+-- was already made, the script skips it and returns an empty list. If the previous addition is missing, the script does
 -- nothing and returns -1.
 --
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. For "second", low is the second
--- number. For "earliest", low is the number of steps that were left when the primary number last changed. So of two
--- members with equal primary numbers, the member who reached that number first is ahead. A "plain" score is the sum of
+-- number. For "earliest", low is the number of steps that were left when the primary number last changed. So if two
+-- members have equal primary numbers, the member who reached this number first is ahead. A "plain" score is the sum of
 -- the amounts.
 --
 -- Returns the member's new score in each zset, as text. If the score falls to zero or below, the script removes the
 -- member and returns zero. For "second", neither number falls below zero, and a member is removed when both are zero.
--- For "earliest", a member is removed when its primary number is zero. If a number doesn't fit, the script fails with
--- an error that names the key and the member, and changes no zset.
+-- For "earliest", a member is removed when its primary number is zero. If a number doesn't fit into its bits, the
+-- script changes no zset and fails with an error that names the key and the member.
 --
--- If the archiver has moved a zset away, this script creates it again. The archiver merges these late members into the
--- frozen zset.
+-- If the archiver has frozen a period and moved its zset to another key, this script creates a new zset for late
+-- members. The archiver later merges the late members into the frozen zset.
 
 local member, kind = ARGV[1], ARGV[4]
 local scores, zsets = {}, #KEYS

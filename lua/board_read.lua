@@ -7,8 +7,8 @@
 --
 -- Returns { members, before, higher, member, score, member, score, ... }
 --   members  the number of members of the zset
---   before   how many members are before the first returned one
---   higher   how many of these members have a higher score than the first returned one
+--   before   how many members are before the first returned member
+--   higher   how many of these members have a higher score than the first returned member
 --   then the members, highest score first; if two scores are equal, the greater member first
 -- Returns an empty list if the board doesn't have the member.
 

@@ -1,9 +1,9 @@
 -- Changes a number that API servers count in Redis (writer = "api"), and returns the instant of the change. Likes use
 -- lua/like.lua instead.
 --
--- KEYS[1]  the key of the number: the target's bucket, for instance tally:c:{video:3a2f}; in the other layouts its own
---          key
--- KEYS[2]  in the other layouts the target's bucket: its field `_` says whether Redis has lost something
+-- KEYS[1]  the key of the number: the target's bucket, for instance tally:c:{video:3a2f}; in the layouts entity and
+--          string a separate key
+-- KEYS[2]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something
 -- ARGV[1]  the target's id in decimal: the field of a bucket
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
 --          and the name of the hash's field, for instance "entity:view"; in the layout string "string"
@@ -16,16 +16,16 @@
 -- Returns { result, at, count, added }.
 --   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was
 --           changed, and nothing must be published
---   at      this server's clock in microseconds since the epoch as text. The event must carry it as `at`
+--   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`
 --   count   the number after the change. nil if it is unknown, because Redis has lost the bucket (it has no field `_`)
 --           or is still loading it. Then ARGV[5] is ignored, because it is unknown how far above zero the number is
---   added   the difference. Adding its opposite takes the change back
+--   added   the number after the change minus the number before. To take the change back, add -added
 --
--- The script stores the `at` of a set in the bucket's field `_s`. A reconcile does not repair a number that was set
--- after the reconcile measured it.
+-- The script stores the `at` of a set in the bucket's field `_s`. If a number was set after a reconcile measured it,
+-- the reconcile does not repair this number.
 --
--- Each call counts: a repeated call counts twice. The script fails and changes nothing if the result would be 2^53 or
--- more, which is no longer exact, or if the key holds no number.
+-- Each call counts, so a repeated call counts twice. If the result would be 2^53 or more (no longer exact), or if the
+-- key contains no number, the script fails and changes nothing.
 
 -- The largest number that is exact. A result above it is always detected.
 local exact = 9007199254740991

@@ -2,22 +2,21 @@
 --
 -- KEYS[1]  the target's filter, for instance tally:filter:{video:3a2f}:42
 -- KEYS[2]  its config
--- KEYS[3]  the users who like the target and are not in its bits yet
+-- KEYS[3]  the users who like the target and are not in the filter's bits yet
 -- ARGV[1]  the user's id in decimal
 -- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
 --          is not trusted
 -- ARGV[3]  the size of the filter that the following bits are for; empty without bits
 -- ARGV     then the user's bits for that size
 --
--- Returns 0 if the user certainly does not like the target. Only a click of the last minutes can contradict this
--- answer, so check the recent clicks first. Returns 1 if the answer is unknown: ask MySQL. Returns { size,
--- hashIterations }, the shape of the filter, if the bits are for another shape: call again with bits for the returned
--- shape.
+-- Returns 0 if the user does not like the target. This answer does not include clicks of the last minutes, so check the
+-- recent clicks before you call this script. Returns 1 if the answer is unknown: ask MySQL. If the bits are for another
+-- shape, returns the filter's shape { size, hashIterations }: call again with bits for this shape.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'waiting', 'epoch')
 local size, iterations = config[1], config[2]
 -- A filter of another epoch is not trusted, because a failover may have lost likes. A filter is also not trusted if
--- Redis evicted a part of it: its string is shorter, or fewer users are noted than were added.
+-- Redis evicted a part of the filter: its string is too short, or fewer users are noted than were added.
 if
     not size
     or config[4] ~= ARGV[2]

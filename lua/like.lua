@@ -1,56 +1,57 @@
 -- Sets whether a user likes a target. Counts the click if it changes something, and returns the instant of the click.
 --
--- KEYS[1]  the key of the target's number: its bucket, for instance tally:c:{video:3a2f}; in the other layouts its own
---          key
+-- KEYS[1]  the key of the target's number: its bucket, for instance tally:c:{video:3a2f}; in the layouts entity and
+--          string a separate key
 -- KEYS[2]  the recent clicks in this bucket: tally:recent:{video:3a2f}
--- KEYS[3]  the clicks before those: tally:recent:{video:3a2f}:former
--- KEYS[4]  in the other layouts the target's bucket: its field `_` says whether Redis has lost something
+-- KEYS[3]  the earlier clicks: tally:recent:{video:3a2f}:former
+-- KEYS[4]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something
 -- ARGV[1]  the target's id in decimal: the field of a bucket
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
 --          and the name of the hash's field, for instance "entity:like"; in the layout string "string"
 -- ARGV[3]  "like" or "unlike"
 -- ARGV[4]  the user's id in decimal
--- ARGV[5]  for how many seconds a click is remembered at least: longer than an event needs to reach MySQL
+-- ARGV[5]  the minimum number of seconds for which a click is remembered: more than an event needs to reach MySQL
 -- ARGV[6]  the user's row in MySQL, in the format of a remembered click: `update_at` in microseconds since the epoch,
 --          then "+", or "-" if is_del is 1; "0-" if there is no row. Empty if MySQL was not asked
--- ARGV[7]  only for a click that is also counted in a second layout: the `at` that it already has. Nothing is counted
---          if the user's last click is newer. Otherwise empty or left out
+-- ARGV[7]  only for a click that is also counted in a second layout: the `at` from the first layout. Nothing is
+--          counted if the user's last click is newer. For all other clicks empty or left out
 --
 -- If targets have Bloom filters, also (docs/filters.md):
 --
 -- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42
 -- KEYS[6]  its config
--- KEYS[7]  the users who like the target and are not in its bits yet
+-- KEYS[7]  the users who like the target and are not in the filter's bits yet
 -- ARGV[8]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
 --          is not trusted. Callers that compute no bits leave out this argument and the following ones
 -- ARGV[9]  the size of the filter that the following bits are for; empty without bits
--- ARGV[10] and so on: the user's bits in it
+-- ARGV[10] and so on: the user's bits for that size
 --
 -- Returns { result, at, count }.
 --   result  1: the state changed, and the click counts. Publish the event.
---           0: the state was the same before, and nothing was counted. Publish the event, too. It repeats the user's
---           last event, which perhaps was never published. Or it confirms the answer of MySQL, which can lag behind.
+--           0: the state was the same before, and nothing was counted. Publish the event, too. The event repeats the
+--           user's last event, which perhaps was never published. Or the event confirms the answer of MySQL, which
+--           can be outdated.
 --           -1: unknown, nothing was counted. Ask MySQL whether the user likes the target, and call again with the
 --           answer. If the target has a filter of another size than ARGV[9], its size and hashIterations follow. A
---           caller that can compute the user's bits calls again with the bits first. It asks MySQL only if the result
---           is still -1.
---   at      this server's clock in microseconds since the epoch as text. The event must carry it as `at`. It is at
---           least one microsecond later than the user's last click or row. For result 0, it is the `at` of the user's
---           last click, if Redis remembers that click
+--           caller that can compute the user's bits first calls again with the bits. Such a caller asks MySQL only if
+--           the result is still -1.
+--   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`. This time
+--           is at least one microsecond later than the user's last click or row. If the result is 0 and Redis
+--           remembers the user's last click, it is the `at` of that click
 --   count   the target's number after the click. nil if it is unknown, because Redis has lost the bucket (it has no
---           field `_`) or is still loading it. The like counts nevertheless.
+--           field `_`) or is still loading it. The click counts nevertheless.
 --
 -- If the field is not a list of numbers, the script fails and changes nothing.
 --
--- Callers that know that the click changes the state can pass only KEYS[1] and ARGV[1] to ARGV[3]. The script then
--- counts without a check.
+-- If a caller knows that the click changes the state, it can pass only one key (KEYS[1]) and three arguments (ARGV[1]
+-- to ARGV[3]). The script then counts without a check.
 --
 -- A bucket's field holds a target's numbers as text, in the order of the metrics' codes: `12,3,0,4`. Trailing zeros are
 -- left out. A target whose numbers are all zero has no field.
 --
--- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. Two hashes of clicks take turns.
--- So each hash exists at least ARGV[5] seconds and at most twice as long. A second field, with target, user and `at` in
--- its name, counts the further requests that got the same event.
+-- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. The script stores clicks in two
+-- hashes in turn. So each hash exists at least ARGV[5] seconds and at most twice as long. A second field, with target,
+-- user and `at` in its name, counts the further requests that got the same event.
 
 -- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)
@@ -101,7 +102,8 @@ end
 loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
 
 -- The target's filter. A filter of another epoch is not trusted, because a failover may have lost likes. A filter is
--- also not trusted if Redis evicted a part of it: its string is shorter, or fewer users are noted than were added.
+-- also not trusted if Redis evicted a part of the filter: its string is too short, or fewer users are noted than were
+-- added.
 local filter
 if KEYS[5] then
     local config = redis.call('HMGET', KEYS[6], 'size', 'hashIterations', 'building', 'waiting', 'epoch')
@@ -123,7 +125,7 @@ local function note_liker()
             redis.call('SETBIT', KEYS[5], ARGV[index], 1)
         end
     end
-    -- Note the user also while a run builds a new filter, because the build may have read MySQL before this like.
+    -- The user is also noted while a run builds a new filter, because this run may have read MySQL before this like.
     if not filter.fits or filter.building then
         redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
         redis.call('PERSIST', KEYS[7])
@@ -185,7 +187,7 @@ if KEYS[2] then
     -- A negative age means that the clock went back. Without this check, the hash would grow until the clock has caught
     -- up.
     if age and (age >= tonumber(ARGV[5]) or age < 0) then
-        -- UNLINK the old hash first, because RENAME would free a large hash in one step.
+        -- The old hash is unlinked first, because RENAME would free a large hash in one step.
         redis.call('UNLINK', KEYS[3])
         redis.call('RENAME', KEYS[2], KEYS[3])
         lately[2] = false

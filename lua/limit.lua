@@ -1,13 +1,13 @@
--- Counts a user's clicks in a window of time, and returns whether one more is allowed. This script is separate from
--- like.lua, because on a Redis Cluster a user and a target are on different nodes. Call this script first, then
--- like.lua.
+-- Counts a user's clicks in a window of time, and returns whether one more click is allowed. This script is separate
+-- from like.lua, because on a Redis Cluster the keys of a user and of a target are on different nodes. Call this script
+-- first, then like.lua.
 --
 -- KEYS[1]  the user's window, for instance tally:limit:{7}
 -- ARGV[1]  how many clicks a window allows
--- ARGV[2]  the length of a window in milliseconds, from its first click on
+-- ARGV[2]  the length of a window in milliseconds, beginning with its first click
 --
--- Returns { 1, left } if this click is allowed, with the number of clicks that are left. Returns { 0, ms } if this
--- click is not allowed, with the milliseconds until the window ends.
+-- If this click is allowed, returns { 1, left }: the number of clicks that are left. If this click is not allowed,
+-- returns { 0, ms }: the milliseconds until the window ends.
 
 local used = redis.call('INCR', KEYS[1])
 if used == 1 then

@@ -2,13 +2,13 @@
 --
 -- KEYS[1]   the bucket: its field `_`, and its marks
 -- KEYS      then the key of each number
--- ARGV      where the number is in each of these keys, or one place for all these keys: "entity:" and the name of the
+-- ARGV      the place of the number in each of these keys, or one place for all keys: "entity:" and the name of the
 --           hash's field, for instance "entity:like"; or "string"
 --
 -- Returns one text of several parts, separated by \0, like sample.lua:
 -- * this server's clock in microseconds since the epoch;
 -- * the field `_`, or nothing;
--- * each number, or nothing; "?" if its key is of another type;
+-- * each number, or nothing; "?" if its key has the wrong type;
 -- * the bucket's marks.
 
 local now = redis.call('TIME')

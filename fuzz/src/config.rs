@@ -10,7 +10,8 @@ thread_local! {
     static FILE: RefCell<NamedTempFile> = RefCell::new(tempfile::Builder::new().prefix("tallyd-fuzz-").tempfile().expect("a file"));
 }
 
-/// The input is the text of a file. After a zero byte come environment variables, one in each line.
+/// The input is the text of a configuration file. After a zero byte, the input contains environment variables, one in
+/// each line.
 pub fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (text, variables) = text.split_once('\0').unwrap_or((&text, ""));
@@ -29,7 +30,7 @@ pub fn config(data: &[u8]) {
         }
     }
     let _ = parse_pause(text);
-    // The rest is skipped if the configuration reads files of the machine.
+    // If the configuration reads files of the machine, the remaining checks are skipped.
     if names.is_empty() && !text.contains("file") {
         whole(text);
     }

@@ -16,7 +16,7 @@ use super::event::{NOW, TERMS};
 /// Maximum size of the stored headers of a message.
 const HEADERS_MAX: usize = 8 * 1024;
 
-/// The input is headers, then a zero byte, then a body.
+/// The input consists of headers, a zero byte, and a body.
 pub fn dead(data: &[u8]) {
     let (head, body) = data.split_at(data.iter().position(|byte| *byte == 0).unwrap_or(data.len()));
     let mut head = Bytes(head);

@@ -1,5 +1,5 @@
-//! Fuzzes the decoder. Every body gets a verdict. An accepted body is valid JSON, and the event has the body's fields.
-//! A rejected body has a reason.
+//! Fuzzes the decoder of events. The decoder must accept or reject every body. An accepted body is valid JSON, and the
+//! event has the body's fields. For a rejected body, the decoder returns a reason.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ pub(crate) const NOW: Micros = Micros(1_795_251_385_004_538);
 pub(crate) static TERMS: LazyLock<Terms> = LazyLock::new(|| {
     let config = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                   [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
-    Terms::from(&tallyd::config::parse(config, "fuzz.toml", []).expect("the terms are a configuration"))
+    Terms::from(&tallyd::config::parse(config, "fuzz.toml", []).expect("the terms are valid"))
 });
 
 /// The input is the body of a message.
@@ -40,16 +40,16 @@ fn refused(body: &[u8], Refusal { reason, error }: &Refusal) {
     assert!(error.len() <= 1_000, "{} bytes of error for {} of body", error.len(), body.len());
 }
 
-/// Errors of serde_json's own tree for bodies that JSON's grammar allows.
+/// Errors that serde_json's tree returns for bodies that JSON's grammar allows.
 const BEYOND_TREES: [&str; 4] = ["number out of range", "recursion limit", "surrogate", "unexpected end of hex escape"];
 
 fn taken(body: &[u8], message: &Message) {
     assert!(body.len() <= BODY_BYTES_MAX, "{} bytes", body.len());
-    assert!(std::str::from_utf8(body).is_ok(), "accepted, but no UTF-8");
+    assert!(std::str::from_utf8(body).is_ok(), "the accepted body is not UTF-8");
     let value: Value = match serde_json::from_slice(body) {
         Ok(value) => value,
         Err(error) if BEYOND_TREES.iter().any(|known| error.to_string().contains(known)) => return,
-        Err(error) => panic!("accepted, but no JSON: {error}"),
+        Err(error) => panic!("the accepted body is not JSON: {error}"),
     };
     assert_eq!(value["type"], type_of(message, &value));
     match message {

@@ -7,7 +7,7 @@ use tallyd_redis::template::Template;
 
 use super::Bytes;
 
-/// The input is lines: a layout's name, the pattern of its keys, and texts as they can be in Redis.
+/// The input consists of lines: a layout's name, the pattern of its keys, and texts that a field in Redis can contain.
 pub fn layout(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -42,7 +42,7 @@ fn named(layout: &Layout, name: &str, key: &str, data: &[u8]) {
     assert!(layout.overlaps(layout, &["video"], &["like"]));
 }
 
-/// `packed:+013` can be read, too, and is written as `packed:13`.
+/// The name `packed:+013` is also accepted, and is written again as `packed:13`.
 fn canonical(name: &str) -> String {
     let (form, bits) = name.split_once(':').unwrap_or((name, ""));
     format!("{form}:{}", bits.parse::<u8>().unwrap_or(0))

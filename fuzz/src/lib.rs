@@ -1,6 +1,6 @@
-//! The fuzz targets. Each fuzzer accepts any bytes, and panics if tallyd breaks a guarantee. libFuzzer calls them
-//! (`fuzz_targets`). On a stable compiler the test suite calls them (`tests/it/fuzz`), with mutations of the same
-//! corpora.
+//! The fuzz targets. Each fuzzer accepts any bytes, and panics if tallyd breaks a guarantee. libFuzzer calls the
+//! fuzzers (`fuzz_targets`). With a stable compiler, the test suite (`tests/it/fuzz`) calls the fuzzers with mutations
+//! of the same corpora.
 
 mod config;
 mod dead;
@@ -18,7 +18,7 @@ pub use map::map;
 pub use redis_replies::redis_replies;
 pub use score::score;
 
-/// Takes bytes from the front of the input. When the input is used up, returns zeros.
+/// Takes bytes from the front of the input. When the input is empty, returns zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

@@ -1,5 +1,5 @@
-//! Fuzzes the decoder of custom JSON. Each part of a body gets a verdict. An accepted part has the values of the body's
-//! fields. A rejected part has a sentence with the reason.
+//! Fuzzes the decoder of custom JSON. The decoder must accept or reject each part of a body. An accepted part has the
+//! values of the body's fields. For a rejected part, the decoder returns a sentence with the reason.
 
 use std::sync::LazyLock;
 
@@ -57,7 +57,7 @@ fn taken(body: &[u8], message: &Message) {
             assert_eq!(value["action"], "VIEW");
             (event.target, event.at)
         }
-        Message::Set(_) | Message::Fence(_) => panic!("no value makes this message"),
+        Message::Set(_) | Message::Fence(_) => panic!("no value in the map produces this message"),
     };
     assert_eq!(id("/object/id"), Some(target.id.0));
     assert_eq!(id("/ts").map(|ms| Micros(ms.cast_signed() * 1_000)), Some(at));

@@ -38,7 +38,7 @@ fn value(bytes: &mut Bytes<'_>, depth: u8) -> Value {
         7 if depth < 4 => Value::Set(list(bytes, depth)),
         8..=11 if depth < 4 => Value::Array(list(bytes, depth)),
         12 => Value::BulkString(bytes.number().to_string().into_bytes()),
-        // A script's answer: the input is the parts of a sample, separated by zero bytes.
+        // Uses the input as a script's answer: the parts of a sample, separated by zero bytes.
         13 => Value::BulkString(sample(bytes)),
         _ => {
             let length = usize::from(bytes.byte() % 32);

@@ -34,7 +34,7 @@ pub fn score(data: &[u8]) {
     placed(&mut bytes);
 }
 
-/// The ranks of a page must have no gap, for any board.
+/// For any board, the ranks of a page must have no gap.
 fn placed(bytes: &mut Bytes<'_>) {
     let before = bytes.number() >> 1;
     let before = Before { members: before, higher: before / 2, distinct: before / 3 };

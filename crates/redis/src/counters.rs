@@ -81,9 +81,9 @@ impl Repaired {
 }
 
 impl Cache {
-    /// Returns a sample of each number, in the order of `numbers`. A number has no sample if the configuration doesn't
-    /// contain the number's kind, if the field is not a list of numbers, or if the key is not a bucket. If numbers of
-    /// the same target follow each other in `numbers`, they are read together.
+    /// Returns a sample of each number, in the order of `numbers`. A number has no sample if its kind is not in the
+    /// configuration, its field is not a list of numbers, or its key is not a bucket. If numbers of the same target
+    /// follow each other in `numbers`, they are read together.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers

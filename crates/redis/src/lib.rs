@@ -1,12 +1,13 @@
 //! The daemon's access to Redis, which holds data derived from MySQL. This crate contains all commands that the daemon
 //! sends and all keys that it uses.
 //!
-//! Each server has one connection, shared and pipelined. The crate drops the connection after an I/O error or a
-//! timeout, or if the server is a demoted master or is still loading its data. The next call connects again. A command
-//! that timed out can still run later. So callers send only commands that are harmless if they run late or twice. This
-//! crate never resends a command that may have run.
+//! Each server has one connection. All calls share this connection and use pipelines. The crate drops the connection
+//! after an I/O error or a timeout, or if the server is a demoted master or is still loading its data. The next call
+//! connects again. A command that timed out can still run later. So callers send only commands that are harmless if
+//! they run late or twice. This crate never resends a command that may have run.
 //!
-//! On a Redis Cluster the commands of one pipeline go to many nodes. Commands of different slots run in any order.
+//! On a Redis Cluster, the commands of one pipeline go to many nodes. Commands for different slots can run in any
+//! order.
 
 #![warn(unreachable_pub)]
 
@@ -62,11 +63,11 @@ use link::Link;
 use login::Login;
 use sentinel::Sentinels;
 
-/// The most commands in one pipeline. Redis must answer the pipeline within `[redis] timeout_ms`, and live traffic
-/// waits for the answer.
+/// The maximum number of commands in one pipeline. Redis must answer the pipeline within `[redis] timeout_ms`, and live
+/// traffic waits for this answer.
 const PIPELINE_COMMANDS_MAX: usize = 500;
 
-/// Connections that this process has opened.
+/// The number of connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
 /// Returns how many connections this process has opened.
@@ -79,7 +80,7 @@ pub fn connections_opened() -> u64 {
 pub struct Cache {
     servers: Servers,
     timeout: Duration,
-    /// A random number that distinguishes processes whose runs have the same number.
+    /// A random number. It distinguishes two processes if their runs have the same number.
     nonce: u64,
     /// The names of the keys.
     pub keys: Keys,
@@ -92,7 +93,7 @@ enum Servers {
     Cluster(Arc<Cluster>),
 }
 
-/// A Lua script of lua/ or of this crate's folder lua/, with its SHA1.
+/// A Lua script with its SHA1, from the repository's folder lua/ or from this crate's folder lua/.
 pub struct Script {
     text: &'static str,
     hash: LazyLock<String>,
@@ -109,7 +110,7 @@ macro_rules! script {
 
 /// Counts a like.
 pub static LIKE: Script = script!("../../../lua/like.lua");
-/// Changes any number other than likes.
+/// Changes any number except likes.
 pub static COUNT: Script = script!("../../../lua/count.lua");
 /// Takes back a counted click whose event could not be published.
 pub static TAKE_BACK: Script = script!("../../../lua/take_back.lua");
@@ -151,14 +152,14 @@ static MAY: Script = script!("../lua/may.lua");
 pub struct Call {
     script: &'static Script,
     keys: Vec<String>,
-    /// All arguments in one buffer, because there may be millions of arguments.
+    /// All arguments, in one buffer because there may be millions of arguments.
     arguments: Vec<u8>,
     /// The position in the buffer at which each argument ends.
     ends: Vec<usize>,
 }
 
 impl Call {
-    /// Begins a call of the script. The server that has `key` runs the call.
+    /// Begins a call of the script. The call runs on the server that stores `key`.
     pub fn new(script: &'static Script, key: String) -> Self {
         Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
@@ -202,8 +203,7 @@ impl Call {
 }
 
 impl Cache {
-    /// Makes a client. The configuration decides whether the client uses one server, the master that sentinels watch,
-    /// or a Cluster.
+    /// Makes a client of one server, of the master that sentinels watch, or of a Cluster, as configured.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -253,8 +253,8 @@ impl Cache {
     }
 
     /// Returns the time of Redis' clock. This clock sets an event's `at` and a sample's cut (the instant of the
-    /// sample). On a Cluster the call returns the time of the slowest clock of all masters. So each event that is
-    /// counted from now on has a later `at`.
+    /// sample). On a Cluster, the call returns the time of the slowest clock among all masters. So each event that is
+    /// counted after this call has a later `at`.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -267,8 +267,8 @@ impl Cache {
         clocks.into_iter().min().ok_or_else(|| CacheError::unexpected(ACTION, &Value::Nil))
     }
 
-    /// Returns a name of the data set in Redis. The name changes after each restart, failover and new replication. On a
-    /// Cluster, the name changes if one of these happens to any master.
+    /// Returns a name of the data set in Redis. The name changes when a server restarts, fails over or begins a new
+    /// replication. On a Cluster, the name changes if this happens to any master.
     pub async fn data_set(&self) -> Result<String> {
         let mut name = self.info("server", "run_id:").await?;
         name.extend(self.info("replication", "master_replid:").await?);
@@ -281,8 +281,8 @@ impl Cache {
         self.info("memory", "maxmemory_policy:").await
     }
 
-    /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. The text is empty if a
-    /// server has no such line.
+    /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. If a server has no such
+    /// line, its text is empty.
     async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
@@ -294,7 +294,7 @@ impl Cache {
         Ok(answers.iter().map(line).collect())
     }
 
-    /// Runs the calls in order, in several pipelines, and returns the answer of each.
+    /// Runs the calls in order, in several pipelines, and returns the answer to each call.
     ///
     /// # Errors
     ///
@@ -316,8 +316,8 @@ impl Cache {
             }
             for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
                 let answer = match answer {
-                    // The server is new, or SCRIPT FLUSH ran. This call did not run. Send the script's text, which also
-                    // loads the script again.
+                    // The call did not run, because the server is new or SCRIPT FLUSH ran. The next command contains
+                    // the script's text, which also loads the script again.
                     Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                         let mut again = Pipeline::new();
                         again.add_command(call.command(true));

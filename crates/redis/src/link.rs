@@ -13,14 +13,14 @@ use super::login::Login;
 use super::sentinel::Sentinels;
 use super::{OPENED, text};
 
-/// A master's error code for writes while it has too few replicas (`min-replicas-to-write`).
+/// A master's error code when it refuses a write because it has too few replicas (`min-replicas-to-write`).
 pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
 
-/// While a link is used, the link asks sentinels for the current master at this interval.
+/// The interval at which a link asks sentinels for the current master while the link is used.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// If a link was not used for this time, the next call waits for the sentinels' answer, because another server may be
-/// the master by now.
+/// If a link was not used for this time, the next call first waits for the sentinels' answer, because another server
+/// may be the master now.
 const REST: Duration = Duration::from_secs(3);
 
 /// A connection to one server. The link connects when it is first used.
@@ -45,7 +45,7 @@ struct Connected {
     connection: MultiplexedConnection,
     /// The master's address, as sentinels gave it.
     master: Option<String>,
-    /// When sentinels were last asked for the master.
+    /// The time when sentinels were last asked for the master.
     asked: Instant,
 }
 
@@ -78,8 +78,8 @@ impl Link {
             let mut connection = self.connect().await?;
             pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection).await
         };
-        // The library has its own timeouts. This additional timeout also works in states of the connection in which the
-        // library's timeouts don't.
+        // This timeout is needed in addition to the library's timeouts, because they don't apply in all states of the
+        // connection.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {
@@ -87,7 +87,7 @@ impl Link {
                     Some(error) => error,
                 }
             }
-            // A server can refuse our certificate after the handshake.
+            // A server can refuse tallyd's certificate even after the handshake.
             Ok(Err(error)) => self.login.explain(error),
             Err(_) => RedisError::from((ErrorKind::Io, "it did not answer in time")),
         };
@@ -99,14 +99,14 @@ impl Link {
     fn judge(&self, error: &RedisError) -> Option<RedisError> {
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.node => Some(wrong_kind(true)),
-            // If a master has lost its replicas, another server may be the master now.
+            // The master has lost its replicas, so another server may be the master now.
             _ if self.is_watched() && error.code() == Some(NO_REPLICAS) => Some(error.clone()),
             _ => is_of_the_server(error).then(|| error.clone()),
         }
     }
 
-    /// Returns whether sentinels name another master now. Usually the call asks the sentinels in the background and
-    /// returns false. The call waits for the sentinels' answer only if the link was not used for a long time.
+    /// Returns true if sentinels name another master now. If the link was used recently, the call asks the sentinels in
+    /// the background and returns false immediately. Otherwise the call waits for the sentinels' answer.
     async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
         let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
         let Some(master) = connected.master.clone() else { return false };
@@ -149,7 +149,8 @@ impl Link {
                 (connection, Some(master))
             }
         };
-        // If the account lacks the right to run INFO, continue: the first redirected command will show a wrong setting.
+        // If the account lacks the right to run INFO, the check is skipped: the first redirected command will show a
+        // wrong setting.
         match redis::cmd("INFO").arg("cluster").query_async::<Value>(&mut connection).await {
             Ok(answer) => match text(&answer).and_then(|text| text.split_once("cluster_enabled:")) {
                 Some((_, enabled)) if enabled.starts_with('1') != self.node => return Err(wrong_kind(!self.node)),
@@ -164,8 +165,7 @@ impl Link {
     }
 }
 
-/// Returns an error if the server is a node of a Cluster but the configuration says that the server is none, or the
-/// reverse.
+/// Returns the error for a wrong `[redis] cluster`. `is_node` says whether the server is a node of a Cluster.
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node {
         "it is a node of a Redis Cluster: set [redis] cluster = true"
@@ -175,7 +175,7 @@ fn wrong_kind(is_node: bool) -> RedisError {
     RedisError::from((ErrorKind::InvalidClientConfig, what))
 }
 
-/// Returns whether the server or the connection caused the error. If so, another connection may succeed.
+/// Returns true if the server or the connection caused the error. In this case another connection may succeed.
 fn is_of_the_server(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_connection_dropped()

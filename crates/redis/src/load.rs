@@ -1,4 +1,4 @@
-//! Finds buckets that Redis has lost, marks them as being loaded, and marks them as loaded.
+//! Finds buckets that Redis has lost, marks these buckets as being loaded, and later marks them as loaded.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroI64;
@@ -12,7 +12,7 @@ use tallyd_core::outbox::OutboxOffsets;
 use super::counters::pieces;
 use super::{Cache, CacheError, Call, Context, LOAD, Result, text};
 
-/// The most buckets in one load. The daemon keeps 16 bytes in memory for each bucket.
+/// The maximum number of buckets in one load. The daemon keeps 16 bytes in memory for each bucket.
 const BUCKETS_MAX: u32 = 1 << 22;
 
 /// Buckets that are being loaded.
@@ -20,10 +20,10 @@ const BUCKETS_MAX: u32 = 1 << 22;
 pub struct Lost {
     /// The first bucket that was checked.
     pub from: u32,
-    /// The instant at which each bucket was marked, by Redis' clock. The first entry is for the bucket `from`. `None`
-    /// for buckets that are already loaded.
+    /// The cut of each bucket, beginning with the bucket `from`: the instant at which the bucket was marked, by Redis'
+    /// clock. The cut is `None` if the bucket is already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
-    /// The nonzero numbers that the buckets held at their cuts.
+    /// The nonzero numbers in the buckets at their cuts.
     pub held: HashMap<CounterKey, i64>,
     /// The targets whose field is not a list of numbers, because someone wrote to the field by hand.
     pub unreadable: HashSet<Target>,
@@ -42,12 +42,12 @@ impl Lost {
     }
 }
 
-/// The result of a check that finds buckets which are not loaded.
+/// The result of a search for buckets that are not loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unloaded {
     /// How many buckets are not loaded.
     pub lost: u64,
-    /// The names of keys that should hold a bucket but hold something else.
+    /// The names of keys that should contain a bucket but contain something else.
     pub foreign: Vec<String>,
 }
 
@@ -79,11 +79,11 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks these buckets as being
-    /// loaded by `run`, and returns their numbers of `metrics` at that instant. One call checks at most four million
-    /// buckets. The call stops early if the buckets hold more than `fields_max` numbers. `outbox` contains the number
-    /// of the last row of each partition's outbox. The caller has read these numbers before this call. The load
-    /// contains these rows, so the daemon never adds them to the buckets afterwards.
+    /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks each of these buckets as
+    /// being loaded by `run`, and returns the bucket's numbers of `metrics` at that instant. One call checks at most
+    /// four million buckets. The call stops early if the buckets contain more than `fields_max` numbers. `outbox`
+    /// contains the number of the last row of each partition's outbox, read before this call. The load contains all
+    /// rows up to these numbers, so the daemon never adds these rows to the buckets afterwards.
     ///
     /// # Errors
     ///

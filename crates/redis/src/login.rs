@@ -24,8 +24,8 @@ pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
     held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
 }
 
-/// Closes a connection if the server does not acknowledge sent data within the timeout. The default of Linux is about
-/// 15 minutes.
+/// Returns settings with which a connection is closed if the server does not acknowledge sent data within the timeout.
+/// Linux's default timeout is about 15 minutes.
 fn tcp_settings(timeout: Duration) -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
@@ -40,7 +40,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// Takes the login from the configuration.
+    /// Reads the login from the configuration.
     pub(super) fn new(config: &Redis, timeout: Duration) -> Self {
         Self { url: config.url.clone(), tls: config.tls.clone(), timeout }
     }
@@ -81,7 +81,7 @@ impl Login {
         Client::build_with_tls(info, TlsCertificates { client_tls, root_cert })
     }
 
-    /// If a certificate or a TLS setting caused the error, replaces it with an error that says what is wrong.
+    /// If a certificate or a TLS setting caused the error, replaces this error with one that says what is wrong.
     pub(super) fn explain(&self, error: RedisError) -> RedisError {
         let address = self.address();
         let has_certificate = self.tls.identity.is_some();

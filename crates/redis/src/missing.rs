@@ -1,4 +1,4 @@
-//! The list of the buckets that readers found missing.
+//! Stores the list of buckets that readers found missing.
 
 use redis::{Pipeline, Value};
 use tallyd_core::keys::KindNames;
@@ -21,7 +21,7 @@ impl Cache {
         for some in names.chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::new();
             pipeline.cmd("SADD").arg(self.keys.missing()).arg(some);
-            // Without a running daemon, no program removes these buckets from the list.
+            // The list needs an expiry, because only a running daemon removes buckets from the list.
             pipeline.cmd("EXPIRE").arg(self.keys.missing()).arg(MISSING_KEPT_S);
             self.run(ACTION, &pipeline).await?;
         }

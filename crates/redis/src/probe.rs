@@ -19,8 +19,8 @@ const ON_BOARDS: [&str; 17] = [
 /// The daemon's command on the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on two kinds of keys: the notes that say up to which instant Redis was compared, and the
-/// announcement that says which program counts each number.
+/// The daemon's commands on two kinds of keys. The first kind notes the instant up to which Redis was compared. The
+/// second kind announces which program counts each number.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
@@ -29,7 +29,7 @@ const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "S
 /// The daemon's commands on keys of the layouts entity and string.
 const ON_PLAIN: [&str; 2] = ["INCRBY", "HINCRBY"];
 
-/// An example target. The keys of all other targets are named by the same patterns.
+/// An example target. The keys of all other targets have the same name patterns.
 const EXAMPLE: Target = Target { kind: Kind(1), id: TargetId(1) };
 
 /// How Redis saves its data for the next restart.
@@ -81,11 +81,12 @@ impl Cache {
         Ok(missing)
     }
 
-    /// Returns a key of an older version, whose default `key_prefix` was empty. Returns `None` if the account finds no
-    /// such key.
+    /// Finds a key of an older version of tallyd, in which the default `key_prefix` was empty. Returns `None` if the
+    /// account finds no such key.
     pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
         let bare = self.keys.with_prefix("");
-        // After a daemon has run, these notes and all buckets of each kind exist.
+        // After a daemon has run, these notes and all buckets of each kind exist, so a few keys are enough for this
+        // check.
         let notes = ["tally:writers".to_owned(), format!("tally:compared:{{0}}:{}", self.keys.layout().full_name())];
         let names: Vec<String> = notes.into_iter().chain(kinds.all().map(|(_, kind)| bare.counters(kind, 0))).collect();
         let mut pipeline = Pipeline::new();
@@ -112,7 +113,7 @@ impl Cache {
         Ok(if valkey.is_empty() { known("Redis", redis) } else { valkey })
     }
 
-    /// Returns how Redis saves its data. With several servers, it returns the weakest setting.
+    /// Returns how Redis saves its data. If the servers have different settings, returns the weakest setting.
     ///
     /// # Errors
     ///
@@ -140,7 +141,8 @@ impl Cache {
         })
     }
 
-    /// Returns the slowest and the fastest clock. With only one server, the two clocks are the same.
+    /// Returns the times of the slowest and the fastest clock among the servers. If there is only one server, both
+    /// times are equal.
     ///
     /// # Errors
     ///
@@ -157,8 +159,8 @@ impl Cache {
     }
 }
 
-/// Returns a command with a valid count of arguments: later versions of Redis 8 refuse to check a command with a wrong
-/// count.
+/// Returns a command with a valid count of arguments, because later versions of Redis 8 refuse to check a command with
+/// a wrong count.
 fn call(name: &str, key: &str) -> String {
     let arguments: &[&str] = match name {
         "EXISTS" | "UNLINK" | "GET" | "HGETALL" | "HKEYS" | "HLEN" | "PERSIST" | "SCARD" | "STRLEN" | "TTL"
@@ -181,7 +183,7 @@ mod tests {
     /// The commands that are not checked, because the check itself runs these commands.
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
-    /// Scripts of the API servers, which have another account.
+    /// The scripts of the API servers. These servers use another account.
     const OF_CLIENTS: [&str; 10] = [
         "like.lua",
         "count.lua",
@@ -224,7 +226,7 @@ mod tests {
             line.split(' ').filter_map(|word| word.strip_prefix('+')).map(str::to_uppercase).collect::<BTreeSet<_>>()
         };
         assert_eq!(granted("~tally:*"), set(ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ASKED_WITH)));
-        // SCAN is for `tallyd layout`.
+        // Only `tallyd layout` needs SCAN.
         assert_eq!(granted("+incrby"), set(ON_PLAIN.iter().chain(&["SCAN"])));
         assert_eq!(granted("+setbit"), set(&ON_FILTERS));
     }
@@ -256,9 +258,9 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // These commands drop a layout or all filters, find the nodes of a Cluster, add to the list of missing buckets
-        // (only the client does), or read settings. Others ask sentinels for the master, or ask the master for its
-        // role.
+        // These commands are not checked. They drop a layout or all filters, find the nodes of a Cluster, read
+        // settings, ask sentinels for the master, or ask the master for its role. Only the client uses SADD, to add to
+        // the list of missing buckets.
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));

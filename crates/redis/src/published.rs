@@ -1,5 +1,5 @@
-//! Remembers for a minute the clicks that gateways have published. So an answer to a user includes the user's own
-//! clicks before MySQL contains these clicks. This module counts nothing.
+//! Remembers clicks that gateways have published, for a minute. So an answer to a user includes the user's clicks even
+//! before MySQL contains these clicks. This module counts nothing.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Cache, CacheError, Call, Context, GATEWAY_REMEMBER, Result, text};
 /// How long a click is remembered, in seconds. An event usually reaches MySQL in less time.
 const REMEMBERED_S: u64 = 60;
 
-/// The most clicks of a user that are remembered.
+/// The maximum number of remembered clicks of a user.
 const REMEMBERED_MAX: u64 = 2_000;
 
 /// The last click of a user on a target.
@@ -26,7 +26,7 @@ pub struct Published {
 }
 
 impl Cache {
-    /// Remembers clicks that the broker has accepted, of any users. A click does not replace a newer click of the same
+    /// Remembers clicks of any users that the broker has accepted. A click never replaces a newer click of the same
     /// user and target.
     pub async fn remember_published(&self, kinds: &KindNames, clicks: &[LikeEvent]) -> Result<()> {
         let mut of_users: BTreeMap<u64, Vec<&LikeEvent>> = BTreeMap::new();

@@ -34,8 +34,8 @@ impl Cache {
             let answers = if self.is_packed() {
                 self.read_packed(some).await?
             } else {
-                // Use one script for each target, because the number would look like zero if Redis were flushed between
-                // two commands.
+                // Each target is read by one script. With two commands, the number would look like zero if Redis were
+                // flushed between these commands.
                 let calls: Vec<Call> =
                     some.iter().map(|(_, target, kind)| self.read_call(kind, *target, metrics)).collect();
                 self.eval(ACTION, &calls).await?

@@ -21,14 +21,14 @@ pub fn shape(parts: &[Value]) -> Option<Shape> {
 pub enum Seen {
     /// Whether the user likes the target.
     Known(bool),
-    /// Nothing. Redis does not know whether the user likes the target. If the bits were for another shape, the variant
-    /// contains the shape of the target's filter.
+    /// Redis does not know whether the user likes the target. If the bits were for another shape (size and hash count),
+    /// the value is the shape of the target's filter.
     Unknown(Option<Shape>),
 }
 
 impl Cache {
-    /// Remembers a click for `keep_s`, unless a newer click is remembered. The call is for clicks that lua/like.lua has
-    /// counted but has not remembered. The call is optional: without it, the script can misjudge a later click.
+    /// Remembers a click for `keep_s`, unless a newer click is remembered. This function is for clicks that
+    /// lua/like.lua has counted but has not remembered. If the call fails, the script can misjudge a later click.
     pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
@@ -60,7 +60,7 @@ impl Cache {
         Ok(answers.chunks(2).map(seen).collect())
     }
 
-    /// Does the same as [`Cache::recent_likes`], and then asks the targets' filters of that epoch. `targets` contains
+    /// Does the same as [`Cache::recent_likes`], and then asks the targets' filters of this epoch. `targets` contains
     /// each target with the last known shape of its filter.
     pub async fn filtered_likes(
         &self,
@@ -105,7 +105,7 @@ impl Cache {
             seen.push(clicks.iter().find_map(liked).map_or(by_filter, Seen::Known));
         }
         if let Some(call) = untold {
-            // Load the script for the next page.
+            // The server does not know the script, so the script is loaded for the next page.
             let mut pipeline = Pipeline::new();
             pipeline.add_command(call.command(true));
             self.run(ACTION, &pipeline).await?;

@@ -1,4 +1,5 @@
-//! Runs all parsers of Redis' answers. The fuzz tests (`fuzz/`) feed the parsers answers that no Redis gives.
+//! Runs all parsers of Redis' answers. The fuzz tests (`fuzz/`) pass answers to the parsers that a real Redis never
+//! gives.
 
 use redis::Value;
 use tallyd_core::layout::Layout;
@@ -8,7 +9,7 @@ use super::recent::shape;
 use super::slots::SlotMap;
 use super::{boards, counters, filters, read, sentinel, snapshots};
 
-/// The most targets of a sample in a test.
+/// The maximum number of targets of a sample in a test.
 const MEMBERS_MAX: usize = 4;
 
 /// Tries every parser on an answer. Returns how many parsers accept the answer.
@@ -23,7 +24,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         counters::read_sample(answer, layout, &members).is_some()
     });
     let map = SlotMap::read(answer, "asked");
-    // Also look up nodes in each parsed map, because commands do the same.
+    // Each parsed map is also used to look up nodes, because commands do the same.
     let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
     let could_be = [
         read::read_found(layout, metrics, answer).is_some(),

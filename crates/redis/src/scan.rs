@@ -1,4 +1,4 @@
-//! Scans all keys of a pattern on every server, page by page. Reads the numbers in the site's own keys.
+//! Scans all keys that match a pattern, on every server, page by page. Also reads the numbers in the site's own keys.
 
 use redis::{Pipeline, Value};
 
@@ -10,7 +10,8 @@ const SCANNED_KEYS: usize = 1_000;
 /// The position of a search for keys.
 #[derive(Clone, Debug)]
 pub struct ScanCursor {
-    /// The masters that the search must still read. The current master is the last one. `None` without a Cluster.
+    /// The masters that are not completely searched yet. The last of them is the current master. `None` without a
+    /// Cluster.
     nodes: Vec<Option<String>>,
     /// The cursor of the current server.
     cursor: String,
@@ -59,7 +60,7 @@ impl Cache {
         let page = || {
             let Value::Array(parts) = &answer else { return None };
             let [next, Value::Array(keys)] = parts.as_slice() else { return None };
-            // Keys whose names are not text are skipped, because tallyd has none.
+            // Keys with names that are not text are skipped, because tallyd has no such keys.
             Some((text(next)?.to_owned(), keys.iter().filter_map(text).map(str::to_owned).collect()))
         };
         let (cursor, keys): (String, Vec<String>) = page().ok_or_else(|| CacheError::unexpected(action, &answer))?;
@@ -74,7 +75,7 @@ impl Cache {
         const ACTION: &str = "read the site's keys";
         let mut held = Vec::with_capacity(keys.len());
         for piece in keys.chunks(super::PIPELINE_COMMANDS_MAX) {
-            // One command per key: on a Cluster the keys are in many slots.
+            // Each key is read with a separate command, because on a Cluster the keys are in many slots.
             let mut pipeline = Pipeline::with_capacity(piece.len());
             for key in piece {
                 pipeline.cmd("GET").arg(key);

@@ -1,11 +1,11 @@
 //! Redis Sentinel: finds the master. Sentinels are asked before each new connection, and every second while a
-//! connection is used. After a failover, sentinels leave the old master unchanged for about ten seconds. Everything
-//! that is counted on the old master during these seconds is lost.
+//! connection is used. After a failover, sentinels demote the old master only after about ten seconds. Everything that
+//! is counted on the old master during these seconds is lost.
 //!
 //! All sentinels are asked at the same time. The client uses an address as soon as the majority has named this address.
 //! So a single sentinel that is unreachable, disconnected or outdated can't decide alone. If there is no majority, the
-//! client tries the most frequent address first. The server must confirm that it is the master. If the answer to ROLE
-//! is not `master`, the server was demoted, or has not been promoted yet.
+//! client tries the most frequent address first. The server at this address must confirm that it is the master. If the
+//! server's answer to ROLE is not `master`, the server was demoted, or has not been promoted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use super::login::{Login, tls_fault};
 use super::text;
 use crate::config::Redis;
 
-/// The longest time to wait for a sentinel's answer.
+/// The maximum time to wait for a sentinel's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// While the master is unreachable, every call asks the sentinels. So all calls within this time share one answer.
+/// All calls within this time share one answer of the sentinels, because every call asks the sentinels while the master
+/// is unreachable.
 const ASKED_FOR: Duration = Duration::from_millis(50);
 
-/// The master's name for its own role.
+/// The role that a master reports.
 const MASTER: &str = "master";
 
 /// A sentinel.
@@ -50,7 +51,7 @@ pub(super) struct Sentinels {
 /// The sentinels' answer.
 #[derive(Clone, Debug)]
 struct Told {
-    /// The addresses that sentinels named as the master: several if sentinels disagree.
+    /// The addresses that sentinels named as the master. There are several addresses if sentinels disagree.
     addresses: Vec<String>,
     /// Whether the majority of all sentinels agrees.
     by_most: bool,
@@ -119,8 +120,8 @@ impl Sentinels {
         }
     }
 
-    /// Returns whether most sentinels name another master now. A minority of sentinels can be outdated, so a link that
-    /// works ignores this minority.
+    /// Returns true if most sentinels name another master now. A minority of sentinels can be outdated, so a working
+    /// link ignores the minority.
     pub(super) async fn have_left(&self, master: &str) -> bool {
         self.told().await.is_ok_and(|told| told.have_left(master))
     }
@@ -147,7 +148,7 @@ impl Sentinels {
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
             if let Some(told) = votes.take(answer) {
-                // Don't abort the other tasks, because an abort would close their connections. These tasks end within
+                // The other tasks are not aborted, because an abort would close their connections. They end within
                 // `time`.
                 asked.detach_all();
                 return Ok(told);
@@ -161,7 +162,7 @@ impl Sentinels {
 struct Votes {
     sentinels: usize,
     of: BTreeMap<String, usize>,
-    /// How many sentinels know no master of that name.
+    /// The number of sentinels that know no master with the configured name.
     unknown: usize,
     failed: Vec<RedisError>,
 }
@@ -197,7 +198,7 @@ impl Votes {
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, "read [redis] sentinel_master", text)));
         }
         if self.of.is_empty() {
-            // Prefer a refusal, because it explains more than an unreachable sentinel.
+            // A refusal is reported first, because it explains more than the error of an unreachable sentinel.
             let says_more = |error: &&RedisError| error.kind() != ErrorKind::Io || tls_fault(error).is_some();
             let refused = self.failed.iter().find(says_more).or(self.failed.first());
             return Err(refused.cloned().unwrap_or_else(|| no_answer("no sentinel answers".to_owned())));
@@ -209,7 +210,7 @@ impl Votes {
 }
 
 impl Sentinel {
-    /// Asks the sentinel for the address of the master of that name. Returns `None` if the sentinel knows no such
+    /// Asks the sentinel for the address of the master with this name. Returns `None` if the sentinel knows no such
     /// master.
     async fn ask(&self, name: String, time: Duration) -> RedisResult<Option<String>> {
         let mut shared = self.connection.lock().await;
@@ -270,7 +271,7 @@ fn no_answer(text: String) -> RedisError {
 mod tests {
     use super::*;
 
-    /// Feeds the answers to [`Votes`] and returns the result.
+    /// Passes the answers to [`Votes`] and returns the result.
     fn told(sentinels: usize, answers: &[Option<&str>]) -> RedisResult<Told> {
         let mut votes = Votes::new(sentinels);
         for answer in answers {

@@ -18,13 +18,13 @@ pub struct SiteKeys<'a> {
 /// The numbers that a call found in some of the site's keys.
 #[derive(Clone, Debug, Default)]
 pub struct SiteNumbers {
-    /// Sorted by target, without duplicates.
+    /// The numbers, sorted by target and without duplicates.
     pub numbers: Vec<(TargetId, i64)>,
-    /// How many keys match the pattern but contain no target.
+    /// The number of keys that match the pattern but contain no target in their name.
     pub ignored: u64,
-    /// An error message about the first key that holds no number, if there is such a key.
+    /// An error message about the first key without a number, or `None` if all keys contain numbers.
     pub fault: Option<String>,
-    /// The next position of the scan. `None` at the end.
+    /// The next position of the scan, or `None` at the end.
     pub next: Option<ScanCursor>,
 }
 
@@ -41,8 +41,8 @@ impl Cache {
         Ok(SiteNumbers { numbers, ignored, fault, next })
     }
 
-    /// Returns the numbers of the `targets` that have a key, and an error message about the first key that holds no
-    /// number.
+    /// Returns the numbers of those `targets` that have a key. If a key contains no number, also returns an error
+    /// message about the first such key.
     pub async fn site_numbers(
         &self,
         keys: SiteKeys<'_>,

@@ -1,4 +1,4 @@
-//! Finds the node of a Redis Cluster that has a key. It does no I/O.
+//! Finds the node of a Redis Cluster that stores a key. This module does no I/O.
 
 use std::collections::BTreeSet;
 
@@ -10,13 +10,13 @@ const SLOTS: u16 = 16_384;
 /// Maps ranges of slots to the masters that serve these slots.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
-    /// First slot, last slot, and `host:port`, sorted.
+    /// The first slot, last slot and `host:port` of each range, sorted.
     ranges: Vec<(u16, u16, String)>,
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. For nodes that don't know their own
-    /// host, `asked` is used as the host. Returns `None` if the answer is invalid, or if no node serves a slot.
+    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. If a range's node has no host in the
+    /// answer, its host is `asked`. Returns `None` if the answer is invalid, or if no node serves any slot.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();
@@ -36,7 +36,7 @@ impl SlotMap {
     }
 }
 
-/// Reads first slot, last slot, and the master, which comes before its replicas.
+/// Reads the first slot, the last slot and the master of a range. The master comes before its replicas.
 fn read_range(range: &Value, asked: &str) -> Option<(u16, u16, String)> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
@@ -48,8 +48,8 @@ fn read_range(range: &Value, asked: &str) -> Option<(u16, u16, String)> {
     Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address(host, &port.to_string(), asked)?))
 }
 
-/// Returns the node that a MOVED or ASK names, as `host:port`. If the answer names no host, the node is on the host
-/// that answered.
+/// Returns the node that a MOVED or ASK answer names, as `host:port`. If the answer names no host, the node is on the
+/// host that sent the answer.
 pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
     let (host, port) = node.rsplit_once(':')?;
     address(host, port, asked)
@@ -57,7 +57,7 @@ pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
 
 fn address(host: &str, port: &str, asked: &str) -> Option<String> {
     match host {
-        // The answering node doesn't know the name of this node yet.
+        // The node that answered doesn't know the host of this node yet.
         "?" => None,
         "" => Some(format!("{asked}:{port}")),
         // An IPv6 address needs brackets before a port.
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_servers() {
-        // Expected values: These slots are from CLUSTER KEYSLOT of Redis 7.0.
+        // These expected slots were computed with CLUSTER KEYSLOT of Redis 7.0.
         for (key, expected) in [
             ("", 0),
             ("123456789", 12_739),

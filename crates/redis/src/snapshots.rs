@@ -26,10 +26,10 @@ pub enum Scanned<T> {
     Shrunk,
 }
 
-/// Some members of a board, and the cursor to continue at.
+/// Some members of a board, and the cursor of the next page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScanPage {
-    /// The next cursor. `None` at the end.
+    /// The cursor of the next page, or `None` at the end.
     pub next: Option<String>,
     /// The members. Earlier pages can contain some of the same members.
     pub members: Vec<BoardMember>,
@@ -61,7 +61,8 @@ impl Cache {
         Ok(found)
     }
 
-    /// Changes a board's mark from `former` to `new`. `None` means no mark. The run must have claimed the board.
+    /// Changes a board's mark from `former` to `new`. `None` stands for a missing mark. The run must have claimed the
+    /// board.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -137,7 +138,8 @@ impl Cache {
     }
 
     /// Returns two facts: whether the restored zset is complete, and whether a restore was interrupted after it began
-    /// to move members. After such an interruption, only this zset contains the moved additions since the loss.
+    /// to move members. After such an interruption, only the restored zset contains the members that were already
+    /// moved.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");
@@ -175,7 +177,7 @@ impl Cache {
     }
 
     /// Moves members that were added since the loss from the live zset into the restored zset, at most `members_max` in
-    /// one call. When no members remain, the restored zset becomes the live one and gets `mark`.
+    /// one call. When no members remain, the restored zset becomes the live zset and gets `mark`.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -185,9 +187,9 @@ impl Cache {
         self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Raises the members of a live board that have a lower score than in `members`, and returns the count of raised
-    /// members. `pages_before` is for a board that will be frozen afterwards: the count of pages that must have arrived
-    /// before this page.
+    /// Raises the scores of a live board's members to the scores in `members`, where these are higher. Returns the
+    /// count of raised members. `pages_before` is for a board that will be frozen afterwards: the count of pages that
+    /// must have arrived before this page.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -221,7 +223,8 @@ impl Cache {
     }
 }
 
-/// Adds score and member to the call. The score has the shortest digits that parse to exactly the same number.
+/// Adds a score and its member to the call. The score is written with the fewest digits that parse to exactly the same
+/// number.
 fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
@@ -247,7 +250,7 @@ pub(super) fn scan_page(answer: &Value) -> Option<ScanPage> {
     Some(ScanPage { next, members: read_members(members)? })
 }
 
-/// Reads the scores of members, `None` for a missing member.
+/// Reads the scores of members. The score of a missing member is `None`.
 pub(super) fn scores(answer: &Value) -> Option<Vec<Option<f64>>> {
     let Value::Array(scores) = answer else { return None };
     Some(scores.iter().map(|score| text(score)?.parse().ok()).collect())

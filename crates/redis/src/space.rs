@@ -1,4 +1,4 @@
-//! Estimates how compact Redis stores buckets, and deletes all keys of a layout.
+//! Estimates how compactly Redis stores buckets, and deletes all keys of a layout.
 
 use redis::{Cmd, Pipeline, Value};
 use tallyd_connect::fate::Fate;
@@ -19,12 +19,12 @@ pub const LISTPACK_FIELDS: u64 = 512;
 /// targets per bucket, commands take more time.
 pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
-/// A popular target's number has this number of digits.
+/// The number of digits of a popular target's number.
 const DIGITS: u64 = 7;
 
 impl Cache {
-    /// Returns the smallest limit of fields of a compact hash on any server. Returns `None` if a server is unreachable
-    /// or refuses to answer.
+    /// Returns the maximum number of fields of a compact hash: the smallest limit among all servers. Returns `None` if
+    /// a server is unreachable or refuses to answer.
     pub async fn listpack_fields(&self) -> Option<u64> {
         self.setting(LISTPACK_ENTRIES).await.ok().flatten()
     }
@@ -50,8 +50,9 @@ impl Cache {
     }
 
     /// Deletes the keys of a layout that no client should use any more, and returns the count of deleted keys. A dry
-    /// run deletes nothing. The call deletes the marks of loaded buckets first. So a client that still reads this
-    /// layout gets unknown numbers, not zeros. In the layout `entity`, the call keeps the other fields of each hash.
+    /// run deletes nothing. The call first deletes the marks of loaded buckets. So if a client still reads this layout,
+    /// the client gets unknown numbers, not zeros. In the layout `entity`, the call keeps the other fields of each
+    /// hash.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
         for (_, name) in kinds.all() {
@@ -119,9 +120,9 @@ impl Cache {
     }
 }
 
-/// Estimates the count of fields in the largest bucket of a layout whose buckets hold `mean` fields on average. Targets
-/// are spread randomly (Poisson). With 2^n buckets, hardly any bucket exceeds `mean + sqrt(2 mean ln 2^n) + ln(2^n) /
-/// 3` (Bernstein's inequality). The result includes the fields that belong to no target.
+/// Estimates the count of fields in the largest bucket of a layout, if its buckets contain `mean` fields on average.
+/// Targets are spread randomly (Poisson). With 2^n buckets, hardly any bucket exceeds `mean + sqrt(2 mean ln 2^n) +
+/// ln(2^n) / 3` (Bernstein's inequality). The result includes the fields that belong to no target.
 pub fn fields_most(layout: &Layout, mean: f64, partitions: u16) -> u64 {
     let buckets = f64::from(layout.buckets()).ln();
     (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + fields_beside(partitions)

@@ -57,8 +57,8 @@ impl Topology {
     }
 }
 
-/// Connects with the account in the URL. If the server refuses that account, the call tries the sentinels' account, and
-/// then connects without an account.
+/// Connects with the account in the URL. If the server refuses this account, the call tries the sentinels' account. If
+/// the server refuses both accounts, the call connects without an account.
 async fn connect(config: &Redis) -> Result<MultiplexedConnection> {
     let timeout = Duration::from_millis(config.timeout_ms);
     let login = Login::new(config, timeout);

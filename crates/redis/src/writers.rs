@@ -1,5 +1,5 @@
 //! Reads and writes the text in Redis that says which program counts each number (`tallyd_core::writers`). Daemons
-//! write it.
+//! write this text.
 
 use redis::{Pipeline, Value};
 
