@@ -47,8 +47,8 @@ pub(crate) struct NoDaemon {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoControl {
     #[error(
-        "no daemon answers at {0}: {1}. Run this on a machine with a running daemon (systemctl status tallyd), and with its configuration: \
-         [admin] control is the path of its socket"
+        "no daemon answers at {0}: {1}. Run the command on a machine with a running daemon (systemctl status tallyd), with the daemon's \
+         configuration: [admin] control is the path of the daemon's socket"
     )]
     NoDaemon(PathBuf, String),
     #[error("this user has no right to use {0}: run the command with sudo, or as a member of the daemon's group")]

@@ -152,7 +152,7 @@ fn proof(report: &Report) -> String {
     match undecided {
         0 => format!("compared {judged} targets, found no difference"),
         _ => format!(
-            "compared {judged} targets, found no difference; {undecided} more changed at each check and are undecided: a later reconcile \
+            "compared {judged} targets, found no difference; {undecided} more targets changed at each check: a later reconcile \
              compares them"
         ),
     }

@@ -217,7 +217,7 @@ async fn unused(broker: &Broker, link: &Link, map: &NotedMap, with_messages: boo
     }
     if depth.messages > 0 && !with_messages {
         let text = format!(
-            "{queue} has {} messages: pause the producers and run a daemon with the map until it is empty, or add --with-messages, which \
+            "{queue} has {} messages: pause the producers and run a daemon with the map until the queue is empty, or add --with-messages, which \
              deletes them",
             depth.messages
         );

@@ -3,7 +3,7 @@
 
 const byId = (id) => document.getElementById(id);
 
-/** The daemon's time. It is frozen while the page shows old values. */
+/** The daemon's time, which is frozen while the page shows old values. */
 const time = { offset: 0, stopped: null };
 const liveNow = () => Date.now() * 1000 + time.offset;
 const knownNow = () => time.stopped ?? liveNow();
@@ -48,7 +48,7 @@ function put(element, parts, title = "") {
   else element.removeAttribute("title");
 }
 
-/** Creates or updates the children of `parent` for items, identified by keys, in their order. */
+/** Creates or updates a child of `parent` for each item, in the order of the items. A key identifies an item. */
 function keyed(parent, items, key, create, change) {
   const known = new Map([...parent.children].map((child) => [child.key, child]));
   const seen = new Set();
@@ -65,7 +65,10 @@ function keyed(parent, items, key, create, change) {
   known.forEach((child) => child.remove());
 }
 
-/** Shows a section's summary beside its heading. Opens a section with a problem, and closes it after the problem. */
+/**
+ * Shows a section's summary beside its heading. Opens the section when a problem begins, and closes it when the
+ * problem ends.
+ */
 function fold(id, bad, words) {
   const section = byId(id);
   put(section.querySelector(".summed"), [styled(bad ? "mild" : "muted", `${bad ? "! " : ""}${words}`)]);

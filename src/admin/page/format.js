@@ -21,7 +21,7 @@ function span(seconds) {
   return spoken(seconds);
 }
 
-/** In two units. The smallest unit is a second. */
+/** A duration in at most two units. The smallest unit is a second. */
 function spoken(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];

@@ -13,7 +13,7 @@ const REACHES = [
 const GAP = 16e6;
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 52, 6, 8, 18];
 
-/** The next number that is round and has a round half. */
+/** The smallest round number that is not below `value`, and whose half is also round. */
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.9999);
@@ -28,7 +28,7 @@ function reachOf(points) {
   return REACHES.find(({ reach }) => oldest >= knownNow() - reach) ?? REACHES.at(-1);
 }
 
-/** Numbers over time. `series` are `{ name, label, of }`. The first line is solid, the second dashed. */
+/** Numbers over time. `series` are `{ name, label, of }`. The first line is solid, and the second line is dashed. */
 class Plot {
   constructor(id, title, series, say, least) {
     Object.assign(this, { series, say, least, points: [], starts: [], reached: REACHES[0] });
@@ -100,7 +100,7 @@ class Plot {
     return found;
   }
 
-  /** Gaps without data: before the first point, and between distant points. */
+  /** The elements that mark periods without data: before the first point, and between distant points. */
   gaps(seen) {
     const ends = [{ at: this.from }, ...seen, { at: this.from + this.reached.reach }];
     const far = ends.slice(1).map((end, place) => [ends[place].at, end.at]).filter(([from, until]) => until - from > GAP);
@@ -111,7 +111,7 @@ class Plot {
     });
   }
 
-  /** The starts of processes. */
+  /** The lines that mark the starts of daemon processes. */
   starting() {
     const seen = this.starts.filter((at) => at >= this.from);
     return seen.map((at) =>
@@ -138,7 +138,7 @@ class Plot {
     });
   }
 
-  /** Shows the values at the pointer, or of the last point. */
+  /** Shows the values at the pointer, or the values of the last point. */
   point() {
     const one = cursor.at === null ? this.points.at(-1) : this.nearest(cursor.at);
     this.series.forEach((series, place) => {
@@ -150,7 +150,7 @@ class Plot {
     this.marks?.replaceChildren(...(one && cursor.at !== null ? this.cursor(one) : []));
   }
 
-  /** A line at the selected point, with its time. */
+  /** A line at the selected point, with the point's time. */
   cursor(one) {
     const x = this.x(one.at);
     const [side, anchor] = x > this.width / 2 ? [-4, "end"] : [4, "start"];
