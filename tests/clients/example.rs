@@ -158,8 +158,8 @@ pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
     scores
 }
 
-/// Returns three maps from targets to likes: from Redis, from MySQL's counters, and from the like records. Zeros are
-/// left out.
+/// Returns three maps from targets to likes: from Redis, from MySQL's counters, and from the like records. Targets
+/// without likes are left out.
 pub async fn three_truths(world: &World) -> [BTreeMap<Target, i64>; 3] {
     let mut counters = world.counters().await;
     counters.retain(|_, likes| *likes != 0);

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 pub struct Stall {
     /// The proxy stops answering after the caller has sent this text.
     pub after: &'static str,
-    /// The number of callers that get no answer. These are the first callers, and all later callers get answers.
+    /// The number of callers, from the first caller on, that get no answer. All later callers get answers.
     pub callers: usize,
 }
 

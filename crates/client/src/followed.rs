@@ -33,7 +33,7 @@ pub(super) struct Followed {
     asked: Mutex<Asked>,
 }
 
-/// When to ask Redis next, and whether the last try failed.
+/// Says when the client must ask Redis next, and whether the last request failed.
 #[derive(Default)]
 struct Asked {
     /// The time of the next request to Redis. `None` before the first request.

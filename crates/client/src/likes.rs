@@ -315,7 +315,7 @@ impl Client {
         Ok(cache.keys.place(kind, target, self.metric))
     }
 
-    /// Adds to the boards, and counts in the second layout. Returns how many boards failed.
+    /// Adds the like to the boards, and counts it in the second layout. Returns how many boards failed.
     async fn add_elsewhere(&self, also: Option<Call>, liked: bool, boards: &[OnBoard<'_>]) -> usize {
         let mut failed = 0;
         let mut calls = Vec::with_capacity(boards.len() + 1);

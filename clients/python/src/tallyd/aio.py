@@ -88,8 +88,8 @@ class AsyncTallyd(Base):
             return {}
         if self._gateway is not None:
             return as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
-        # Shield the command from cancellation. Otherwise the next command on this connection would
-        # get its answer.
+        # Shield the command from cancellation. Otherwise the next command on this connection would get the cancelled
+        # command's answer.
         return as_given(given, ids, await asyncio.shield(self._from_redis(kind, ids, metric)))
 
     async def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:

@@ -1,6 +1,6 @@
 //! The events as types, from which docs/events.schema.json is made. The limits are constants of the decoder.
 
-#![expect(dead_code, reason = "the code never makes an event, only the schema")]
+#![expect(dead_code, reason = "no code makes an event: the types only describe the schema")]
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
