@@ -266,7 +266,7 @@ async fn the_documented_rights_are_enough() {
     world.close().await;
 }
 
-/// Repairs a wrong counter in Redis. Then archives a board, also after late writes, until the board expires.
+/// Repairs a wrong counter in Redis, archives a board of a past week, and reconciles the changed counters.
 async fn repair_and_archive(
     world: &World,
     tallyd: &dyn Fn(&[&str]) -> String,

@@ -83,7 +83,7 @@ impl Package {
         }
     }
 
-    /// Makes a folder as a new user has it, with the installed package.
+    /// Makes a folder with only the installed package, as a new user has it.
     fn install(self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         match self {

@@ -1,4 +1,5 @@
-//! Runs the README's first example in a folder as a new user has it. The example publishes the first event.
+//! Runs the README's first example as a new user does, in a folder with only the package. The example publishes the
+//! first event.
 
 use std::fs;
 
