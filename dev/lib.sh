@@ -175,7 +175,7 @@ stack_versions() {
     done
 }
 
-# A server must not use the data of another version.
+# A server must not use data that a server of another version wrote.
 require_recorded_version() {
     local recorded=
     [[ ! -s $STACK_DIR/$1/from ]] || recorded=$(<"$STACK_DIR/$1/from")

@@ -1,9 +1,10 @@
 /*
- * A clock that can be stepped. Preloaded into a server or a daemon, it adds the number in a file to the time of day.
+ * A library that changes the time of day of the server or daemon that preloads it: it adds the number in a file.
  *
- * The file has one number in the machine's byte order: microseconds, eight bytes. It is mapped, so the next look sees
- * a step. Monotonic clocks do not change, as when a real clock is stepped. libfaketime does not work in Redis, because
- * it allocates memory while jemalloc starts. This code allocates nothing.
+ * The file has one number of microseconds, in eight bytes and in the machine's byte order. The file is mapped into
+ * memory, so a process sees a new number at its next call. Monotonic clocks do not change: stepping a real clock does
+ * not change them either. libfaketime does not work in Redis, because libfaketime allocates memory while jemalloc
+ * starts. This library allocates no memory.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,8 +68,8 @@ time_t time(time_t *at)
     return now.tv_sec;
 }
 
-/* A wait ends at an instant, which the kernel compares with its own clock. An instant before 2001 is of a clock that
- * began at the machine's start. */
+/* A wait ends at a time that the kernel compares with its own clock, so the offset is subtracted. A time before 2001 is
+ * from a clock that began at the machine's start, and is not changed. */
 int pthread_cond_timedwait(pthread_cond_t *restrict cond, pthread_mutex_t *restrict mutex,
                            const struct timespec *restrict until)
 {

@@ -37,7 +37,7 @@ pub struct Item {
 /// A planned injection of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The fault begins at the earliest after this time, measured from the start of the run.
+    /// The earliest time at which the fault can begin, measured from the start of the run.
     pub start: Duration,
     /// The fault's index in the list of items.
     pub item: usize,

@@ -32,7 +32,7 @@ impl Relay {
         Ok((Self { silent: sender, accepting: accepting.abort_handle() }, url.to_string()))
     }
 
-    /// Makes the relay transfer no more data, but keep all connections open.
+    /// From now on, the relay transfers no data, but keeps all connections open.
     pub fn fall_silent(&self) {
         self.silent.send_replace(true);
     }

@@ -23,11 +23,12 @@ use crate::common::world::{Setup, World, stack};
 pub enum Queue {
     /// Likes and unlikes.
     Likes,
-    /// Count events of a metric that API servers count in Redis.
+    /// Events of the type `count`, for a metric that API servers count in Redis.
     Counts,
-    /// Count events of a metric that the daemon counts in Redis. Each batch adds a row to the outbox table.
+    /// Events of the type `count`, for a metric that the daemon counts in Redis. Each batch adds a row to the outbox
+    /// table.
     CountsByDaemon,
-    /// Count events of a single target.
+    /// Events of the type `count`, all for a single target.
     HotCounts,
 }
 

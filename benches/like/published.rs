@@ -201,7 +201,7 @@ pub(super) async fn click(client: &Client, target: Target, user: UserId, liked: 
     let clicked = if liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
     match clicked? {
         Clicked::Published(event) => Ok(event),
-        other => bail!("a like was not only published: {other:?}"),
+        other => bail!("a like should only be published, but the result is {other:?}"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Checks counters other than likes: each count is applied once, and each set counter has the newest value.
+//! Checks counters other than likes: each count event is applied once, and each counter that was set has the newest
+//! value.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,7 +20,7 @@ pub struct Event {
     pub metric: u8,
     pub delta: i64,
     pub at: Micros,
-    /// True if MySQL must contain the count.
+    /// True if MySQL must contain the count event.
     is_confirmed: bool,
     /// The time when the first call that sent the event began. `ended` is the time when the last call that sent the
     /// event ended.

@@ -361,7 +361,7 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     story.state.letters.pop();
     story.history.windows[0].begin = story.now + S;
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone()), stray.clone()]);
-    // The daemon dead-letters only an event whose `at` is ahead.
+    // The daemon dead-letters an event for this reason only if the event's `at` is ahead of the clock.
     let mut story = Story::new();
     story.window(Loses::Ahead);
     let at = story.now + S;

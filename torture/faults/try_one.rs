@@ -17,7 +17,7 @@ use crate::site::{Options, Site};
 
 const CLICKERS: u64 = 4;
 
-/// Seconds that a fault lasts, if its range allows it.
+/// The number of seconds that a fault lasts, if the fault's range of durations allows this number.
 const HOLD_S: u64 = 8;
 
 /// How long to wait until everything works again after a fault.

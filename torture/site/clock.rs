@@ -27,7 +27,7 @@ impl Clock {
         Ok(file.write_all_at(&(seconds * 1_000_000).to_ne_bytes(), 0)?)
     }
 
-    /// Returns the environment with which a process uses this clock.
+    /// Returns the environment variables that make a process use this clock.
     pub fn environment(&self) -> Vec<(&'static str, PathBuf)> {
         let library = std::env::var_os(LIBRARY).map(|library| ("LD_PRELOAD", PathBuf::from(library)));
         library.into_iter().chain([(FILE, self.file().to_owned())]).collect()

@@ -1,6 +1,6 @@
-// A like consumer as Go teams write it, with amqp091-go and go-sql-driver. `batch`: a multi-row upsert per batch, the
-// newest event wins, no counters. `exact`: the same in a transaction that reads the old states first and keeps counters.
-// Both acknowledge after the commit.
+// A like consumer as Go teams write it, with amqp091-go and go-sql-driver. The mode `batch` writes each batch with a
+// multi-row upsert, in which the newest event wins, and keeps no counters. The mode `exact` uses a transaction that
+// first reads the old states, and also keeps counters. Both modes acknowledge after the commit.
 package main
 
 import (
@@ -27,7 +27,7 @@ const (
 	addToOld   = " ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))"
 	likeMetric = 1
 
-	// A statement stays below max_allowed_packet for any batch.
+	// With this limit, every statement is smaller than max_allowed_packet.
 	rowsPerStatement = 5000
 	// MariaDB turns longer IN lists into a join.
 	pairsPerSelect = 500
@@ -139,7 +139,7 @@ func (w *writer) write(batch []amqp.Delivery) error {
 	return tx.Commit()
 }
 
-// The newest event of each pair, in the order of the key.
+// Returns the newest event of each pair, in the order of the key.
 func decode(batch []amqp.Delivery) ([]state, error) {
 	states := make([]state, 0, len(batch))
 	for _, delivery := range batch {
@@ -250,7 +250,7 @@ func groups(rows, columns int) string {
 	return strings.TrimSuffix(strings.Repeat(group+",", rows), ",")
 }
 
-// The driver puts the values into the text, so there is one round trip and no statement to prepare.
+// The driver puts the values into the statement's text, so each statement needs one round trip and is not prepared.
 func connectDatabase() *sql.DB {
 	u, err := url.Parse(os.Getenv("MYSQL_URL"))
 	check(err)

@@ -1,5 +1,6 @@
-// A like consumer as Node teams write it, with amqplib and mysql2. `row`: a statement per message, ten in parallel.
-// `batch`: a multi-row upsert per batch. Both acknowledge after the commit; the newest event wins; no counters.
+// A like consumer as Node teams write it, with amqplib and mysql2. The mode `row` sends one statement per message, with
+// ten in parallel. The mode `batch` sends a multi-row upsert per batch. In both modes, the newest event wins, there are
+// no counters, and messages are acknowledged after the commit.
 
 import amqp from 'amqplib';
 import mysql from 'mysql2/promise';
@@ -10,7 +11,7 @@ const BATCH = Number(process.env.BATCH);
 const LINGER_MS = Number(process.env.LINGER_MS);
 const KINDS = { video: 1 };
 const CONNECTIONS = 10; // of `row`
-// A statement stays below max_allowed_packet for any batch.
+// With this limit, every statement is smaller than max_allowed_packet.
 const ROWS_PER_STATEMENT = 5000;
 
 const INSERT = 'INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ';
@@ -20,7 +21,7 @@ const NEWEST_WINS =
 
 const say = (event, events) => process.stderr.write(`${JSON.stringify({ event, events })}\n`);
 
-// Microseconds since the epoch as DATETIME(6): a Date has milliseconds only.
+// Converts microseconds since 1970 to DATETIME(6). A Date is not enough, because it has only milliseconds.
 function datetime(at) {
   const date = new Date(Math.floor(at / 1000)).toISOString();
   return `${date.slice(0, 10)} ${date.slice(11, 23)}${String(at % 1000).padStart(3, '0')}`;
@@ -57,7 +58,7 @@ async function consumeBatches(channel) {
     writing = true;
     const batch = open.splice(0, BATCH);
     const rows = batch.map(row);
-    // In the order of the table's key.
+    // Sorts the rows in the order of the table's key.
     rows.sort((a, b) => a[1] - b[1] || a[2] - b[2]);
     if (rows.length <= ROWS_PER_STATEMENT) {
       await connection.query(`${INSERT}?${NEWEST_WINS}`, [rows]);
