@@ -13,8 +13,8 @@ use tallyd_redis::Cache;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::recent::Seen;
 
-/// The largest number of targets whose filter shape the client remembers. That many shapes need about 5 MB. At this
-/// limit the client forgets all shapes, and learns them again.
+/// The largest number of targets whose filter shape the client remembers. This number of shapes needs about 5 MB. At
+/// this limit the client forgets all shapes, and learns them again.
 const SHAPES_MAX: usize = 100_000;
 
 /// How long the epoch is cached. Until this time has passed after a failover, the client may wrongly trust a filter
