@@ -172,7 +172,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     assert!(reader.await.unwrap() > 0, "some reads must return an unknown count");
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
-    // Some likes are published late, and Redis can be flushed after it has counted a like and before it answers.
+    // The test retries, because some likes are published late, or lose the answer of Redis in a flush.
     eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
@@ -195,7 +195,7 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     let back = std::time::Instant::now();
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
-    // The daemon retries once a second. The limit is much higher, because the machine can be slow.
+    // The daemon retries once a second. The limit of 20 seconds is generous, because the machine can be slow.
     assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
     world.publish(&publisher, &bodies[100..]).await;
     world.drained(&publisher).await;
@@ -251,7 +251,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
                 == 0
     })
     .await;
-    // This event has been published before. So it changes nothing if the broker delivers it a second time.
+    // This event has been published before. So a second delivery of this event changes nothing.
     let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
     assert!(blocked.await.is_err(), "the alarm must block publishers");
     let checked = world.command().args(["config", "check"]).env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();

@@ -18,7 +18,7 @@ use tallyd_redis::layout::Loaded;
 
 const LIKE: Metric = Metric(1);
 
-/// Marks the lost buckets of videos: the run `run` loads them now. Returns the ids of the marked buckets.
+/// Marks the lost buckets of videos, to show that the run `run` loads them. Returns the ids of the marked buckets.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     let lost =
         world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
@@ -268,9 +268,9 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // If the time of a set is more than a minute ahead of the clock, the clock was put back after the set. If it is at
-    // most a minute ahead, the set can really be newer than the clock. In this case lua/count.lua uses the set's time
-    // as the start.
+    // If the time of a set is more than a minute ahead of the clock, the clock was put back after the set. If the time
+    // of a set is at most a minute ahead, the set can really be newer than the clock. In this case lua/count.lua uses
+    // the set's time as the start.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

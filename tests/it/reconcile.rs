@@ -61,8 +61,8 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     site.clicked(2_000).await;
     let mut repaired = 0;
     for round in 0..3 {
-        // These drifts stand for double counts, lost publishes and manual changes in Redis. They are on busy targets,
-        // on quiet targets, and on targets that MySQL does not know.
+        // These drifts stand for double counts, lost publishes and manual changes in Redis. The drifts are on busy
+        // targets, on quiet targets, and on targets that MySQL does not know.
         let drifts = [(target(1), 5), (target(2), -3), (target(100 + round), 1), (target(777_000 + round), 2)];
         for (target, by) in drifts {
             drift(&world, target, by).await;
@@ -175,8 +175,8 @@ async fn one_target_is_repaired_alone() {
 async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let (world, daemon, model) = settled("changed", "[reconcile]\noverlap = \"0s\"").await;
     let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
-    // A run also checks likes from the last `publish_grace` before the last run. The test waits until all likes are
-    // older.
+    // A run also checks likes that are at most `publish_grace` older than the last run. So the test waits until all
+    // likes are older than this.
     let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
     eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);

@@ -1,4 +1,4 @@
-//! On SIGHUP the daemon applies or rejects the new settings. It loses no event, and codes keep their meaning.
+//! On SIGHUP the daemon applies or rejects the new settings. The daemon loses no event, and codes keep their meaning.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -202,7 +202,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     world.publish(&publisher, &[body(&like)]).await;
     eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
     daemon.logged("\"batch-committed\"").await;
-    // Each reload reports this setting, until it has its old value again. Then the daemon accepts the reload.
+    // Each reload reports this setting until the setting has its old value again. Then the daemon accepts the reload.
     let named = reload(&world, &daemon, "[amqp]\npartitions = 2\n", "reload-needs-restart").await;
     assert_eq!(named["keys"], "[amqp] partitions");
     let back = reload(&world, &daemon, "", "reloaded").await;

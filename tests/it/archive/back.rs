@@ -71,7 +71,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let whole = raised(&whole, &live);
         stage.holds(&at, &whole).await;
         assert!(stage.in_redis(&at).await.is_empty());
-        // Writes after this point are late again, and the run adds their scores.
+        // From now on, writes to this board are late writes again, so a run adds their scores.
         stage.archive(NOW.after(DAY)).await;
         stage.holds(&at, &whole).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
@@ -215,8 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // In the first case the note belongs to another data set. In the later cases it belongs to this data set. The later
-    // cases are: the old live zset exists, the zset does not exist, and the board was restored earlier.
+    // In the first case the note belongs to another data set. In the later cases the note belongs to this data set, and
+    // the old live zset exists, the zset does not exist, or the board was restored earlier.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

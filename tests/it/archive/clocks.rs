@@ -1,4 +1,5 @@
-//! If a clock is wrong, an archive run leaves the periods that still get writes, and deletes no archive.
+//! If a clock is wrong, an archive run must not archive a period that still gets writes, and must not delete an
+//! archive.
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use crate::common::stdout;
 
 const DAILY: &str = "[[board]]\nname = \"likes\"\nperiod = \"day\"\nexpire_after = \"0s\"\narchive_keep = \"60d\"\n";
 
-/// The library of Debian's package libfaketime, which dev/test installs.
+/// The path of the library libfaketime from Debian's package, which dev/test installs.
 fn libfaketime() -> PathBuf {
     let folders = std::fs::read_dir("/usr/lib").unwrap();
     let libraries = folders.map(|folder| folder.unwrap().path().join("faketime/libfaketimeMT.so.1"));

@@ -115,13 +115,13 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     stage.close().await;
 }
 
-/// With this page size, a run raises several pages of scores, but copies only a few pages.
+/// With this page size, a run needs several pages to raise the scores, but only a few pages to copy the board.
 const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
     let mut stage = Stage::new("archive_crash_4", LARGE).await;
-    // This first run archives nothing. It only creates the notes in Redis.
+    // This first run archives nothing, and only creates the notes in Redis.
     assert!(!dies(&stage, &["archive"], "none"));
     let reached = survive(&mut stage, false, async |stage, at, whole| {
         let then = stage.remember().await;

@@ -40,7 +40,7 @@ async fn what_is_written_after_the_freeze_is_merged_once() {
     let at = week("2026-W46");
     let mut whole = board(30);
     stage.write(&at, &whole).await;
-    // This state is the same as after a run that crashed right after it had frozen the board.
+    // The test freezes the board without archiving it, as if a run had crashed right after the freeze.
     stage.claim(1).await;
     stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap();
     let live = stage.live(&at);

@@ -134,7 +134,7 @@ impl Stage {
         rows.iter().map(|row| (row.get(1), row.get(2))).collect()
     }
 
-    /// Fails unless the archive has exactly these members, each once.
+    /// Checks that the archive has exactly these members, and each of them once.
     async fn holds(&self, at: &BoardPeriod, expected: &Board) {
         let archived = self.archived(at).await;
         assert_eq!(archived.len(), expected.len(), "{at}");
@@ -158,7 +158,8 @@ impl Stage {
         }
     }
 
-    /// Notes the generation of Redis' data for `run`, as an archive run does, and returns this generation.
+    /// Claims the board for `run`, as an archive run does. Returns the generation, which identifies the data set of
+    /// Redis.
     async fn claim(&self, run: u64) -> u64 {
         self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }
@@ -171,13 +172,13 @@ impl Stage {
         Snapshots::new(&self.world.config, self.store.clone(), self.world.cache.clone())
     }
 
-    /// Makes an archiver with separate connections.
+    /// Makes a second archiver, which has its own connections.
     fn rival(&self) -> Archiver {
         let (store, cache) = self.own_connections();
         Archiver::new(&self.world.config, store, cache)
     }
 
-    /// Makes a job for snapshots with separate connections.
+    /// Makes a second snapshot job, which has its own connections.
     fn rival_snapshots(&self) -> Snapshots {
         let (store, cache) = self.own_connections();
         Snapshots::new(&self.world.config, store, cache)

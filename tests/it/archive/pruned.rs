@@ -74,7 +74,7 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
     assert!(reason(&report, "2026-W45").contains("after its archive was deleted"), "{report:#}");
-    assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("its archive was deleted"));
+    assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("the period's archive was deleted"));
     stage.close().await;
 }
 

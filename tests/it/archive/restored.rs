@@ -178,7 +178,7 @@ async fn an_archived_board_is_put_back_stays_and_ends_again() {
     let mut whole = board(2_100);
     stage.write(&at, &whole).await;
     stage.archive(NOW).await;
-    stage.refuses("2026-W46", "its frozen zset is in Redis").await;
+    stage.refuses("2026-W46", "frozen zset is in Redis").await;
     let ended = NOW.after(30 * DAY);
     assert_eq!(outcomes(&stage.archive(ended).await), [("2026-W46", Outcome::Ended)]);
     let ranked = stage.archived(&at).await;

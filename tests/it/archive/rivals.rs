@@ -103,7 +103,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The lock then stays
         // until the server disconnects the process. If the process sent a page before the stop, the server can also
-        // execute this page late. Such a page extends the lease.
+        // execute this page late. Such a late page extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {

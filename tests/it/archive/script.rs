@@ -1,4 +1,4 @@
-//! The Lua script that writers call.
+//! Tests the Lua script with which API servers change boards.
 
 use redis::AsyncCommands;
 

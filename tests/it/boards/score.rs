@@ -16,11 +16,11 @@ struct Vector {
     low_bits: u32,
     primary: String,
     low: String,
-    /// `None` if the call must fail.
+    /// The expected score, or `None` if the call must fail.
     score: Option<String>,
 }
 
-/// Calls lua/board.lua for one key. Returns the member's new score, or the error.
+/// Calls lua/board.lua with a single key. Returns the member's new score, or the error.
 async fn add(
     redis: &mut redis::aio::MultiplexedConnection,
     key: &str,

@@ -1,5 +1,5 @@
 //! Tests the output and the exit codes of the command line, on which scripts and systemd rely. To test an exit code, a
-//! test causes the failure that it reports.
+//! test causes the failure that the code reports.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -1,4 +1,4 @@
-//! `tallyd config check` with servers: it reports the problems of every server separately, and changes nothing.
+//! With servers, `tallyd config check` reports the problems of each server separately, and changes nothing.
 
 use std::fs;
 use std::process::{Command, Output};

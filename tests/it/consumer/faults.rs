@@ -1,4 +1,4 @@
-//! The consumer during faults: crashes, closed connections, rival daemons and deleted queues.
+//! Tests the consumer during crashes, with closed connections, rival daemons and deleted queues.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::event::LikeEvent;
@@ -18,7 +18,7 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
     for part in bodies.chunks(bodies.len().div_ceil(6)) {
         world.publish(&publisher, part).await;
         if part.len() == bodies.len().div_ceil(6) {
-            // The daemon is killed at a random moment, because the result must always be the same.
+            // The test kills the daemon at random moments, because the result must not depend on the moment.
             tokio::time::sleep(std::time::Duration::from_millis(dice.below(400))).await;
             daemon.kill();
             daemon = world.daemon();
@@ -217,7 +217,7 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
 }
 
 /// After each crash the broker redelivers the messages that were in flight. The consumer takes these messages one by
-/// one if they have many redeliveries. Later it takes as many messages as usual.
+/// one if they have many redeliveries. Later the consumer takes as many messages as usual.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {

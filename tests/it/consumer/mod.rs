@@ -156,8 +156,8 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.close().await;
 }
 
-/// The consumer tests MySQL with a row of kind 0, and a trigger keeps this row's state. So MySQL behaves like a server
-/// that assigns the version before the state.
+/// The consumer tests MySQL with a row of kind 0, and a trigger keeps the state of this row. So MySQL behaves like a
+/// server that sets the row's version before its state.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;
@@ -251,8 +251,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.close().await;
 }
 
-/// More than a million events are queued, in lists of a thousand events. All lists need about 100 MiB. The daemon keeps
-/// only a few batches in memory.
+/// More than a million events are queued, in lists of a thousand events. Together, the lists need about 100 MiB. The
+/// daemon keeps only a few batches in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     let world = World::new("backlog", "").await;

@@ -60,7 +60,7 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     world.close().await;
 }
 
-/// Returns the owner and the epoch of each held partition.
+/// Returns the owner and the epoch of each partition that has an owner.
 async fn held(world: &World) -> BTreeMap<u64, (String, u64)> {
     let rows: Vec<(u16, Option<String>, u64)> =
         sqlx::query_as("SELECT `partition`, owner, epoch FROM partition_owner").fetch_all(&world.pool).await.unwrap();

@@ -179,7 +179,7 @@ async fn servers_that_are_away_are_said() {
     let output = world.command().args(["dead", "list"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 0, "could not be read: connect to RabbitMQ");
     assert!(stdout(&output).contains("unknown-kind"), "{}", stdout(&output));
-    // Here RabbitMQ is reachable, but the queue is not declared.
+    // RabbitMQ is reachable now, but the queue is not declared.
     assert_exits(&world.tallyd(&["dead", "list"]), 0, "no queue");
     let output = world.command().args(["dead", "replay", "1", "--force"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 75, "connect to RabbitMQ");

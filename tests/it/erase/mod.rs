@@ -21,10 +21,10 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{Model, World, body, stderr, stdout};
 
-/// The id of the user to erase. It has so many digits that no other id or number contains it.
+/// The id of the user to erase. This id has so many digits that no other id or number contains it.
 const USER: UserId = UserId(70_070_070_007);
 
-/// The id of the target to erase. It is as long as [`USER`], for the same reason.
+/// The id of the target to erase. This id is as long as [`USER`], for the same reason.
 const VIDEO: u64 = 42_042_042_042;
 
 /// The daemon counts likes, and API servers only publish.

@@ -27,8 +27,8 @@ async fn a_filter_is_what_redisson_reads() {
     let mut redis = world.redis().await;
     let fields = ["size", "hashIterations", "expectedInsertions", "falseProbability", "inserted", "building"];
     let fields: Vec<Option<String>> = redis.hmget(&config, &fields).await.unwrap();
-    // The first value is the result of Redisson's optimalNumOfBits(600, 1e-5). The second is the result of its
-    // optimalNumOfHashFunctions for this number of bits.
+    // The first value is the result of Redisson's optimalNumOfBits(600, 1e-5). The second value is the result of
+    // Redisson's optimalNumOfHashFunctions for this number of bits.
     let expected = ["14377", "17", "600", "1.0E-5", "300"].map(|field| Some(field.to_owned()));
     assert_eq!(fields[..5], expected);
     assert_eq!(fields[5], None);

@@ -1,4 +1,4 @@
-//! If a Bloom filter says that a user does not like a target, this "no" is always right. It must stay right despite
+//! If a Bloom filter says that a user does not like a target, this "no" is always right. A "no" must stay right despite
 //! concurrent builds, killed runs, lost data and concurrent clicks.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 use crate::common;
 use common::{World, client_of};
 
-/// With these settings, each target with 20 or more likes has a filter. Not the daemon but the test runs the filters'
-/// job.
+/// With these settings, each target with 20 or more likes has a filter. The test runs the filters' job, and the daemon
+/// does not.
 const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
 
 type Redis = redis::aio::MultiplexedConnection;

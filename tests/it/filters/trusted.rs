@@ -88,7 +88,7 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
     let execute = async |sql: &'static str| sqlx::query(sql).execute(&world.pool).await.unwrap();
-    // The last run started two hours ago and was killed. It sent its last heartbeat just before that.
+    // The last run started two hours ago, sent its last heartbeat just now, and was then killed.
     execute(
         "UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, outcome = NULL, report = NULL, \
          heartbeat_at = NOW(6)",

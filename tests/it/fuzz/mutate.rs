@@ -5,8 +5,8 @@ use crate::common::Dice;
 /// The maximum length of an input.
 const BYTES_MAX: usize = 20_000;
 
-/// These pieces of input often break parsers. They are the limits of integer types, pieces of JSON, TOML and Redis'
-/// protocol, and invalid text.
+/// These pieces of input often break parsers: the limits of integer types, pieces of JSON, TOML and Redis' protocol,
+/// and invalid text.
 const TOKENS: [&[u8]; 48] = [
     b"0",
     b"-1",

@@ -1,4 +1,4 @@
-//! The gateway's answers to posted events.
+//! Tests the gateway's answers to posted events.
 
 use futures_util::StreamExt;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! The real daemon gets a very large number of harmful messages. It must keep running, and write the valid events among
-//! these messages. It dead-letters the other messages with a reason, until a limit is reached.
+//! The real daemon gets a very large number of harmful messages. The daemon must keep running, and write the valid
+//! events among these messages. It dead-letters all other messages with a reason, until a limit is reached.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -164,8 +164,8 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
         publisher.publish("", &aside, &good(number)).await.unwrap();
     }
     let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
-    // This message is the first in the queue. It ends each connection, so the daemon can't read the delivery counts of
-    // the messages behind it.
+    // This message is the first in the queue. The message ends each connection, so the daemon can't read the delivery
+    // counts of the messages behind it.
     raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;

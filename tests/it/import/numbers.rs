@@ -1,4 +1,4 @@
-//! Imports opening balances. These are counts without a row per user.
+//! Imports opening balances. Opening balances are counts without a row per user.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;

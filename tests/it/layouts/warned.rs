@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use crate::common::private::Private;
 use crate::common::{World, stderr, stdout};
 
-/// Adds targets with two counters each. Their ids are snowflake ids.
+/// Adds targets with snowflake ids. Each target has two counters.
 async fn fill(world: &World, targets: u64) {
     let ids: Vec<u64> = (0..targets).map(|number| (1_700_000_000_000 + number * 7) << 22 | 5 << 12).collect();
     for ids in ids.chunks(1_000) {

@@ -204,8 +204,8 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     world.publish(&publisher, &likes).await;
     settle(&world, &publisher).await;
     world.report(&["reconcile", "--full"]);
-    // The test deletes rows that `counter` and Redis still count. It also changes the row of another target in
-    // `counter`, whose count in Redis stays right.
+    // The test deletes rows that `counter` and Redis still count. The test also changes another target's row in
+    // `counter`, while the count of this target in Redis stays right.
     for sql in [
         "DELETE FROM like_record WHERE target_id = 1 AND user_id > 2",
         "UPDATE counter SET value = value - 4 WHERE target_id = 2 LIMIT 1",

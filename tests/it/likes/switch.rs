@@ -140,7 +140,7 @@ async fn counting_is_not_handed_over_while_many_events_wait() {
     let mut held = world.pool.begin().await.unwrap();
     sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *held).await.unwrap();
     let event = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros(1), liked: true };
-    // These are more events than the daemon receives before its first commit.
+    // The test publishes more events than the daemon receives before its first commit.
     let bodies: Vec<_> = (1..=40_000).map(|user| body(&event(user))).collect();
     world.publish(&publisher, &bodies).await;
     world.write(BY_API);

@@ -26,7 +26,7 @@ fn memory_max_mib(partitions: u64) -> u64 {
 }
 
 /// The files of connections, the log and epoll stay below these limits. A leak per message or per outage would exceed
-/// them by far.
+/// the limits by far.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
@@ -69,7 +69,7 @@ fn number_of(daemon: &Daemon, what: &str) -> usize {
 }
 
 /// After tens of thousands of small messages the consumer has a large prefetch. Then large messages arrive while MySQL
-/// doesn't answer. They are more than the consumer can keep in memory.
+/// doesn't answer. The consumer can't keep all large messages in memory.
 async fn stays_under_memory_max(
     name: &str,
     partitions: u64,

@@ -27,7 +27,7 @@ struct Site {
     publisher: Publisher,
 }
 
-/// Returns the name of the test's world, which is also the prefix of its exchanges.
+/// Returns the name of the test environment, which is also the prefix of its exchanges.
 fn prefix(name: &str) -> String {
     format!("t_{name}_{}", std::process::id())
 }

@@ -1,4 +1,4 @@
-//! Tests boards whose scores come from other metrics than likes.
+//! Tests boards whose scores come from metrics other than likes.
 
 use std::collections::BTreeMap;
 

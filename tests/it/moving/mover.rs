@@ -62,8 +62,7 @@ impl Mover {
         mover
     }
 
-    /// Returns settings that only the test needs. These are the servers' addresses with the page's accounts, and
-    /// shorter times.
+    /// Returns settings that only the test needs: the servers' addresses with the page's accounts, and shorter times.
     fn addresses(&self) -> String {
         let logged_in = |url: &str, user: &str, password: &str| {
             let mut url = url::Url::parse(url).unwrap();
@@ -80,8 +79,8 @@ impl Mover {
         )
     }
 
-    /// The page's commands call some programs. Makes scripts with the same names, which call these programs with the
-    /// test's servers.
+    /// Makes a script for each program that the page's commands call. The script has the same name, and calls the
+    /// program with the test's servers.
     fn make_programs(&self) {
         let folder = self.folder().join("bin");
         fs::create_dir(&folder).unwrap();

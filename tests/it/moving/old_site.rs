@@ -31,8 +31,8 @@ pub const QUIET: std::ops::Range<u64> = 1_000..1_050;
 /// The id of a post whose like count in Redis is wrong, and the number by which the count is too high.
 pub const WRONG: (u64, i64) = (3, 5);
 
-/// The ids of deleted posts, which no longer have rows but still have keys. They are so many that a reconcile repairs
-/// them only with `--force`.
+/// The ids of deleted posts, which no longer have rows but still have keys. A reconcile repairs so many targets only
+/// with `--force`.
 const DELETED: std::ops::Range<u64> = 1_001..1_151;
 
 /// Between two clicks.

@@ -10,8 +10,8 @@ use tallyd_rabbitmq::Publisher;
 use super::common::{World, eventually, stderr, stdout};
 use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
 
-/// The time within which a daemon must follow an order. It needs at most two seconds, because it reads the orders once
-/// a second and writes a batch in less than a second. The rest is for slow machines.
+/// The time within which a daemon must follow an order. A daemon needs at most two seconds, because it reads the orders
+/// once a second and writes a batch in less than a second. The limit is higher for slow machines.
 const OBEYED_WITHIN: Duration = Duration::from_secs(15);
 
 fn ordered(world: &World, arguments: &[&str]) -> String {
@@ -81,8 +81,8 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
 
     assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer resumes\n");
     assert_exact(&world, &publisher, &counts).await;
-    // A second daemon does not replace the socket of a running daemon. It takes over the socket only when the first
-    // daemon has ended.
+    // A second daemon does not replace the socket of a running daemon. The second daemon takes over the socket only
+    // when the first daemon has ended.
     let [one, two] = daemons;
     let (holder, other) = if one.log().contains("control-not-listening") { (two, one) } else { (one, two) };
     assert!(other.log().contains("another process listens there"), "{}", other.log());

@@ -52,7 +52,7 @@ async fn rows_once(name: &str, settings: &str) {
     apply(&world, &world.cache, 1, &[(3, vec![add(1, VIEW, 1)])]).await;
     apply(&world, &world.cache, CORRECTIONS, &[(1, vec![add(2, FORWARD, 3)])]).await;
     apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
-    // The partitions of maps have much larger numbers. Here two of them send the same row twice.
+    // The partitions of maps have much larger numbers. Here two partitions of maps send the same row twice.
     for map in [60_007, 60_001, 60_007, 60_001] {
         apply(&world, &world.cache, map, &[(5, vec![add(1, VIEW, 1)])]).await;
     }
@@ -90,7 +90,7 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     let lost = world.cache.begin_load(("video", Kind(1)), &[VIEW], 1, 0, 1_000, &outbox).await.unwrap();
     assert_eq!((marks(&world, first).await, marks(&world, second).await), ("0:5,2:7".to_owned(), "0:3,2:7".to_owned()));
     assert_eq!(lost.held, [((target(first), VIEW), 5)].into());
-    // These rows arrive late. They were committed before the load, so its sums already include them.
+    // These rows arrive late. They were committed before the load, so the sums of the load already include the rows.
     let late = [add(first, VIEW, 100), add(second, VIEW, 100)].to_vec();
     apply(&world, &world.cache, 2, &[(7, late.clone())]).await;
     apply(&world, &world.cache, 0, &[(3, late)]).await;
@@ -246,7 +246,7 @@ async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
     let left = apply(&world, &world.cache, 0, &[(7, vec![add(1, VIEW, 7)]), (9, vec![add(1, VIEW, 1_000)])]).await;
     assert_eq!(left, Left { unknown_marks: 1, ..Left::default() });
     assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 1_111), ((2, 5), -3)].into());
-    // The first addition makes its counter negative, and the last one makes a counter with sixteen digits.
+    // The first addition makes its counter negative, and the last addition makes a counter with sixteen digits.
     let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
     apply(&world, &world.cache, 0, &huge).await;
     assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());

@@ -1,4 +1,4 @@
-//! The outbox in MySQL: reads, appends by jobs, and deletions.
+//! Tests the reads of the outbox in MySQL, the rows that jobs append to it, and the deletion of rows.
 
 use tallyd_core::model::Addition;
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
@@ -31,7 +31,7 @@ async fn corrections_are_added_beside_the_partitions() {
     assert_exact(&world, &publisher, &counts).await;
     let redis = in_redis(&world, &world.cache, 3_500).await;
     assert!((1_001..=3_500).all(|id| redis.get(&(id, VIEW.0)) == Some(&6)));
-    // A reconcile must also succeed after these additions.
+    // A reconcile must also succeed after these rows of the outbox.
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     assert!(daemon.stop().success());
     world.close().await;

@@ -18,7 +18,7 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
     let mut run = stage.run(&["--full"], &points);
     for user in [50, 60] {
         run.paused().await;
-        // From here on the daemon is frozen. It still owns the partition, but receives no messages.
+        // From here on the frozen daemon still owns the partition, but receives no messages.
         stage.daemon.logged("consuming").await;
         stage.daemon.signal("STOP");
         // Users like targets with right and with wrong counters, before and after the run publishes its fence message.

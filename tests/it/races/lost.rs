@@ -81,8 +81,8 @@ async fn become_copy_of(server: &Private, other: &Private) {
 async fn a_drift_that_was_lost_with_the_old_master_is_not_repaired() {
     let (server, replica) = (Private::start(&[]).await, Private::start(&[]).await);
     let stage = Stage::new("lost_drift", &format!("[redis]\nurl = \"{}\"", server.url())).await;
-    // At this point the replica has the newest buckets. If no repair changed a bucket since, an outdated replica has
-    // the same load state for it.
+    // At this point the replica has the newest load state of each bucket. An outdated replica has the same load states,
+    // if no run has repaired a counter since.
     become_copy_of(&replica, &server).await;
     drift(&stage.world, target(1), 2).await;
     let mut run = stage.run(&["--full"], &["reconcile:agreed"]);

@@ -40,7 +40,7 @@ enum Luck {
     Twice,
     /// The click is published, and later published again.
     Repeated,
-    /// The event is published so long after Redis has counted it.
+    /// The event is published this long after Redis has counted it.
     Stalled(Duration),
 }
 
@@ -157,8 +157,8 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
         Some(moment) => match tokio::time::timeout(moment, run.wait_with_output()).await {
             Ok(output) => output,
             Err(_) => {
-                // The process was killed when its value was dropped. Its lease would end much later, so the test ends
-                // it now.
+                // The process was killed when its value was dropped. The lease of its run would end much later, so the
+                // test ends the lease now.
                 let end = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
                 sqlx::query(end).execute(&world.pool).await.unwrap();
                 return;

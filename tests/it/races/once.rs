@@ -6,7 +6,7 @@ use super::stage::{Run, Stage, assert_numbers, repair};
 use crate::common::proxy::Proxy;
 use crate::common::{drift, eventually, stderr, target};
 
-/// The answer of Redis to a repair that it rejects. This is an empty list.
+/// The answer of Redis to a repair that it rejects, which is an empty list.
 const REFUSED: &[u8] = b"*0\r\n";
 
 /// The answer of Redis to a repair that changes the counter of one target.

@@ -9,19 +9,19 @@ use tallyd_core::model::{Micros, UserId};
 /// A count in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Act {
-    /// The counted event. Its `at` is the time on Redis' clock when Redis counted it.
+    /// The counted event. The event's `at` is the time on Redis' clock when Redis counted the event.
     pub event: LikeEvent,
     /// The latest time at which the broker can have got the event, or `None` if the event was never published.
     pub published: Option<Micros>,
 }
 
-/// A row of `repair`. It has the amount that a run added to a counter in Redis, or wanted to add.
+/// A row of `repair`, with the amount that a run added to a counter in Redis, or wanted to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The count that Redis had at the time of the measurement, the cut.
     pub before: i64,
     pub added: i64,
-    /// The noted outcome, or `None` if the run was killed before.
+    /// The noted outcome, or `None` if the run was killed before it noted an outcome.
     pub outcome: Option<String>,
     /// The time when the run began, and the time when it wrote the row.
     pub began: Micros,

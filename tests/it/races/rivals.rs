@@ -121,7 +121,8 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     first.paused().await;
     stage.publish(&counted).await;
     stage.applied(1).await;
-    // The second run starts after the lease has ended. It finds the right count, so it does not change the bucket.
+    // The second run starts after the lease has ended. The second run finds the right count, so it does not change the
+    // bucket.
     assert_numbers(&stage.world.reconcile("--full").await, &[("drifted", 0), ("exact", 5)]);
     first.resume();
     first.ended().await;

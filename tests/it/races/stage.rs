@@ -67,7 +67,7 @@ impl Stage {
         self.world.drained(&self.publisher).await;
     }
 
-    /// Waits until MySQL has the same count for a target as the model, so that all published events of the target are
+    /// Waits until MySQL has the model's count for a target, which means that all published events of the target are
     /// written.
     pub async fn applied(&self, id: u64) {
         let count = self.model.counters()[&target(id)];
@@ -96,8 +96,7 @@ impl Stage {
             .unwrap()
     }
 
-    /// Returns all data that a reconcile can change. These are the counters in Redis and MySQL, and the rows of
-    /// `repair`.
+    /// Returns all data that a reconcile can change: the counters in Redis and MySQL, and the rows of `repair`.
     pub async fn everything(&self) -> (Numbers, Numbers, Vec<Repair>) {
         (self.world.redis_counters().await, self.world.counters().await, self.repairs().await)
     }

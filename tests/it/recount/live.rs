@@ -42,8 +42,8 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
                 tokio::time::sleep(delay).await;
                 client.add(target(video), Metric(2), delta, &format!("{id}:{delta}")).await.unwrap();
             };
-            // The task publishes about half of the events in order. It publishes the others at the same time as later
-            // events.
+            // The task publishes about half of the events in order. The task publishes the other events at the same
+            // time as later events.
             if dice.percent(50) {
                 publish.await;
             } else {
@@ -88,7 +88,7 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     for server in servers {
         server.await.unwrap();
     }
-    // From now on all videos are quiet. The test waits until all events are written, because an event in flight can
+    // From now on, no video gets comments. The test waits until all events are written, because an event in flight can
     // hide a drift of the same size for one pass.
     world.drained(&publisher).await;
     let report = &world.report(&["recount"])["recounts"][0];

@@ -24,7 +24,7 @@ fn settings(query: &str, more: &str) -> String {
     )
 }
 
-/// Makes a test environment with an empty table of comments. Its queues have no consumer.
+/// Makes a test environment with an empty table of comments and with queues that have no consumer.
 async fn world(name: &str, settings: &str) -> World {
     let world = World::new(name, settings).await;
     world.publisher().await;

@@ -5,7 +5,7 @@ use sqlx::AssertSqlSafe;
 use super::{QUERY, added, comment, count, run, settings, world};
 use crate::common::{World, stderr, stdout};
 
-/// Returns invalid queries. Each has the other settings of its `[[recount]]` block, and the expected error.
+/// Returns invalid queries, each with the other settings of its `[[recount]]` block and with the expected error.
 fn wrong() -> Vec<(String, &'static str, &'static str)> {
     let order = "GROUP BY video_id ORDER BY video_id LIMIT :limit";
     vec![

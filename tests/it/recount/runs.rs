@@ -12,7 +12,7 @@ use crate::common::{eventually, stderr};
 async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is_added_twice() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
         let world = world(&format!("recount_killed_{number}"), &settings(QUERY, "page_targets = 50")).await;
-        // These are more videos than a recount corrects in one transaction.
+        // A recount can't correct so many videos in one transaction.
         let videos: Vec<(u64, usize)> = (1..=150).map(|id| (id, 1 + (id % 3) as usize)).collect();
         comment(&world, &videos).await;
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
@@ -124,7 +124,7 @@ async fn a_recount_that_is_new_waits_for_its_time() {
 }
 
 /// When the daemon gets SIGTERM, it has received some events but has not written them. A fence message must not pass
-/// these events.
+/// before these events are written.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {

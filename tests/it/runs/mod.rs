@@ -240,8 +240,8 @@ async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     let (world, daemon, mut model) = settled("uncounted", 3, "").await;
-    // The test inserts like records of targets that have no counters. They are so many that a run can't keep them in
-    // memory together with a page.
+    // The test inserts like records of targets that have no counters. A run can't keep so many targets in memory
+    // together with a page.
     let rows: Vec<String> = (0..11_000).map(|id| format!("(1,{},7,0,'2026-01-01')", 100 + id)).collect();
     let sql =
         format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {}", rows.join(","));

@@ -135,8 +135,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     for sql in ["CREATE USER r@127.0.0.1", "GRANT REPLICATION SLAVE ON *.* TO r@127.0.0.1"] {
         run(&primary_pool, sql.to_owned()).await;
     }
-    // The replica starts to read at the current position of the log. The entries before it create accounts, which the
-    // replica already has.
+    // The replica starts to read at the current position of the log. Earlier entries of the log create accounts that
+    // the replica already has.
     let status = sqlx::query(dialect.log_status).fetch_one(&primary_pool).await.unwrap();
     let (file, position): (String, u64) = (status.get(0), status.get(1));
     run(&pool, dialect.follow(primary.port, &file, position)).await;

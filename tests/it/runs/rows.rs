@@ -1,5 +1,4 @@
-//! On a large table, a run must limit the number of rows that the server reads, and not only the number of rows that it
-//! returns.
+//! On a large table, a run must limit how many rows the server reads, and not only how many rows the server returns.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::model::{Kind, TargetId};
@@ -59,8 +58,8 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
     assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
-    // For the load, the run reads each row twice: to list the targets, and to read the counters. For the comparison it
-    // does the same again.
+    // For the load, the run reads each row twice: to list the targets, and to read the counters. For the comparison,
+    // the run again reads each row twice.
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());

@@ -27,7 +27,7 @@ const PLANTED: &str = "s3cr3t";
 
 const TOKEN: &str = "s3cr3t-token-of-a-test";
 
-/// The recorded output. Each entry has the source and the text.
+/// The recorded output. Each entry has the source of the output and its text.
 #[derive(Default)]
 struct Shown(Vec<(String, String)>);
 

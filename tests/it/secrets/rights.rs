@@ -1,4 +1,4 @@
-//! Tests that the accounts from the files under ops/ do not have rights that they do not need. Almost all other tests
+//! Tests that the accounts from the files under ops/ have no unnecessary rights. Almost all other tests
 //! use the same accounts, and so show that the accounts have enough rights.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
@@ -131,7 +131,7 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
     let api = Broker::new(&api).unwrap();
     let publisher = api.connect_publisher("test").await.unwrap();
     publisher.publish(&exchange, "1", b"{}").await.unwrap();
-    // This account can't publish directly to a queue. Only tallyd does this, for its fence messages.
+    // An API server's account can't publish directly to a queue. Only the daemon does this, for fence messages.
     assert!(publisher.publish("", &queue, b"{}").await.is_err());
     world.close().await;
 }

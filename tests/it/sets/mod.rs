@@ -44,7 +44,8 @@ fn published(number: usize, (id, at, what): Event, key: u64) -> (UserId, Vec<u8>
     (UserId(key), body)
 }
 
-/// Returns the messages of the events in the same order. All have the same routing key, so they use the same partition.
+/// Returns the messages of the events in the same order. All messages have the same routing key, so they use the same
+/// partition.
 fn bodies(events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
     events.iter().enumerate().map(|(number, event)| published(number, *event, 1)).collect()
 }

@@ -1,5 +1,5 @@
-//! A reconcile run can watch counters. Then the consumers note each change of these counters for the run. The counters
-//! in these tests are mostly not like counters.
+//! A reconcile run can watch counters. Then the consumers note each change of these counters for the run. Most of the
+//! counters in these tests do not count likes.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Clock {
         WatchedCount { number: (target(1), metric), at: self.at(second), delta }
     }
 
-    /// Returns the count that the counter had at `second`. `now` is its current count.
+    /// Returns the count that the counter had at `second`. `now` is the current count.
     fn value(&self, second: i64, now: i64, counts: &[WatchedCount]) -> Option<i64> {
         counted_at(self.at(second), Duration::ZERO, now, counts)
     }

@@ -108,8 +108,8 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     world.close().await;
 }
 
-/// The steps of the next version run while daemons of this version write. They add a column to each table that daemons
-/// write often, and add a new table.
+/// The steps of the next version run while daemons of this version write. These steps add a column to each table that
+/// daemons write often, and add a new table.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_next() {
     let world = World::new("upgrade_next", TWO).await;

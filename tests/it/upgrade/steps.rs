@@ -5,8 +5,8 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The steps of released versions, with their SHA-256. These steps must not change, because sqlx rejects a step that
-/// has run with another text.
+/// The steps of released versions, with their SHA-256. These steps must not change. If a step has already run with
+/// another text, sqlx rejects it.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
     ("0002_consumer.sql", "baee27d3f720d1514e2862667ccd91056ce498dbbb1f236ff150a6f6d25a6543"),

@@ -20,7 +20,7 @@ pub const NODES: usize = 3;
 
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// The Erlang port mapper, from which each node gets the ports of the other nodes.
+    /// The Erlang port mapper epmd, from which each node gets the ports of the other nodes.
     epmd: Child,
     epmd_port: u16,
     folder: tempfile::TempDir,
@@ -154,7 +154,7 @@ impl Cluster {
     }
 
     /// Waits until a node sees no other node, and until it has paused for this reason. With Khepri (RabbitMQ 4.2 and
-    /// later) the node does not pause. It still accepts clients, but confirms nothing.
+    /// later) the node does not pause. Such a node still accepts clients, but confirms nothing.
     pub async fn is_alone(&self, place: usize) {
         eventually("the node sees no other node", || async { self.eval(place, "nodes().") == "[]" }).await;
         if self.eval(place, "(catch rabbit_khepri:is_enabled()) =:= true.") != "true" {
@@ -189,8 +189,8 @@ impl Cluster {
         self.is_ready(place).await;
     }
 
-    /// Waits until every queue would work without this node. An operator also waits for this before each step of a
-    /// rolling restart.
+    /// Waits until every queue would work without this node. Operators do the same before each step of a rolling
+    /// restart.
     pub async fn awaits_quorum(&self, place: usize) {
         eventually("every queue works without the node", || async {
             let mut wait = self.script(place, "rabbitmq-upgrade");

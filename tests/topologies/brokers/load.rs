@@ -1,8 +1,8 @@
 //! A load of likes, unlikes and counts, which continues during all faults of the broker.
 //!
 //! The load retries each call until the broker confirms it, as users and services do. So the test knows the exact
-//! result. For likes it is the newest event per user and target. For counts it is the sum of all events with different
-//! ids.
+//! result. For likes, the result is the newest event per user and target. For counts, the result is the sum of all
+//! events with different ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};

@@ -41,7 +41,7 @@ impl Stage {
         stage
     }
 
-    /// Waits until new likes and counts are published, and until MySQL has new ones from each partition. Prints how
+    /// Waits until new likes and counts are published, and until MySQL has new counts from each partition. Prints how
     /// long this took.
     async fn goes_on(&self, after: &str) {
         let began = Instant::now();
@@ -81,8 +81,9 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // It is random whether a click fails because of a fault, so the test checks the daemon's log instead. The
-        // client undid some clicks although their events had arrived, and repeated others. A reconcile repairs these.
+        // In some runs no click fails because of a fault, so the test checks the daemon's log for faults. The
+        // client undid some clicks although their events had arrived, and repeated other clicks. A reconcile repairs
+        // these counters.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();

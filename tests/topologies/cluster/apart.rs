@@ -97,7 +97,7 @@ async fn a_dead_master_fails_every_question_to_all_masters() {
     cache.ping().await.unwrap();
     nodes.kill(1);
     for _ in 0..5 {
-        // The client reads again which node has which slot, and the answer can lack the dead node.
+        // When the client reads again which node has which slot, the answer can lack the dead node.
         assert!(cache.read(&names, &[tallyd_core::model::Metric(1)], &[target]).await.is_err());
         assert!(cache.ping().await.is_err() && cache.now().await.is_err() && cache.data_set().await.is_err());
     }

@@ -1,4 +1,4 @@
-//! `tallyd init` with a node of a Cluster as `[redis] url`.
+//! Tests `tallyd init` with the node of a Redis Cluster as `[redis] url`.
 
 use super::common::first_day::FirstDay;
 use super::common::stack;

@@ -130,7 +130,7 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
         redis::cmd("HMGET").arg(&recent).arg(&["42:7", "42:8"]).query_async(&mut redis).await.unwrap();
     assert_eq!(clicks[0], Some(format!("{ahead}-")));
     assert!(clicks[1].as_ref().is_some_and(|click| click.ends_with('+')), "{clicks:?}");
-    // If a new key for the recent clicks is made, it must have an expiry, too.
+    // If Redis makes a new key for recent clicks, this key must have an expiry, too.
     let () = redis::cmd("UNLINK").arg(&recent).query_async(&mut redis).await.unwrap();
     stage.like(&[(target(42), UserId(9), true)], &mut model).await;
     end_to_move(nodes, (&slot, from, to)).await;

@@ -82,7 +82,7 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     daemon.logged("read-only").await;
     stage.replica_has_all().await;
-    // The pool has two connections to the old server. Only one of them will be used, and so notice the failover.
+    // The pool has two connections to the old server. Only one connection will be used, and so notice the failover.
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
     drop((store.acquire().await.unwrap(), store.acquire().await.unwrap()));
     stage.promote().await;
@@ -158,8 +158,8 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     }
     stage.world.drained(&publisher).await;
     stage.replica_has_all().await;
-    // Only the primary gets the next commits. But the daemon has already acknowledged the events of these commits when
-    // the primary fails.
+    // The next commits are only on the primary. When the primary fails, the daemon has already acknowledged the events
+    // of these commits.
     run(&stage.pair.replica_pool, "STOP SLAVE").await;
     for user in 21..=25 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_comparison_reads_nothing_from_a_read_only_server() {
     assert!(store.fences("reconcile").await.is_ok());
     assert!(store.truths(&[(target(1), Metric(1))], None, None).await.is_ok());
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
-    // The server is read-only now. A proxy that sends reads to replicas would lead to such a server.
+    // The server is read-only now, like a replica to which a proxy sends reads.
     let fences = store.fences("reconcile").await;
     assert!(fences.is_err_and(|error| error.is_of_no_primary()));
     let truths = store.truths(&[(target(1), Metric(1))], None, None).await;

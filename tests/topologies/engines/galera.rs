@@ -95,8 +95,8 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
-/// Waits until a node has applied all commits of the other nodes. It can apply them later than another node confirmed
-/// them.
+/// Waits until a node has applied all commits of the other nodes. A node can apply a commit later than another node
+/// confirmed the commit.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
         "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",
@@ -226,7 +226,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
     world.close().await;
 }
 
-/// Retries, because the other node can get the new end of the lease a moment later.
+/// Retries, because the other node can see the new end of the lease only a moment later.
 async fn eventually_taken(store: &Store) -> u64 {
     let run = Arc::new(std::sync::Mutex::new(0));
     eventually("another run begins", || async {

@@ -1,5 +1,5 @@
 //! Tests MySQL on several servers: a failover behind a fixed address, and a Galera cluster, in which all nodes accept
-//! writes. Other tests spread events by target.
+//! writes. Other tests of this suite spread events by target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::common::ports::free_port;
 use super::common::{eventually, stderr, without_disk};
 
-/// Returns true if this machine has MariaDB's programs. They must exist, unless dev/lab uses MySQL.
+/// Returns true if this machine has MariaDB's programs. The programs must exist, unless dev/lab uses MySQL.
 pub fn are_here() -> bool {
     let chosen = std::env::var("TALLYD_STACK_MYSQL_FROM").unwrap_or_default();
     if !chosen.starts_with("mysql-") {

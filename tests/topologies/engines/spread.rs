@@ -27,8 +27,8 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     world.set(BY_TARGET);
     let by_target = world.client();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
-    // Two clients publish alternately. One client spreads its events by user, and the other client by target. Both have
-    // the same users and targets.
+    // Two clients publish alternately. One client spreads its events by user, and the other client by target. Both
+    // clients have the same users and targets.
     for number in 0..1_200 {
         let client = if number % 2 == 0 { &by_user } else { &by_target };
         let (target, user) = (target(1 + dice.below(20)), UserId(1 + dice.below(20)));

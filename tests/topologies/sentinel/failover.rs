@@ -28,7 +28,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     stage.group.kill(second);
     stage.group.is_promoted_over(second).await;
     goes_on(&crowd).await;
-    // The server restarts without data. It is a master until a sentinel makes it a replica.
+    // The server restarts without data. The server is a master until a sentinel makes it a replica.
     stage.group.start_again(second).await;
     goes_on(&crowd).await;
     stage.group.is_replica(second).await;

@@ -1,4 +1,4 @@
-//! A Redis master, two replicas and three sentinels. All stop when this value is dropped.
+//! A Redis master, two replicas and three sentinels, which all stop when this value is dropped.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -201,7 +201,7 @@ impl Group {
         self.servers[place].child.wait().unwrap();
     }
 
-    /// Restarts a killed server without data. At first it is a master.
+    /// Restarts a killed server without data. At first the server is a master.
     pub async fn start_again(&mut self, place: usize) {
         self.servers[place] = Server::redis(self.servers[place].port, self.folder.path(), None);
         self.is_ready(place).await;

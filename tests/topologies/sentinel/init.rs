@@ -1,4 +1,4 @@
-//! `tallyd init` with a sentinel as `[redis] url`.
+//! Tests `tallyd init` with a sentinel as `[redis] url`.
 
 use super::common::first_day::FirstDay;
 use super::common::stack;

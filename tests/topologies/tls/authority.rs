@@ -81,7 +81,7 @@ impl Files {
     }
 }
 
-/// Makes a CA. Returns its certificate, and the issuer that signs other certificates.
+/// Makes a CA. Returns the certificate of the CA, and the issuer that signs other certificates.
 fn authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
     let mut params = named(&[], name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

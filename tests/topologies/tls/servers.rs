@@ -1,4 +1,4 @@
-//! Starts servers for a test. They accept only TLS, and require a client certificate.
+//! Starts servers for a test. The servers accept only TLS, and require a client certificate.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
