@@ -41,7 +41,7 @@ pub enum Answer {
     Done { at: Micros },
     /// The request has no effect: the counter would be negative, or the user clicked too often.
     Nothing,
-    /// Nothing was published. Redis may have counted the request until the next reconcile.
+    /// Nothing was published. Redis may contain the request's effect until the next reconcile.
     NotCounted,
     /// The broker did not confirm the event with that `at`, but may have received it.
     NotConfirmed { at: Micros },

@@ -53,8 +53,8 @@ impl Operator<'_> {
         }
     }
 
-    /// Saves all boards and the late writes. Returns the start of the save. The saved boards can lack scores that were
-    /// added after this time.
+    /// Saves all boards and the late writes. Returns the time when the save started. The saved boards can lack scores
+    /// that were added after this time.
     pub async fn save_boards(&self) -> Result<Micros> {
         let began = now();
         self.done(&["archive"]).await?;

@@ -38,8 +38,8 @@ const USERS_END_MAX: Duration = Duration::from_secs(120);
 /// How long to wait at the end until all servers answer and all queues are empty.
 const SETTLE_MAX: Duration = Duration::from_secs(180);
 
-/// The plan has no extra time for slow restarts, so a run can take longer. The run ends when it has taken this multiple
-/// of its planned length.
+/// The plan has no extra time for slow restarts, so a run can take longer. The run ends when it has lasted for this
+/// multiple of its planned length.
 const LATE_MAX: f64 = 1.3;
 
 /// Maximum number of violations whose calls are printed.

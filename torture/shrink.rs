@@ -8,8 +8,8 @@ use crate::history::{Answer, Call, History, Micros, What};
 /// Maximum number of calls that are printed for a violation.
 const CALLS_MAX: usize = 40;
 
-/// Returns a violation and the calls that concern it, as text. The fewest calls that still show the violation are
-/// marked.
+/// Returns a text that contains a violation and the calls that concern the violation. The fewest calls that still show
+/// the violation are marked.
 pub fn tell(violation: &Violation, history: &History, state: &State, began: Micros) -> String {
     let calls = concerned(violation, history);
     let shortest = if is_one(violation) { shortest(violation, &calls, history, state) } else { Vec::new() };

@@ -141,7 +141,7 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
     let none = Archive::default();
     for ((board, named), archive) in &state.archives {
         if board == PAST && !archive.places.is_empty() && !past.keys().any(|day| period(*day) == *named) {
-            let says = format!("board past {named}: this day is archived, but nothing was added to it");
+            let says = format!("board `past`, day {named}: this day is archived, but nothing was added to it");
             let about = About::Late { day: day_of(named), member: None };
             found.push(Violation::new(Class::Invented, about, says));
         }
@@ -153,31 +153,31 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
         let is_expected = ranges.values().any(|range| range.least > 0);
         let is_done = ["done", "ended"].contains(&archive.state.as_str());
         if !is_done && (is_expected || !archive.state.is_empty()) {
-            let says = format!("board past {}: its archive is \"{}\", not done", key.1, archive.state);
+            let says = format!("board `past`, day {}: its archive is \"{}\", not done", key.1, archive.state);
             found.push(Violation::new(Class::Lost, about.clone(), says));
             continue;
         }
         if !archive.is_gapless && !archive.places.is_empty()
             || !archive.places.is_sorted_by(|one, next| one.1 >= next.1)
         {
-            let says = format!("board past {}: the archive is not in the order of its places", key.1);
+            let says = format!("board `past`, day {}: the archive is not in the order of its places", key.1);
             found.push(Violation::new(Class::Reordered, about.clone(), says));
         }
         let scores: BTreeMap<u64, i64> = archive.places.iter().copied().collect();
         if scores.len() != archive.places.len() {
-            let says = format!("board past {}: the archive has a member twice", key.1);
+            let says = format!("board `past`, day {}: the archive has a member twice", key.1);
             found.push(Violation::new(Class::Doubled, about, says));
         }
-        let of = format!("archive of board past {}", key.1);
+        let of = format!("archive of board `past`, day {}", key.1);
         compare(ranges, &scores, found, |member| About::Late { day: *day, member: Some(member) }, &of);
         if let Some(frozen) = state.frozen.get(&key)
             && *frozen != scores
         {
-            let says = format!("board past {}: the archive differs from the board's copy in Redis", key.1);
+            let says = format!("board `past`, day {}: the archive differs from the board's copy in Redis", key.1);
             found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
         }
         if state.boards.get(&key).is_some_and(|live| !live.is_empty()) {
-            let says = format!("board past {}: a late addition is missing in the archive", key.1);
+            let says = format!("board `past`, day {}: a late addition is missing in the archive", key.1);
             found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
         }
     }

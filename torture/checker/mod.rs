@@ -35,7 +35,7 @@ pub struct State {
     pub redis: BTreeMap<(u64, u8), i64>,
     /// Number of buckets that Redis lost and that no daemon has loaded again.
     pub unloaded: usize,
-    /// The counts that were applied. Each entry contains the event's `at` in seconds, and the event's id.
+    /// The count events that were applied. Each entry contains the event's `at` in seconds, and the event's id.
     pub ledger: HashSet<(i64, [u8; 16])>,
     /// The newest event that set a counter. The key is target and metric; the value is `at` and the set value.
     pub sets: HashMap<(u64, u8), (Micros, i64)>,
@@ -83,7 +83,8 @@ pub struct Archive {
 pub struct Letter {
     pub body: String,
     pub reason: String,
-    /// True if the dead letter was replayed. The checker then checks the result of the replay instead.
+    /// True if the dead letter was replayed. The checker then checks the result of the replay instead of the dead
+    /// letter.
     pub is_replayed: bool,
 }
 

@@ -28,10 +28,10 @@ pub struct Event {
     pub ended: Micros,
 }
 
-/// Maps an event's number to the event. The map contains the counts that are in MySQL.
+/// Maps an event's number to the event. The map contains the count events that are in MySQL.
 pub type Applied = BTreeMap<u64, Event>;
 
-/// Returns the counts that are in the ledger.
+/// Returns the count events that are in the ledger (the table of applied events).
 pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Violation>) -> Applied {
     let sent = sent(history, aside);
     let mut named: HashMap<(i64, [u8; 16]), u64> = HashMap::new();
@@ -42,13 +42,13 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         if state.ledger.contains(&key) {
             applied.insert(*event, *it);
         } else if it.is_confirmed {
-            let says = format!("the count {event} of target {} is confirmed, but it is not in the ledger", it.target);
+            let says = format!("count event {event} of target {} is confirmed, but is not in the ledger", it.target);
             found.push(Violation::new(Class::Lost, About::Event { event: *event }, says));
         }
     }
     let unknown = state.ledger.iter().filter(|key| !named.contains_key(*key)).count();
     if unknown > 0 {
-        let says = format!("the ledger has {unknown} counts that no user sent");
+        let says = format!("the ledger has {unknown} count events that no user sent");
         found.push(Violation::new(Class::Invented, About::Nothing, says));
     }
     check_values(&sets(history, aside), state, &applied, found);
@@ -60,7 +60,7 @@ fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {
     (it.at.div_euclid(1_000_000), EventId::of(target, Metric(it.metric), &event_id(event)).0)
 }
 
-/// Returns all counts that the broker can have received.
+/// Returns all count events that the broker can have received.
 fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     let mut sent: BTreeMap<u64, Event> = BTreeMap::new();
     for call in &history.calls {

@@ -382,7 +382,7 @@ fn a_count_that_is_ahead_waits_as_a_letter_or_is_lost() {
     let body = String::from_utf8(body).unwrap();
     story.state.letters.push(Letter { body, reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), []);
-    // Only the reasons that a wrong clock can cause are excused.
+    // The checker accepts only the reasons that a wrong clock can cause.
     story.state.letters.last_mut().unwrap().reason = "unknown-metric".to_owned();
     assert_eq!(
         story.verdict(),

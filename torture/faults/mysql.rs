@@ -1,5 +1,5 @@
-//! Faults of MySQL. The server crashes, freezes or rejects writes. Other clients use up its connections or lock its
-//! rows.
+//! Faults of MySQL. The server crashes, freezes or rejects writes. Other clients use all of the server's connections or
+//! lock rows.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Mysql,
             "mysql-rivals",
-            "other clients lock rows of counters and likes: deadlocks, lock waits",
+            "other clients lock rows of counters and likes, so there are deadlocks and lock waits",
             |site, dice, hold| Box::pin(rivals(site, dice, hold)),
         ),
         Fault::new(

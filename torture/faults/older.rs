@@ -32,7 +32,8 @@ const REPAIRED_MAX: Duration = Duration::from_secs(90);
 /// Within this time, the daemons must archive again the boards that MySQL lost. Archive runs are due every 15 seconds.
 const ARCHIVED_MAX: Duration = Duration::from_secs(60);
 
-/// Two schedules for full reconciles: the schedule of the site's configuration, and an empty schedule that starts none.
+/// Two schedules for full reconciles: the schedule of the site's configuration, and an empty schedule that starts no
+/// full reconcile.
 const FULL: (&str, &str) = ("full_cron = \"0,30 * * * * *\"", "full_cron = \"\"");
 
 pub fn all() -> Vec<Fault> {

@@ -31,7 +31,8 @@ const LONG: usize = 70_000;
 /// Pause between two messages.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The numbers of these messages start here. No other message that can't be applied has such a high number.
+/// The first number of this publisher's messages that can't be applied. No other message that can't be applied has such
+/// a high number.
 const LETTERS: u64 = 1 << 60;
 
 pub fn all() -> Vec<Fault> {

@@ -96,7 +96,7 @@ impl Daemon {
     }
 
     pub async fn signal(&self, name: &str) -> Result<()> {
-        let Some(pid) = self.pid() else { bail!("daemon {} does not run", self.number) };
+        let Some(pid) = self.pid() else { bail!("daemon {} is not running", self.number) };
         signal(pid, name).await
     }
 

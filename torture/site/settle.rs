@@ -86,7 +86,7 @@ impl Site {
         }
     }
 
-    /// Makes MySQL accept writes again, and the usual number of connections.
+    /// Makes MySQL accept writes and the usual number of connections again.
     ///
     /// # Errors
     /// Fails if MySQL doesn't answer, or if root gets no connection for a long time.

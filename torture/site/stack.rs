@@ -17,7 +17,7 @@ use crate::accounts::Accounts;
 /// Time limit for a server's answer to a command of a fault.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// The target of a fault.
+/// The part of the site that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Server {
     Daemon,

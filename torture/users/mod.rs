@@ -204,7 +204,7 @@ impl User {
         self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
     }
 
-    /// Records the result of a count. If a count is unconfirmed, most users send the same count again, as
+    /// Records the result of a count event. If a count event is unconfirmed, most users send the same event again, as
     /// docs/clients-that-count.md recommends. Some users give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {

@@ -53,7 +53,7 @@ struct Line {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The next proxy can get the same port.
+        // The entry must go, because the next proxy can get the same port.
         MADE_FOR.lock().unwrap().remove(&self.address.to_string());
     }
 }
@@ -103,7 +103,7 @@ impl Proxy {
         self.cut();
     }
 
-    /// Drops the server's answers until the connections are cut.
+    /// Drops the server's answers until the connections are closed.
     pub fn mute(&self) {
         self.line.muted.store(true, Ordering::Relaxed);
     }

@@ -68,8 +68,8 @@ impl Site {
     }
 }
 
-/// Runs a full reconcile, which must find and repair these drifts. The call retries while a daemon's reconcile is
-/// running, and while daemons take over partitions.
+/// Runs a full reconcile, which must find and repair these drifts (counters that are wrong in Redis). The call retries
+/// while a daemon's reconcile is running, and while daemons take over partitions.
 pub async fn reconciled(world: &World, drifts: &[i64]) {
     let ended = || async {
         let output = world.tallyd(&["reconcile", "--full", "--format", "json"]);
