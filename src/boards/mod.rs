@@ -61,7 +61,7 @@ pub(crate) enum NotShown {
         kind: PeriodKind,
     },
     /// The period's archive was deleted.
-    #[error("{0}: its archive was deleted, because it was older than archive_keep")]
+    #[error("{0}: the period's archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
     /// Redis lost the period's frozen zset before the archiver had archived it.
     #[error("{0}: Redis lost the frozen zset of this period before the zset was archived")]

@@ -81,7 +81,7 @@ impl Inbox {
 pub(super) struct Origin {
     /// One event, or a list of events.
     pub body: Vec<u8>,
-    /// Headers as JSON; empty if there are none.
+    /// The headers as JSON. The text is empty if the message has no headers.
     pub headers: String,
 }
 

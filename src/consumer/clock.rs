@@ -1,5 +1,5 @@
-//! Compares this machine's clock with MySQL's. The `at` of events is checked against this machine's clock. If that
-//! clock is slow, every event seems to be from the future.
+//! Compares this machine's clock with MySQL's clock. The `at` of events is checked against this machine's clock. If
+//! that clock is slow, every event seems to be from the future.
 
 use std::sync::LazyLock;
 use std::time::Instant;

@@ -62,7 +62,7 @@ pub(super) fn committed(batch: &Batch, rows: usize) {
     }
 }
 
-/// Records that a batch is retried, and why.
+/// Records that a batch is retried, with the reason.
 pub(super) fn again(code: &'static str) {
     telemetry().consumer.retry(code);
 }

@@ -20,7 +20,7 @@
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. When the channel is closed, the broker requeues the
 //!   unacknowledged messages and activates the next consumer in one step. So a job's fence message never overtakes an
-//!   event that a daemon has received. If a queue is empty and has no consumer, none of its messages are in flight.
+//!   event that a daemon has received. An empty queue without a consumer has no messages in flight.
 //! * A: daemon 1 is the first daemon to read that an operator has paused the consumers. B: the broker makes daemon 2
 //!   the active consumer. Within a second daemon 2 reads the pause, too. Each daemon ends its session in the same way
 //!   as at the stop, so no event is lost or applied twice, and the events keep their order.
@@ -108,7 +108,7 @@ enum SessionEnd {
     Stopped,
     #[error("an operator has paused the consumers")]
     Paused,
-    #[error("the prefetch must change, because the messages have other sizes than expected")]
+    #[error("the prefetch must change to fit the messages")]
     OtherPrefetch,
     /// The next session must use a smaller prefetch, because a message was redelivered too often. The open batch has
     /// not been sent to MySQL.

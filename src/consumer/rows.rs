@@ -42,13 +42,13 @@ pub(super) struct Written {
     pub rows: usize,
     /// The changes of the counters, sorted by key.
     pub differences: Vec<Difference>,
-    /// The users who like a target and did not like it before. Empty if targets have no Bloom filters.
+    /// The users who like a target and did not like it before. The list is empty if targets have no Bloom filters.
     pub likers: Vec<Pair>,
 }
 
 impl LikeRows {
-    /// Falls back to the slower way if the server does not support the faster one. Returns true only for the first
-    /// time.
+    /// Falls back to the slower way if the server does not support the faster one. Returns true if this is the first
+    /// fallback.
     pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
         self.reads_first |= is_new;
@@ -189,9 +189,9 @@ async fn apply_settable(
     Ok((resolved, differences))
 }
 
-/// The event capture: logs the events of targets that a reconcile watches. From this log the reconcile computes the
-/// values of these targets' counters at any instant. This type caches the last watch (a reconcile's request to log
-/// events) and the counters of that watch.
+/// Logs the events of targets that a reconcile watches. From this log the reconcile computes the values of these
+/// targets' counters at any instant. This type caches the last watch (a reconcile's request to log events) and the
+/// counters of that watch.
 pub(super) struct EventCapture {
     /// The metric that counts likes.
     like: Metric,

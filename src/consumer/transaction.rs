@@ -36,7 +36,7 @@ pub(super) struct Transaction {
     pub steps: Steps,
 }
 
-/// The result of a transaction. The caller uses it once the transaction is committed.
+/// The result of a transaction. The caller uses this result once the transaction is committed.
 pub(super) struct Committed {
     pub epoch: u64,
     pub rows: usize,
@@ -100,8 +100,8 @@ impl Transaction {
     }
 }
 
-/// For likes that the daemon counts, replaces the time that the sender has set with MySQL's time. So a `changed`
-/// reconcile finds these likes, even if they are late or the sender's clock is wrong.
+/// For likes that the daemon counts, uses MySQL's time instead of the sender's time. So a `changed` reconcile finds
+/// these likes, even if they are late or the sender's clock is wrong.
 fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
     for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
         it.at = now;
@@ -117,8 +117,8 @@ fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Diffe
     differences
 }
 
-/// Adds the differences to the counters in MySQL. Also appends additions for Redis to the partition's outbox, after its
-/// row `last`. Returns whether anything was appended.
+/// Adds the differences to the counters in MySQL. Also appends additions for Redis to the partition's outbox, after the
+/// outbox's row `last`. Returns whether anything was appended.
 async fn add_to_counters(
     tx: &mut MySqlConnection,
     (partition, last): (u16, u64),
@@ -135,8 +135,8 @@ async fn add_to_counters(
     Ok(!(additions.is_empty() && likers.is_empty()))
 }
 
-/// Ownership of the partition: each transaction compares the epoch of this session with the epoch in the partition's
-/// row.
+/// Checks that this session still owns the partition. Each transaction compares the epoch of this session with the
+/// epoch in the partition's row.
 pub(super) struct Ownership {
     partition: u16,
     name: PartitionName,

@@ -1,4 +1,4 @@
-//! The fence: waits until every event published before now is committed in MySQL.
+//! Uses a fence to wait until every event that was published before now is committed in MySQL.
 //!
 //! A fence is a message sent directly to each partition's queue. The consumer writes the fence's number to MySQL, in
 //! the same transaction as the last events before the fence. A partition with no consumer and an empty queue needs no
@@ -127,7 +127,8 @@ impl Fences<'_> {
     }
 
     /// Sends the fence to one partition's queue if needed, and returns its progress there. `noted` is the newest fence
-    /// that the partition committed. Also returns whether the fence has been sent, by this call or an earlier one.
+    /// that is committed in the partition. Also returns whether the fence has been sent, by this call or an earlier
+    /// one.
     async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
         if sent && noted == number {
             return Ok((FenceState::Passed, sent));

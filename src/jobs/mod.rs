@@ -1,7 +1,7 @@
 //! The daemon's jobs. Jobs run on a schedule or on request. Across all daemons, each job has at most one run at a time.
 //!
-//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] holds the job's lock
-//! while a run is active. [`fence`] waits for the events in flight. The jobs never call each other.
+//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] runs a job and holds
+//! the job's lock during the run. [`fence`] waits for the events in flight. The jobs never call each other.
 
 mod allowed;
 pub mod archive;
@@ -38,9 +38,9 @@ use tallyd_mysql::jobs::Outcome;
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// Returns the mode's schedule in a configuration. The text is empty if the mode has no schedule.
+    /// Returns the schedule that a configuration has for the mode. The text is empty if the mode has no schedule.
     pub cron: Cron,
-    /// Makes the mode due independently of its schedule.
+    /// A request makes the mode due independently of its schedule.
     pub request: Request,
     /// The time at which the mode becomes due if it never ran.
     pub first_run: FirstRun,
@@ -83,7 +83,7 @@ pub struct Work<'a> {
     pub stop: &'a CancellationToken,
 }
 
-/// Wakes the loop of each job. Cron triggers and requests use it.
+/// Wakes the loops of the jobs. Cron triggers and requests use this type.
 #[derive(Clone, Debug, Default)]
 pub struct Wakes {
     reconcile: Arc<Notify>,
@@ -145,8 +145,8 @@ impl Request {
     }
 }
 
-/// Why a run failed. Callers match on this error. Code inside a run passes the error through `anyhow`, and [`From`]
-/// restores it.
+/// Why a run failed. Callers match on the variants of this error. Inside a run the error is converted into
+/// `anyhow::Error`, and [`From`] converts it back.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// The run cannot be done now, for a reason other than the data. The same call can succeed later.

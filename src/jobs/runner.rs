@@ -30,7 +30,7 @@ use tallyd_mysql::{Store, StoreError};
 /// The interval between renewals of the lease. The run tries three times before it gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
-/// The holder of the lock gives up this long before the lease ends in MySQL.
+/// Without a renewal for this time, the holder of the lock gives up. The lease in MySQL ends later.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ pub struct Job<'a> {
     pub keep: Duration,
 }
 
-/// The report of a run, for people and programs.
+/// The report of a run, for operators and for programs.
 pub trait Report: Serialize + Display {
     fn outcome(&self) -> Outcome;
 
@@ -66,7 +66,7 @@ pub enum Ran<R> {
     /// Another run holds the lock.
     Held {
         owner: String,
-        /// Seconds until the other run's lease ends if it is not renewed.
+        /// The seconds until the lease of the other run ends, if the run does not renew it.
         lease_s: i64,
     },
 }
@@ -116,7 +116,7 @@ where
     worked.map(Ran::Ended)
 }
 
-/// Renews the lease until it is lost. Returns the reason.
+/// Renews the lease, until a renewal fails for too long. Returns the reason.
 async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
     let mut renewed = Instant::now();
     loop {

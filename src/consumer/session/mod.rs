@@ -139,7 +139,7 @@ struct Session<'a> {
     terms: Derived<Terms>,
     prefetch: u16,
     deliveries: lapin::Consumer,
-    /// Whether the queue was deleted. From a deleted queue no more messages arrive.
+    /// Whether the queue was deleted. No more messages arrive from a deleted queue.
     is_cancelled: bool,
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,

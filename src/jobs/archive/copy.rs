@@ -131,8 +131,7 @@ struct Pages {
 }
 
 impl Pair {
-    /// Reads the next pages of the frozen zset up to place `until`. The count of pages is the number that one
-    /// transaction writes.
+    /// Reads the next pages of the frozen zset up to place `until`, as many pages as one transaction writes.
     async fn read_pages(self, after: u64, until: u64) -> Step<Pages> {
         let Self { cache, page_members, at, copy, .. } = self;
         let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);

@@ -15,38 +15,41 @@
 //! ```
 //!
 //! A run depends only on the current state in Redis and MySQL: it checks every closed period and does the missing
-//! steps. So if a run crashes at any step, the next run continues its work. Two rules always hold. A zset leaves Redis
-//! only after its rows are committed, and were read back and found equal to the zset place by place. At most 15,000
+//! steps. So if a run crashes at any step, the next run continues its work. Two rules always hold. A zset is removed
+//! from Redis only after its rows were committed, read back, and found equal to the zset place by place. At most 15,000
 //! members are in memory, however large the board is.
 //!
 //! # The races
 //!
-//! *A is a late writer; B is a run; C is another run.* Writers do not check whether the archiver is running. Writers
-//! add to the live key, and Redis creates this key again after a freeze.
+//! Writers do not check whether the archiver is running. Writers add to the live key, and Redis creates this key again
+//! after a freeze.
 //!
-//! * A writes before B's freeze: the write is part of the frozen zset.
-//! * A writes after B's freeze: the live key is created again and holds only late writes. B moves the late writes into
-//!   the frozen zset page by page. One script adds and removes each member, so each member is added once, even if a
-//!   script runs twice or after its timeout.
-//! * A writes during the merge: the member is moved in this merge or in the next run.
-//! * A writes after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and writes a new
-//!   copy beside the archive. Readers get the old copy until the new copy is verified.
-//! * A writes just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it exists.
-//! * A writes after the frozen zset is removed: the live key has only late writes, not the board. A live key is frozen
-//!   only in two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise the
-//!   live key stays, and every report contains the key and the reason.
-//! * A subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to zero, so
-//!   the archive keeps the higher score. This error is accepted, because it can only happen after `archive_grace`.
-//! * B crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
+//! * A writer adds before the freeze: the write is part of the frozen zset.
+//! * A writer adds after the freeze: the live key is created again and holds only late writes. The run moves the late
+//!   writes into the frozen zset page by page. One script adds and removes each member, so each member is added once,
+//!   even if a script runs twice or after its timeout.
+//! * A writer adds during the merge: the member is moved in this merge or in the next run.
+//! * A writer adds after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and writes a
+//!   new copy beside the archive. Readers get the old copy until the new copy is verified.
+//! * A writer adds just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it
+//!   exists.
+//! * A writer adds after the frozen zset is removed: the live key has only late writes, not the board. A live key is
+//!   frozen only in two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise
+//!   the live key stays, and every report contains the key and the reason.
+//! * A writer subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to
+//!   zero, so the archive keeps the higher score. This error is accepted, because it can only happen after
+//!   `archive_grace`.
+//! * A run crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
 //!   board. The next run begins the copy again and writes the same places. Each run repeats EXPIRE for a zset whose
 //!   archive is done.
-//! * B and C want to run concurrently: the job's lock lets only one of them run. If B's lease expires while its process
-//!   is paused, C takes over, and B resumes later. MySQL refuses each of B's writes, because each write locks the row
-//!   of the job's lock and finds C's number in this row. Redis cannot check that lock. So a run writes its claim of a
-//!   board to Redis before it reads the board's progress. Every script that changes a closed period does nothing if
-//!   another run has claimed the board. The claim contains a random number, because MySQL can assign C's number twice
-//!   after a failover. If B claims the board after C, C's scripts are refused and C's run fails. At its next read from
-//!   MySQL, B detects that C has taken over, and stops. The next run does all remaining work.
+//! * Two runs want to run concurrently: the job's lock lets only one of them run. If the lease of the first run expires
+//!   while its process is paused, a second run takes over, and the first run resumes later. MySQL refuses each write of
+//!   the first run, because the write locks the row of the job's lock and finds the number of the second run. Redis
+//!   cannot check that lock. So a run writes its claim of a board to Redis before it reads the board's progress. Every
+//!   script that changes a closed period does nothing if another run has claimed the board. The claim contains a random
+//!   number, because after a failover MySQL can assign the number of a run a second time. If the first run claims the
+//!   board after the second run, the scripts of the second run are refused, and the second run fails. At its next read
+//!   from MySQL, the first run detects the takeover and stops. The next run does all remaining work.
 //! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. If a board was not verified before it
 //!   was lost, the run reports the loss and never records "done" for it. Nothing is frozen in its place. If the period
 //!   was "done" before the flush, nothing is lost, and the period is recorded as ended. If a second copy (with late
@@ -107,10 +110,10 @@ pub const FAULT_POINTS: [&str; 13] = [
     "archive:ended",
 ];
 
-/// Fault points while a board is raised to its archive, because Redis went back to a state before the freeze.
+/// Fault points of the steps that raise a board to its archive, because Redis went back to a state before the freeze.
 pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raised", "archive:noted-again"];
 
-/// Fault points while an archive or a snapshot is deleted.
+/// Fault points of the steps that delete an archive or a snapshot.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
 /// Maximum number of archives of one board that one run deletes. The next runs delete the others.
@@ -199,8 +202,8 @@ async fn prune(
 ) -> Step<()> {
     for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
         let keep = board.archive_keep.0;
-        // If `archive_keep` is zero, archives are kept forever. An archive that a run has begun to delete is still
-        // deleted completely.
+        // If `archive_keep` is zero, archives are kept forever. If an earlier run has begun to delete an archive, the
+        // rest of this archive is deleted, too.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
         let like = scope.period.as_deref().unwrap_or(board.period.like());
         for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
@@ -233,7 +236,7 @@ async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod
     let BoardPeriod { board, period } = at;
     info!(
         event = "board-pruned",
-        board, period, "{board} {period}: its archive was deleted, because it was older than archive_keep"
+        board, period, "{board} {period}: the period's archive was deleted, because it was older than archive_keep"
     );
     Ok(())
 }

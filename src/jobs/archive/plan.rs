@@ -45,7 +45,7 @@ pub(super) fn decide(facts: Facts) -> Plan {
     }
 }
 
-/// Decides for a period that has no row in MySQL.
+/// Decides what to do with a period that has no row in MySQL.
 fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
     // A part of a board must not be archived as the complete board. A frozen zset was complete when it was frozen.
     if !frozen && backup == Backup::Lost {

@@ -10,8 +10,8 @@ use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Step};
 
-/// Maximum number of members in one page. A page is the arguments of one script call, and a call accepts at most a few
-/// thousand.
+/// Maximum number of members in one page. The members of a page are the arguments of one script call, and a call
+/// accepts at most a few thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
 /// The number of best members of a snapshot that are compared, to decide whether Redis still has the board.
@@ -39,7 +39,7 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
 
 /// Whether the live zset is still the board of the snapshot. The snapshot's mark in Redis does not prove this, because
 /// Redis can evict the zset and keep the mark. Writers then begin a new zset. If the best members of the snapshot
-/// together have less than half of their saved scores, the zset is such a new one.
+/// together have less than half of their saved scores, the zset is a new one.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;

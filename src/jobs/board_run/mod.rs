@@ -1,5 +1,5 @@
-//! The code that runs of the archiver and of the snapshots share. Both kinds of runs hold the lock of the job [`JOB`],
-//! and never call each other.
+//! The shared code of two kinds of runs: those that archive boards, and those that take snapshots. Both kinds of runs
+//! hold the lock of the job [`JOB`], and never call each other.
 //!
 //! Redis cannot check that lock. So a run claims a board before it changes any of the board's data. A script does
 //! nothing unless the run that calls it holds the claim.
@@ -50,13 +50,13 @@ pub(super) type Step<T> = Result<T, Halt>;
 pub(super) enum Reason {
     // Found by a run.
     #[error(
-        "Redis lost its frozen zset before the copy was verified, so leaderboard_archive can hold only a part of it. A live \
+        "Redis lost the period's frozen zset before the copy was verified, so leaderboard_archive can hold only a part of it. A live \
          zset, if Redis has one, holds only late writes. To archive the late writes as the whole board, delete the \
          period's row of leaderboard_period"
     )]
     Lost,
     #[error(
-        "Redis lost its frozen zset before the copy was verified, but there is a snapshot: run `tallyd board restore` to restore the \
+        "Redis lost the period's frozen zset before the copy was verified, but there is a snapshot: run `tallyd board restore` to restore the \
          snapshot"
     )]
     LostWithBackup,
@@ -67,7 +67,7 @@ pub(super) enum Reason {
     )]
     LostLive,
     #[error(
-        "Redis lost its frozen zset before late writes were archived: the late writes are lost, and leaderboard_archive is complete \
+        "Redis lost the period's frozen zset before late writes were archived: the late writes are lost, and leaderboard_archive is complete \
          without them"
     )]
     LostLate,
@@ -100,11 +100,11 @@ pub(super) enum Reason {
     Unknown,
 
     // The run found these reasons while it worked on the period.
-    #[error("its zset disappeared from Redis during the run")]
+    #[error("the period's zset disappeared from Redis during the run")]
     ZsetGone,
-    #[error("Redis lost its frozen zset while the run read the zset")]
+    #[error("Redis lost the period's frozen zset while the run read the zset")]
     FrozenGone,
-    #[error("its frozen zset had {before} members while it was copied, and has {now} members now")]
+    #[error("the period's frozen zset had {before} members during the copy, and has {now} members now")]
     Changed { before: u64, now: u64 },
     #[error("Redis and leaderboard_archive differ at place {0}")]
     Differs(u64),
@@ -129,9 +129,9 @@ pub(super) enum Reason {
     RestoreInterrupted,
 
     // The reasons why nothing is restored.
-    #[error("its archive was deleted, because it was older than archive_keep")]
+    #[error("the period's archive was deleted, because it was older than archive_keep")]
     Pruned,
-    #[error("its frozen zset is in Redis, and its archive is complete")]
+    #[error("the period's frozen zset is in Redis, and its archive is complete")]
     Archived,
     #[error("the period is frozen, and not archived yet: run `tallyd archive` to continue")]
     Frozen,

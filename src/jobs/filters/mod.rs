@@ -44,20 +44,19 @@
 //!
 //! # The races
 //!
-//! *A, a run that builds; B, another run.*
-//!
-//! * A crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and new likers are still noted, because
-//!   the config still has `building`. B finds `building` and builds the filter. When B begins the build, the script
-//!   discards the pieces of the filter that A has written. After the swap, the next run adds the noted users to the
-//!   filter's bits (fold).
-//! * A freezes and resumes after B began. The filter's config has B's number, which is higher than A's number. So A's
-//!   scripts for begin, pieces and swap do nothing. After B's swap the config has no number, and A's pieces and swap
-//!   still do nothing. If A begins a build after B's swap, users are noted unnecessarily until the next run. A's fold
-//!   is applied only to a filter of the shape that the bits were computed for, and sets only bits of users who like the
-//!   target.
-//! * A call of A runs twice, or late after a timeout: each piece contains its position, and the script refuses the
-//!   piece at any other position. If A repeats the begin, the script discards the written pieces, so the next piece is
-//!   refused. If A repeats the swap, `next` is empty and nothing is swapped.
+//! * A run crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and the users of new likes are
+//!   still noted, because the config still has `building`. The next run finds `building` and builds the filter. When it
+//!   begins, the script discards the pieces that the crashed run has written. After the swap, the next run adds the
+//!   noted users to the filter's bits (fold).
+//! * A run freezes, and resumes after a second run has begun. The filter's config has the number of the second run,
+//!   which is higher. So the first run's scripts for begin, pieces and swap do nothing. After the swap of the second
+//!   run, the config has no number, and the pieces and the swap of the first run still do nothing. If the first run
+//!   begins a build after that swap, users are noted unnecessarily until the next run. The fold of the first run is
+//!   applied only to a filter of the shape that its bits were computed for. This fold sets only bits of users who like
+//!   the target.
+//! * Redis executes a call twice, or late after a timeout: each piece contains its position, and the script refuses the
+//!   piece at any other position. If the begin is repeated, the script discards the written pieces, so the next piece
+//!   is refused. If the swap is repeated, `next` is empty and nothing is swapped.
 //! * A click changes no counter (result 0). The click's event is still published, because it is possible that no
 //!   earlier event of this like reached MySQL. So like.lua notes the user of every like, even if the click changes no
 //!   counter.

@@ -66,7 +66,7 @@ fn fresh(wish: &Wish, likes: u64) -> u64 {
 }
 
 /// Whether a filter for `expected` users is neither too small nor far too large. If so, the new filter gets the same
-/// shape, so that the shape that API servers have cached stays valid.
+/// shape, so that the cached shape in API servers stays valid.
 fn fits(likes: u64, expected: u64) -> bool {
     likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
 }

@@ -26,12 +26,12 @@ pub struct Report {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// A hash of Redis' data set and of the names that filters have in it.
+    /// A hash of Redis' data set and of the filters' names in Redis.
     pub data_set: u64,
     /// The number of the run that began the current epoch. The filters of this epoch are trusted.
     pub epoch: u64,
     pub likes_min: u64,
-    /// `[filter] false_positive`, as Java writes it.
+    /// The value of `[filter] false_positive`, in the text form that Java uses.
     pub false_positive: String,
     /// The time at which the run began, by Redis' clock in microseconds since 1970.
     pub until: i64,

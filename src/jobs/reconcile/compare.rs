@@ -92,7 +92,7 @@ impl<'a> Comparer<'a> {
         self.recheck().await
     }
 
-    /// Measures one page of counters when the servers have capacity.
+    /// Waits until the servers have capacity, and then measures one page of counters.
     pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
         // If an operator named the targets, the run does not wait for capacity, because the operator waits for the
         // result.
@@ -171,7 +171,7 @@ impl<'a> Comparer<'a> {
         self.suspects.len() >= SUSPECTS_MAX
     }
 
-    /// Whether each counter was compared, or is recorded for the next run.
+    /// Whether each counter was either compared, or recorded for the next run.
     pub(super) fn is_complete(&self) -> bool {
         self.repairer.has_kept_all() && self.repairer.stopped().is_none() && !self.run.early_end.was_due()
     }
@@ -181,7 +181,7 @@ impl<'a> Comparer<'a> {
         self.throttle.wait(self.measure.publisher()).await
     }
 
-    /// Shows in the progress that the run has reached `place`.
+    /// Updates the progress: the run has reached `place`.
     pub(super) fn show(&mut self, place: Option<Target>) {
         self.tell_metrics();
         let Report { checked, drifted, .. } = self.report;
@@ -193,8 +193,8 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Records how far the run has come, unless suspects are left. A dry run repairs no drifts, so it records nothing.
-    /// For the same reason a run records nothing while its repairs are held back.
+    /// Records which place the run has reached, if no suspects are left. A dry run repairs no drifts, so it records
+    /// nothing. For the same reason a run records nothing while its repairs are held back.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());

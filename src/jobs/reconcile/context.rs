@@ -33,14 +33,14 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 pub enum Mode {
     /// Targets that changed since the last run.
     Changed,
-    /// All targets. like_record is recounted, `counter` is checked against it, and Redis is searched for counters that
-    /// MySQL does not have.
+    /// All targets. The run recounts `like_record`, compares `counter` with the result, and searches Redis for counters
+    /// that MySQL does not have.
     Full,
-    /// The next slice of a full run's targets. In the next slice of its buckets, Redis is searched for counters that
+    /// The next slice of a full run's targets. The run also searches the next slice of Redis' buckets for counters that
     /// MySQL does not have.
     Scrub,
-    /// Targets that changed since the last run. A run in this mode is started because Redis lost buckets, which every
-    /// run loads first.
+    /// Targets that changed since the last run. Runs in this mode are started when Redis has lost buckets. Every run
+    /// loads lost buckets first.
     Rebuild,
     /// All targets of a second layout. The layout was loaded before this run. The run does not change the recorded cut
     /// (the time up to which Redis was compared), because this cut belongs to the layout that the daemon compares.
@@ -112,7 +112,7 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    /// Provides the pace of the reconcile, which operators can change.
+    /// Provides the pace of the reconcile. Operators can change this pace.
     pub control: Control,
 
     pub limits: Limits,
@@ -185,9 +185,9 @@ pub(super) struct RunContext<'a> {
     pub number: u64,
     pub early_end: EarlyEnd<'a>,
     pub progress: watch::Sender<Progress>,
-    /// Redis' data set when the run began.
+    /// The data set that Redis had when the run began.
     data_set: String,
-    /// The number of passes (fences, watches, repairs) that have begun.
+    /// How many passes (fences, watches or repairs) have begun.
     passes: AtomicU64,
 }
 
@@ -216,7 +216,7 @@ impl<'a> RunContext<'a> {
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis' data set has changed since the run began. A replica that was promoted after a measurement can
+    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, it can
     /// have other values, without the measured drift.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
@@ -239,7 +239,7 @@ pub(super) struct EarlyEnd<'a> {
     run_time_max: Option<Duration>,
     /// Whether the run waited too long for the servers to have capacity.
     gave_up: AtomicBool,
-    /// Set if the run ends so that another run can load lost buckets. The text is the reason.
+    /// The reason why the run must end and let another run load lost buckets.
     makes_way: OnceLock<&'static str>,
     /// Whether the run had to end and left some targets uncompared.
     cut_short: AtomicBool,

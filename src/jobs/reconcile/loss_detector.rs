@@ -23,7 +23,7 @@ const CHECKED_BUCKETS: u32 = 2_048;
 /// Maximum number of reported missing buckets per check.
 const MISSING_MAX: usize = 1_000;
 
-/// Detects that Redis lost counters, and requests a run that loads them.
+/// Checks whether Redis has lost counters, and requests a run that loads them.
 pub(crate) struct LossDetector {
     /// The Redis server or cluster that is checked.
     pub cache: Cache,

@@ -1,8 +1,8 @@
-//! Measures counters: takes a sample of Redis (at an instant called the cut), sends a fence and waits until it is
-//! committed, reads MySQL, and compares the values.
+//! Measures counters. A measurement samples Redis (at an instant called the cut), waits until a fence is committed,
+//! reads MySQL, and compares the values.
 //!
-//! A few counters are measured by their keys. Many counters are measured by a range of ids, because one scan of all
-//! metrics replaces many point reads. For ranges, the caller reads MySQL while the next range is sampled.
+//! If there are few counters, MySQL reads them by their keys. If there are many, MySQL reads a range of ids, because
+//! one scan of all metrics replaces many point reads. While MySQL reads one range, the caller samples the next range.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub(super) struct Measure<'a> {
     fences: Fences<'a>,
     /// The amount that a real run would have added to each target's row of `counter`. Only a dry run fills this map.
     uncorrected: HashMap<Target, i64>,
-    /// The durations of sampling, fencing and reading.
+    /// The time to sample Redis, to wait for fences and to read MySQL.
     pub steps: Steps,
 }
 
@@ -214,7 +214,7 @@ impl<'a> Measure<'a> {
         self.fences.waiting().await
     }
 
-    /// Returns a connection that can read the depths of queues.
+    /// Returns a connection that can read the lengths of queues.
     pub(super) fn publisher(&self) -> &Publisher {
         &self.fences.publisher
     }
@@ -231,7 +231,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Adds to `truth` the amount that a real run would have added to `counter`. Skips corrections that a real run
+    /// Adds to `truth` the amount that a real run would have added to `counter`. Leaves out the amounts that a real run
     /// would also add to the outbox.
     fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
         let servers = self.run.servers;

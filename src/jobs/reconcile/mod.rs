@@ -6,9 +6,9 @@
 //! and are measured once more. If API servers count the suspects, the run waits `publish_grace` before the second
 //! sample, and again before the second fence. If two measurements find a drift in the same direction, the smaller drift
 //! is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is measured again
-//! together with a few other counters. If the counter is still busy, it is watched. The consumers then log the
-//! counter's events with the rows' former states. The run computes the counter's value at the cut from its current
-//! value and this log.
+//! together with a few other counters. If the counter is still busy, it is watched. While a counter is watched, the
+//! consumers log its events with the rows' former states. The run computes the counter's value at the cut from its
+//! current value and this log.
 //!
 //! A run has three steps. `load` loads lost buckets. `scan` selects the counters and the order in which they are
 //! compared. `compare` handles one page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits
@@ -42,7 +42,7 @@
 //! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
 //!   snapshot, and the difference is added.
 //!
-//! A reconcile must never set a counter, change MySQL's likes, or compare a value without a fence.
+//! A reconcile must never set a counter, change MySQL's likes, or compare a value before a fence is committed.
 
 mod compare;
 mod context;
@@ -74,7 +74,7 @@ pub use context::{JOB, Mode, RunOptions};
 use context::{RunContext, Servers};
 use report::{End, Progress, Report};
 
-/// Compares Redis with MySQL and repairs Redis, in one run at a time.
+/// Compares Redis with MySQL and repairs Redis. Only one run is active at a time.
 #[derive(Clone)]
 pub struct Reconciler {
     servers: Servers,

@@ -25,7 +25,7 @@ const LISTED_BUCKETS: usize = 128;
 /// Number of targets per query to MySQL when all keys are searched.
 const SCANNED_TARGETS: usize = 10_000;
 
-/// Searches Redis for the orphans of one kind, and compares them.
+/// Searches Redis for the orphans of one kind, and compares them with MySQL.
 pub(super) struct Orphans<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
     kind: Kind,
@@ -76,7 +76,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.search(&suspects).await
     }
 
-    /// Searches all of these buckets. A layout that is not packed has no counters in buckets. A full run searches the
+    /// Searches all the given buckets. A layout that is not packed has no counters in buckets. A full run searches the
     /// keys of such a layout.
     pub(super) async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
         if !self.comparer.run.servers.cache.is_packed() {

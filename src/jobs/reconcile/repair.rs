@@ -26,13 +26,13 @@ use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
 use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 
-/// A repair can be made within this time after it was recorded. The time is shorter than the lease of the run.
+/// A repair must be made within this time after it was recorded. The time is shorter than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 pub(super) struct Repairer<'a> {
     run: &'a RunContext<'a>,
-    /// Whether all undecided counters could be recorded for the next run. The next run measures the recorded counters
-    /// first.
+    /// Whether there was room to record all undecided counters for the next run. The next run measures the recorded
+    /// counters first.
     all_kept: bool,
     raised: Raised<'a>,
 }
@@ -128,7 +128,7 @@ impl<'a> Repairer<'a> {
             let (kind, target_id, delta) = (servers.kinds.name(target.kind), target.id.0, intent.added);
             warn!(
                 event = "counter-off",
-                kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}"
+                kind, target_id, delta, "the counter of {kind}:{target_id} differs from its like records by {delta}"
             );
             if report.dry_run {
                 measure.leave_uncorrected(*target, delta);

@@ -1,4 +1,4 @@
-//! Sets the pace of a run, which depends on the servers and on the deadline. Also shows why the run waits.
+//! Sets the pace of a run, based on the load of the servers and on the run's deadline. Also shows why the run waits.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Records the drifts that two measurements agree on, and corrects them.
+//! Records the drifts that two measurements agree on, and corrects the counters.
 
 use anyhow::Result;
 use tracing::warn;

@@ -88,7 +88,7 @@ pub struct Recounter {
     kind_name: String,
     kind: Kind,
     metric: Metric,
-    /// How Redis gets the correction.
+    /// The way in which Redis gets the correction.
     follows: RedisFollows,
     query: Query,
     page_targets: usize,
@@ -143,7 +143,7 @@ impl Recounter {
         })
     }
 
-    /// Returns MySQL's plan for the query, without running it.
+    /// Returns MySQL's plan for the query. The query is not executed.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] and the problem, if the query is wrong. Also fails if MySQL fails.
@@ -156,7 +156,7 @@ impl Recounter {
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
-    /// wait for events in flight. Also fails if a server fails. Completed corrections are kept.
+    /// wait for events in flight. Also fails if a server fails. Corrections that were made before a failure stay.
     pub async fn run(
         &self,
         number: u64,
@@ -272,7 +272,7 @@ impl Run<'_> {
         let began = Instant::now();
         let question = self.on.question(after);
         let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
-        // A query can take minutes, so the stop does not wait for it and drops the connection.
+        // A query can take minutes. At the stop the run drops the connection and does not wait for the query.
         let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.report.pages += 1;

@@ -1,4 +1,4 @@
-//! The result and the progress of a recount, for people and for programs.
+//! The result and the progress of a recount, for operators and for programs.
 
 use std::fmt;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub struct TargetReport {
     pub target: String,
     pub truth: i64,
     pub counter: i64,
-    /// The amount that was added to `counter`, or would have been added in a dry run.
+    /// The amount that was added to `counter`. In a dry run, the amount that a real run would add.
     pub added: i64,
 }
 

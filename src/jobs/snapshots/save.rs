@@ -55,7 +55,7 @@ pub(super) struct Saver<'a> {
 #[derive(Clone, Copy)]
 struct Known {
     saved: u64,
-    /// If Redis has fewer members, the board was evicted or deleted.
+    /// If Redis has fewer members than this, the board was evicted or deleted.
     members_min: u64,
 }
 
@@ -209,7 +209,7 @@ impl Saver<'_> {
     }
 
     /// Goes through the `total` members in Redis, and writes the members that have not been saved yet. Returns how many
-    /// members it wrote.
+    /// members were written.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;

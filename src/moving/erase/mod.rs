@@ -19,25 +19,23 @@
 //!
 //! # Races
 //!
-//! *A is this run; B is the site.*
-//!
-//! * After A's unlike, a user of the site (B) likes the target again. The newer event wins, so the row is a like, and A
-//!   does not delete it. The report counts the row as `liked_again`.
-//! * B published a like before A's unlike, in any partition. A's fence follows both events, so no earlier event can
-//!   change the row when A deletes it.
-//! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row. Without the
-//!   row, the daemon no longer ignores older events. The broker redelivers the like and then the unlike that follows it
-//!   in the queue. So the row exists again, as an unlike. The effect is the same if a producer publishes an old event
-//!   again. The counters stay right, and the next erase deletes the row.
-//! * B's filter run has read the user before A deleted the row. Then A drops the filter together with its config, which
-//!   contains the number of B's run. So Redis rejects B's new filter, and a later run builds a filter without the user.
-//!   A deletes the user's remembered click before it drops the filter.
-//! * B wants to write a snapshot or an archive of a board. B must wait, because A holds the archiver's lock and the
-//!   board's claim.
-//! * A renames a member of a frozen zset, and crashes before A renames the member in MySQL. The next erase finds the
-//!   row in MySQL and chooses the same new name.
-//! * A reconcile is running, and needs the events that the consumers log for it. A leaves the rows of this log and
-//!   reports how many there are. The reconcile deletes the rows at its end.
+//! * After the unlike of the erase, the user likes the target again. The newer event wins, so the row is a like, and
+//!   the erase does not delete it. The report counts the row as `liked_again`.
+//! * The site published a like before the unlike, in any partition. The fence of the erase follows both events, so no
+//!   earlier event can change the row after its deletion.
+//! * A daemon commits a batch with a like and crashes before the acknowledgement. Then the erase deletes the row.
+//!   Without the row, the daemon no longer ignores older events. The broker redelivers the like and then the unlike
+//!   that follows it in the queue. So the row exists again, as an unlike. The effect is the same if a producer
+//!   publishes an old event again. The counters stay right, and the next erase deletes the row.
+//! * A filter run reads the user before the erase deletes the row. Then the erase drops the filter together with its
+//!   config, which contains the number of the filter run. So Redis rejects the new filter, and a later filter run
+//!   builds a filter without the user. The erase deletes the user's remembered click before it drops the filter.
+//! * Another run wants to write a snapshot or an archive of a board. This run must wait, because the erase holds the
+//!   archiver's lock and the board's claim.
+//! * The erase renames a member of a frozen zset, and crashes before it renames the member in MySQL. The next erase
+//!   finds the row in MySQL and chooses the same new name.
+//! * A reconcile is running, and needs the events that the consumers log for it. The erase leaves the rows of this log
+//!   and reports how many there are. The reconcile deletes the rows at its end.
 //!
 //! An erase must never delete a row that a newer like has changed, or an event of another user. An erase must never
 //! delete an outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint may

@@ -123,7 +123,7 @@ pub struct Importer {
     source: Option<Store>,
 }
 
-/// The progress of an import. `start` stays that of the first run, so later runs can recognize the imported rows.
+/// The progress of an import. `start` keeps the value of the first run, so later runs can recognize the imported rows.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Checkpoint {
     start: Start,

@@ -22,8 +22,8 @@ use tallyd_redis::load::Lost;
 /// Number of rows that are read and added together. Each of 8,192 buckets gets about 12 of these rows.
 const PAGE_ROWS: usize = 100_000;
 
-/// Number of counters that are measured together. A counter is measured if a page does not show the value that the
-/// counter's bucket must have.
+/// Number of counters that are measured together. A counter is measured if its right value at the cut cannot be
+/// computed from a page.
 const PAGE_MEASURED: usize = 20_000;
 
 /// Maximum number of busy counters in memory.
@@ -47,7 +47,7 @@ struct Page {
 /// The amounts that are missing in the buckets being loaded, computed from a page of rows.
 #[derive(Default)]
 struct Lacking {
-    /// The additions that the buckets lack.
+    /// The additions that must be made to the buckets.
     repairs: Vec<Repair>,
     /// Counters for which only a measurement can show the missing amount.
     to_measure: Vec<CounterKey>,
@@ -76,8 +76,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         let mut loading = Loading::new(lost, number);
         let touched = if has_untouched(servers, kind) { Touched::none_after(kind, outbox) } else { Touched::Any };
         if servers.has_counts_by_api(kind) {
-            // The lost amounts are known once the events in flight are in MySQL. Until the load ends, readers query
-            // MySQL.
+            // The lost amounts can be computed once the events in flight are in MySQL. Until the load ends, readers
+            // query MySQL.
             self.measure.fence_patiently().await?;
         }
         if !self.load_pages(kind, &mut loading, touched).await? {
@@ -102,7 +102,7 @@ impl<'l, 'a> Loader<'l, 'a> {
             let after = range.until;
             touched.note(range.after, &since);
             let Lacking { repairs, to_measure } = self.lacking(loading, range, &touched);
-            // The next page is read while this page is added.
+            // While the amounts of this page are added, the next page is read.
             let following = list_page(servers, kind, after, &touched);
             let ((), following) = tokio::try_join!(self.add(loading, &repairs), following)?;
             for some in to_measure.chunks(PAGE_MEASURED) {
@@ -136,11 +136,11 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Computes the amounts that the buckets lacked at their cuts (the instants at which their content was read). Some
-    /// counters must be measured instead: counters to which the daemon has added since the cut, and all counters of
-    /// layouts that are not packed. Counters that the cut does not show (retired metrics, and fields that are not
-    /// numbers) must also be measured. The load adds nothing for counters that only Redis has. These are orphans or
-    /// belong to likes in flight, and the comparison handles them.
+    /// Computes the amounts that were missing in the buckets at their cuts (the instants at which the buckets were
+    /// read). Some counters must be measured instead: counters to which the daemon has added since the cut, and all
+    /// counters of layouts that are not packed. Counters that the cut does not show (retired metrics, and fields that
+    /// are not numbers) must also be measured. The load adds nothing for counters that only Redis has. These are
+    /// orphans or belong to likes in flight, and the comparison handles them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();

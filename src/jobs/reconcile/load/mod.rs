@@ -2,10 +2,10 @@
 //! flushes it, if an empty replica is promoted, or if Redis evicts a bucket.
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
-//! returns its content at that instant (the cut). If no event after the cut changed a counter, its value in MySQL after
-//! a fence is also its value at the cut. The load adds the difference between this value and the bucket's content, so
-//! concurrent changes are kept. If a later event changed a counter, the counter is watched, as in any comparison. At
-//! the end the load marks the bucket as loaded, if the bucket is still marked as loading.
+//! returns its content at that instant (the cut). If no event after the cut changed a counter, the counter's value in
+//! MySQL after a fence is also its value at the cut. The load adds the difference between this value and the bucket's
+//! content, so concurrent changes are kept. If a later event changed a counter, the counter is watched, as in any
+//! comparison. At the end the load marks the bucket as loaded, if the bucket is still marked as loading.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
@@ -116,8 +116,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     Ok(())
 }
 
-/// Whether Redis has lost buckets so often that the next load must wait. Each load reads the whole table `counter`, and
-/// while Redis evicts buckets, the loads would never end.
+/// Whether the next load must wait, because Redis has lost buckets too often. Each load reads the whole table
+/// `counter`, and the loads would never end if Redis keeps evicting buckets.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.options.wait_max.is_some();

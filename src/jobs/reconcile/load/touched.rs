@@ -3,10 +3,10 @@
 //!
 //! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows that
 //! were committed before the cut. The script that reads a bucket at the cut also raises the bucket's offsets to these
-//! numbers. So the load must give each counter its value at these offsets. The missing amount is this value minus the
-//! value in the bucket at the cut. A page of MySQL's rows has the counter's value in one snapshot. If that snapshot has
-//! no outbox row after `outbox` for the counter, the page's value is also the value at the offsets, and no measurement
-//! is needed. All other counters are measured.
+//! numbers. So the load must set each counter to the value that includes exactly the rows up to these offsets. The
+//! missing amount is this value minus the value in the bucket at the cut. A page of MySQL's rows has the counter's
+//! value in one snapshot. If that snapshot has no outbox row after `outbox` for the counter, the page's value is also
+//! the value at the offsets, and no measurement is needed. All other counters are measured.
 //!
 //! * A: `outbox` is read. B: an outbox row is committed. C: the page is read. The page includes the row's addition, and
 //!   the outbox also adds it to the bucket. The page's snapshot has the row, so the row's counter is measured.
@@ -16,8 +16,8 @@
 //! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket already has the
 //!   addition at the cut, and its offset is above `outbox`. The page's snapshot has the row, so the row's counter is
 //!   measured.
-//! * A: a row is committed. B: `outbox` is read, and the cut follows. C: the outbox reaches the row. The page includes
-//!   the row's addition. Because of the bucket's offset, the outbox does not add the row again.
+//! * A: a row is committed. B: `outbox` is read, and then the bucket is read at the cut. C: the outbox reaches the row.
+//!   The page includes the row's addition. Because of the bucket's offset, the outbox does not add the row again.
 //! * A: rows of one partition are read up to number 7. B: number 6 is committed. This cannot happen, because numbers
 //!   are assigned under the partition's lock. So each page needs only the rows after the last row of the previous page.
 //! * A: a reconcile corrects `counter`. The correction's row is in the partition `CORRECTIONS`. This partition is read
@@ -48,7 +48,8 @@ pub(super) enum Touched {
 }
 
 impl Touched {
-    /// Returns the state in which no counter has been changed yet. `outbox` has the last rows before the cuts.
+    /// Returns the initial state, in which the outbox has changed no counter. `outbox` has the last rows before the
+    /// cuts.
     pub(super) fn none_after(kind: Kind, outbox: OutboxOffsets) -> Self {
         Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
     }

@@ -1,4 +1,4 @@
-//! The result and the progress of a reconcile, for people and for programs.
+//! The result and the progress of a reconcile, for operators and for programs.
 
 mod text;
 
@@ -69,13 +69,13 @@ pub struct Report {
     /// The number of rows of `counter` that differed from `like_record`. The rows were corrected, unless this is a dry
     /// run.
     pub counters_off: u64,
-    /// Buckets that Redis had lost, and that this run loaded.
+    /// The number of lost buckets that this run loaded.
     pub buckets_loaded: u64,
-    /// The counters that were added to the loaded buckets.
+    /// The number of counters that were added to the loaded buckets.
     pub counters_loaded: u64,
     /// Examples of keys that should be buckets but contain something else. Their correct content is unknown.
     pub foreign: Vec<String>,
-    /// Seconds that the run waited because a server was busy.
+    /// The seconds that the run waited because a server was busy.
     pub waited_s: u64,
     /// How often the run waited for each reason.
     pub waits: Waits,
@@ -157,7 +157,7 @@ pub struct Slice {
 pub struct TargetReport {
     /// `video:42`.
     pub target: String,
-    /// The metric: a name of `[metrics]`.
+    /// The metric's name in `[metrics]`.
     pub metric: String,
     /// The value in Redis at the last measurement.
     pub redis: i64,
@@ -181,7 +181,7 @@ pub(super) const LISTED_MAX: usize = 20;
 pub(crate) struct Progress {
     /// Counters that were compared.
     pub checked: u64,
-    /// The count of listed rows of `counter`. A target has one row for each partition that wrote it.
+    /// The count of listed rows of `counter`. A target has one row for each partition that wrote to its counters.
     pub done: u64,
     /// The count of all rows of `counter` according to MySQL's statistics. `None` until this count is known.
     pub total: Option<u64>,
@@ -208,7 +208,7 @@ impl Report {
         self.ended_early = Some(why);
     }
 
-    /// Whether the run started with the first target and found nothing wrong.
+    /// Whether the run began with the first target and found nothing wrong.
     pub(super) fn is_clean(&self) -> bool {
         // This pattern lists every field. If you add a field, this code compiles only after you have decided whether
         // the field matters for a clean run.

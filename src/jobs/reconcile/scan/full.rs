@@ -19,7 +19,7 @@ struct Checkpoint {
     layout: String,
     /// Whether nothing was wrong from the first target to this one.
     clean: bool,
-    /// The time at which the run with the first target began, by Redis' clock.
+    /// The time by Redis' clock at which the run began. After a resume, the time at which the first run began.
     began: i64,
     kind: u8,
     target_id: u64,
@@ -85,7 +85,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     Ok(())
 }
 
-/// Returns the place where the run must resume; `None` to start with the first target.
+/// Returns the place where the run must resume; `None` if it must begin with the first target.
 async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let servers = run.servers;
     if !run.options.resume {

@@ -22,7 +22,7 @@ const LIKES_MAX: i64 = 5_000_000;
 /// the work of this time.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
-/// Compares ranges of a run, within its slice.
+/// Compares the ranges of a run. If the run has a slice, only the ranges of this slice are compared.
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
     /// The count of the slice's rows of `counter` that remain to be compared. `None` if the run has no slice.
@@ -53,7 +53,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
     }
 
     /// Compares the kind's targets after `after`, until the end of the kind or of the slice. Returns the last target.
-    /// `checkpoint` encodes the run's position, and whether the run has found nothing wrong.
+    /// `checkpoint` encodes the run's position, and whether everything was right so far.
     pub(super) async fn compare_kind(
         &mut self,
         kind: Kind,
