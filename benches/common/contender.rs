@@ -72,7 +72,7 @@ impl Contender {
         Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
     }
 
-    /// Starts the contender. Only a role receives `arguments`. Peers and tallyd do not.
+    /// Starts the contender. `arguments` are passed to the program only if it is a role.
     pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
         let mut command = match self.runs {
             Runs::Tallyd => {

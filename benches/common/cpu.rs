@@ -118,7 +118,7 @@ fn of_machine() -> Result<u64> {
     let stat = fs::read_to_string("/proc/stat").context("read the machine's CPU time")?;
     let line = stat.lines().next().context("/proc/stat is empty")?;
     let fields: Vec<u64> = line.split_ascii_whitespace().skip(1).map(|field| field.parse().unwrap_or(0)).collect();
-    // user, nice, system, (idle, iowait,) irq, softirq, steal.
+    // The fields are user, nice, system, (idle, iowait,) irq, softirq and steal.
     let busy = fields.iter().enumerate().filter(|(place, _)| matches!(place, 0..=2 | 5..=7)).map(|(_, ticks)| ticks);
     Ok(busy.sum::<u64>() * TICK_US)
 }

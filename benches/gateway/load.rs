@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// The number of targets. The requests like the targets in turn.
+/// The number of targets. The requests contain likes for these targets in turn.
 const TARGETS: u64 = 10_000;
 
 /// Sends the given number of requests with `list` events each, and reads all answers. Each must be 202.

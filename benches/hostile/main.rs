@@ -23,7 +23,7 @@ const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
 /// The name of the case, the percentage of bad messages, and the quota of dead letters. Dead letters within the quota
 /// are stored. All other bad messages are only counted. A flood of bad messages fills the default quota within seconds.
-/// The case `at the bound` shows the rate after that.
+/// The case `at the bound` shows the rate when the quota is full.
 const FLOODS: [(&str, u64, u64); 4] =
     [("none", 0, ROOM), ("half", 50, ROOM), ("half, at the bound", 50, 1_000), ("nine of ten", 90, ROOM)];
 

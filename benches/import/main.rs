@@ -32,8 +32,8 @@ const AIMS: [(&str, Aim); 4] = [
 /// Fill a like table with another schema, and import it with the real binary while an old worker writes to it.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Rows of the old table. A second and a third table have a quarter of these rows: the second on one target, the
-    /// third on many targets.
+    /// Number of rows in the old table. A second and a third table have a quarter of these rows: the second on one
+    /// target, the third on many targets.
     #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(100_000..=200_000_000))]
     rows: u64,
 

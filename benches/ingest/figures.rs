@@ -44,7 +44,7 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
 }
 
 /// Returns the maximum rate of events that any consumer of one queue can reach on this machine. The slower of the two
-/// servers limits this rate. The machine's cores limit it too, because both servers need CPU time even with the
+/// servers limits this rate. The machine's cores limit this rate too, because both servers need CPU time even with the
 /// cheapest clients.
 fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
     let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;

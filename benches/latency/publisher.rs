@@ -17,7 +17,7 @@ use crate::common::world::World;
 /// users.
 pub const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
-/// One event in `SAMPLE_EVERY` is a sample.
+/// Every tenth event is a sample.
 pub const SAMPLE_EVERY: u64 = 10;
 
 /// The number of channels. The channels publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a

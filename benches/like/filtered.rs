@@ -18,8 +18,8 @@ const LIKERS: u64 = 10;
 const AT_ONCE: u64 = 500;
 
 /// Writes the rows and builds the filters before anything is published. No consumer runs here. If events were already
-/// published, the filter run would wait in vain until a consumer commits its fence (its marker in the queues). Returns
-/// the configuration for a client that uses filters.
+/// published, the filter run would wait in vain for a consumer that commits its fence (its marker in the queues).
+/// Returns the configuration for a client that uses filters.
 pub async fn prepare(world: &World) -> Result<Config> {
     for first in (1..=TARGETS).step_by(AT_ONCE as usize) {
         let targets = first..=TARGETS.min(first + AT_ONCE - 1);

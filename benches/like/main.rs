@@ -71,8 +71,8 @@ struct Page {
     targets: usize,
     /// The time to read the counters of the targets.
     counters_ms: f64,
-    /// The time to find the targets that a user likes. For this time, the likes are in Redis. For `rows_ms`, the likes
-    /// are only in MySQL.
+    /// The time to find the targets that a user likes. In this measurement, the likes are in Redis. For `rows_ms`, the
+    /// likes are only in MySQL.
     recent_ms: f64,
     rows_ms: f64,
     /// The time to find the targets that a user likes, if filters show that the user likes none of them.

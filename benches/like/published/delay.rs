@@ -26,7 +26,7 @@ const RATE: u64 = 1_000;
 const SECONDS: u64 = 12;
 const WARM_UP_S: u64 = 2;
 
-/// One like in `SAMPLE_EVERY` is for the sampled target.
+/// Every tenth like is for the sampled target.
 const SAMPLE_EVERY: u64 = 10;
 
 /// The sampled target. The likes in between have other targets.
@@ -117,7 +117,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Publishes at the measured rate, each like in its own task, and waits until all are confirmed.
+/// Publishes at the rate `RATE`, each like in its own task, and waits until all are confirmed.
 async fn publish(client: &Arc<Client>, count: u64, seed: u64) -> Result<Published> {
     let (mut published, mut clicks) = (Published::default(), JoinSet::new());
     let mut tick = tokio::time::interval(Duration::from_millis(1));
