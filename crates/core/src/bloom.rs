@@ -1,6 +1,6 @@
-//! The arithmetic of a Bloom filter. It is the same as in Redisson's `RBloomFilter<String>`, so Java servers can read
-//! tallyd's filters. A test compares this code with the results of Redisson's own code in tests/vectors/filters.json.
-//! Pure.
+//! The arithmetic of a Bloom filter. The bits are the same as in Redisson's `RBloomFilter<String>`, so Java servers can
+//! read tallyd's filters. A test compares this code with the results of Redisson's own code in
+//! tests/vectors/filters.json. Pure.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -13,8 +13,8 @@ const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_
 /// Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
-/// The maximum number of bits per user. This is enough for the lowest rate of false positives that the configuration
-/// allows.
+/// The maximum number of bits per user. 64 bits are enough for the lowest rate of false positives that the
+/// configuration allows.
 const ITERATIONS_MAX: u32 = 64;
 
 /// The size of a filter, and the number of its bits that are set for each user.

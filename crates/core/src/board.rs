@@ -27,11 +27,11 @@ pub struct Board {
     /// Metric that ranks members. `tie = "second"` needs a second metric.
     #[serde(default = "like")]
     pub score: Vec<String>,
-    /// Order of equal scores. Don't change it while Redis has the board.
+    /// Order of equal scores. Don't change this order while Redis has the board.
     #[serde(default)]
     pub tie: Tie,
-    /// How many of a score's 53 bits the second metric gets. With 20: a million, and eight billion for the first
-    /// metric.
+    /// How many of a score's 53 bits the second metric gets. 20 bits allow a million, and leave eight billion for the
+    /// first metric.
     #[serde(default = "twenty")]
     #[schemars(range(min = 1, max = SECOND_BITS_MAX))]
     pub second_bits: u32,
@@ -47,7 +47,7 @@ pub struct Board {
     /// How long an archived board stays in Redis. 0 deletes it immediately.
     #[serde(default = "month")]
     pub expire_after: Pause,
-    /// How often an open board is copied to MySQL. 0: never. If Redis loses the board, writes of at most this time are
+    /// How often an open board is copied to MySQL. 0: never. If Redis loses the board, writes since the last copy are
     /// lost.
     #[serde(default = "hour")]
     pub snapshot_every: Pause,

@@ -90,8 +90,8 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// Returns the winners that are new likes. `winners` is the result of [`coalesce`]. `before` is the former state of
-/// each winner's row.
+/// Returns the keys of the winners that are new likes. `winners` is the result of [`coalesce`]. `before` is the former
+/// state of each winner's row.
 pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));

@@ -20,7 +20,7 @@ pub const REASON_MAX: usize = 200;
 pub enum Task {
     /// Receives messages from the broker and writes their events to MySQL.
     Consumer,
-    /// Adds to Redis what the consumer has written to MySQL.
+    /// Adds to Redis the changes that the consumer has written to MySQL.
     Outbox,
     /// Compares Redis with MySQL.
     Reconcile,

@@ -262,8 +262,8 @@ mod tests {
     }
 
     proptest! {
-        /// Some rows exist before the watch begins. Then batches arrive in any order. For any cut after the watch
-        /// began, the computed value must be the result of the events up to the cut.
+        /// Some rows exist before the watch begins. Then batches of events arrive in any order. For any cut after the
+        /// watch began, the computed value must be the result of the events up to the cut.
         #[test]
         fn the_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec(event(), 0..20),
@@ -322,7 +322,7 @@ mod tests {
     /// A change: its `at`, a flag that says whether it sets the counter, and the added amount or the new value.
     type Change = (i64, bool, i64);
 
-    /// A counter that follows the consumer's rules.
+    /// A counter that the test changes by the consumer's rules.
     #[derive(Default)]
     struct Kept {
         value: i64,

@@ -87,7 +87,7 @@ impl Start {
     }
 }
 
-/// The only table that contains a row.
+/// The table that contains a row that the other table lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The site's table.

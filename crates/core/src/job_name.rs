@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A job. Each job has one lock. All its runs need this lock, in every mode, by daemons and by commands. So a job has
-/// at most one run at a time.
+/// A job. Each job has one lock. Every run of the job needs this lock, in each mode, in daemons and in commands. So a
+/// job has at most one run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
     /// Compares Redis with MySQL.

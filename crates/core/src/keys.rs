@@ -13,10 +13,10 @@ pub const LOADED: &str = "_";
 /// The bucket field with the time when a counter of the bucket was last set (lua/count.lua).
 pub const SET_AT: &str = "_s";
 
-/// The first character of bucket fields that do not hold a target.
+/// The first character of bucket fields that belong to no target.
 pub const NO_TARGET: char = '_';
 
-/// Returns the maximum number of bucket fields that do not hold a target. Every bucket can contain `_` and `_s`. If the
+/// Returns the maximum number of bucket fields that belong to no target. Every bucket can contain `_` and `_s`. If the
 /// daemon writes counters, a bucket also contains `_o`, `_m`, one field per partition, and one field for the
 /// corrections that reconciles make.
 pub fn fields_beside(partitions: u16) -> u64 {
@@ -133,7 +133,7 @@ impl Keys {
     }
 
     /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: the recent clicks of a bucket's targets, in two hashes
-    /// that alternate. Both are in the bucket's slot.
+    /// that alternate. Both hashes are in the same Cluster slot as the bucket.
     pub fn recent(&self, kind: &str, bucket: u32) -> [String; 2] {
         let key = format!("{}recent:{{{}}}", self.prefix, self.bucket_name(kind, bucket));
         let former = format!("{key}:former");
@@ -142,7 +142,7 @@ impl Keys {
 
     /// `filter:{video:3a2f}:42` contains a target's Bloom filter. The same key with `:config` (Redisson's name)
     /// contains the filter's shape. The same key with `:added` contains new likers: users who like the target but are
-    /// not yet in the filter. All these keys are in the bucket's slot.
+    /// not yet in the filter. All these keys are in the same Cluster slot as the bucket.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -161,7 +161,7 @@ impl Keys {
         format!("{}filter:*", escaped(&self.prefix))
     }
 
-    /// `filter:epoch`: decides which filters readers can trust.
+    /// `filter:epoch`: the number by which readers recognize filters that they can trust.
     pub fn filter_epoch(&self) -> String {
         format!("{}filter:epoch", self.prefix)
     }

@@ -73,7 +73,7 @@ impl Metrics {
     }
 }
 
-/// Adds the limits of names and codes to the schema of such a table.
+/// Adds the limits of names and codes to the schema of `[kinds]` or `[metrics]`.
 fn codes(schema: &mut schemars::Schema) {
     if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
         code.insert("minimum".to_owned(), json!(1));

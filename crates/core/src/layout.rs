@@ -195,7 +195,8 @@ pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The value of a bucket's field `_`. It contains the run that loaded the bucket, and the bucket's last repair.
+/// The value of a bucket's field `_`. The field contains the number of the run that loaded the bucket, and the number
+/// of the bucket's last repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loaded {
     /// The counters of missing targets are unknown, because Redis was flushed or no run has loaded the bucket.

@@ -104,8 +104,8 @@ pub struct BoardMember {
     pub score: f64,
 }
 
-/// The state of a closed period of a board, after which Redis accepts no more writes to the period. The greater of two
-/// freezes is newer, because run numbers grow.
+/// The freeze of a board's period in Redis. A frozen period receives no more writes. The greater of two freezes is
+/// newer, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
     /// The number of the first archiver run that changed the board since Redis last lost all data. After each loss of

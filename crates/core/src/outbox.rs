@@ -53,7 +53,7 @@ impl OutboxOffsets {
         }
     }
 
-    /// Raises each offset to the partition's offset in `other`, if the latter is higher.
+    /// For each partition, takes the higher of the two offsets.
     pub fn raise_all(&mut self, other: &Self) {
         for (partition, number) in other.iter() {
             self.raise(partition, number);

@@ -18,7 +18,8 @@ pub const PREFETCH_MIN: u16 = 2;
 /// If a session fails before it acknowledges a message, the next session's prefetch is divided by sixteen. The session
 /// may have failed at a message that the AMQP library cannot read. For such a message, the daemon does not know how
 /// often it was returned. After four failed sessions, even the largest prefetch is reduced to one message. If four
-/// daemons receive from the queue in turn, the other messages are returned sixteen times. The queue allows twenty.
+/// daemons receive from the queue in turn, the other messages are returned sixteen times. The queue allows twenty
+/// returns.
 const FAILED_LEAVES: u16 = 16;
 
 /// Measures the size of a partition's messages.
@@ -34,8 +35,8 @@ impl MessageSizes {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Sets a new mean after the received messages need too much memory. The new mean weights each message by its size,
-    /// so that a few large messages raise the mean.
+    /// Sets a new mean after the received messages have needed too much memory. The new mean weights each message by
+    /// its size, so that a few large messages raise the mean.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);

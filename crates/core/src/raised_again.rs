@@ -3,10 +3,10 @@
 //! that the writer added. Pure.
 //!
 //! A counter is *raised again* if the last run found it too high, and its drift is now larger than after the last run.
-//! If the last run lowered the counter, the drift after that run was zero. A run stops its repairs of a metric if both
-//! this run and the previous run found at least [`RAISED_MIN`] of the metric's counters raised again. If a run stops
-//! its repairs, the drift of each counter stays. If the drift grows, the next run also stops its repairs. Otherwise the
-//! next run repairs the counters.
+//! If the last run lowered the counter, the drift after that run was zero. A run stops its repairs of a metric if at
+//! least [`RAISED_MIN`] of the metric's counters were raised again both in this run and in the previous run. If a run
+//! stops its repairs, the drift of each counter stays. If the drift grows, the next run also stops its repairs.
+//! Otherwise the next run repairs the counters.
 //!
 //! Likes are sometimes lost or counted twice, but not for the same hundred targets in three runs. So another program
 //! writes these counters.
@@ -35,9 +35,9 @@ pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
-    /// Maps a metric to the number of its counters that the last run found raised again.
+    /// Maps a metric to the number of its counters that were raised again in the last run.
     by_last: BTreeMap<Metric, u64>,
-    /// Maps a metric to the number of its counters that this run found raised again.
+    /// Maps a metric to the number of its counters that were raised again in this run.
     by_this: BTreeMap<Metric, u64>,
 }
 

@@ -183,7 +183,7 @@ mod tests {
             cuts in proptest::collection::vec(1..7_usize, 1..20),
         ) {
             let events: Vec<Message> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
-            // Each event arrives at least once. Some events arrive more than once, at any places.
+            // Each event arrives at least once. Some events arrive more than once, at any positions.
             let mut arrived = events.clone();
             for (place, index) in order.iter().enumerate() {
                 match place % 2 {

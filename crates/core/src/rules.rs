@@ -27,8 +27,8 @@ pub struct Rule {
     /// Whether `set` and `reset` events are accepted. Not for `like`.
     #[serde(default)]
     pub settable: bool,
-    /// Board to which additions are also added: a `[[board]]` with this metric in its `score`. Members are target ids
-    /// in decimal.
+    /// Board that also gets the additions: a `[[board]]` with this metric in its `score`. Members are target ids in
+    /// decimal.
     #[serde(default)]
     #[schemars(with = "String")]
     pub board: Option<String>,
@@ -101,7 +101,7 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
-    /// Returns the board to which the additions to this metric of this kind are also added.
+    /// Returns the board that also gets the additions to this metric of this kind.
     pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
         let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
         self.boards.get(&(of, metric)).map(String::as_str)

@@ -28,8 +28,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Describes a value that has increased since `before` by more than these limits. Returns `None` if there is no
-    /// such value.
+    /// Describes a value that has increased since `before` by more than `TOLERATED_MIN` and `TOLERATED_PART` allow.
+    /// Returns `None` if there is no such value.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
         let more = |before: &str, after: &str, now: u64, then: u64| {
             let tolerated = TOLERATED_MIN.max(then / TOLERATED_PART);

@@ -1,5 +1,5 @@
 //! Parses an event's JSON. No other code depends on this format. docs/events.md describes the format. The result of
-//! each event is a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
+//! parsing an event is a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
 //! argument.
 //!
 //! A field of the wrong type never fails the parse. The parser first reads every field as a scalar, and then checks the
@@ -100,7 +100,7 @@ pub struct CountEvent {
     pub id: EventId,
 }
 
-/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins. It overrides all
+/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins, and overrides all
 /// `count` events with an earlier or equal `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {

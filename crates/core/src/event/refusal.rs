@@ -38,14 +38,15 @@ pub enum Reason {
     EventIdOutOfRange,
     /// `at` is missing or is not a time that `DATETIME(6)` can hold.
     AtOutOfRange,
-    /// `at` is further ahead of this machine's clock than `future_max`.
+    /// `at` is ahead of this machine's clock by more than `future_max`.
     AtInFuture,
     /// A `count`, `set` or `reset` is older than the ledger of applied events. So it is unknown whether the event was
     /// applied.
     AtTooOld,
     /// The database rejects this event's row, but accepts the rest of the batch.
     RefusedByDatabase,
-    /// This is not a refusal. The broker dead-lettered the message before a daemon could write it to MySQL.
+    /// No daemon refused this event. The broker dead-lettered the message before a daemon could write the event to
+    /// MySQL.
     ReturnedByBroker,
 }
 
@@ -72,7 +73,8 @@ impl Reason {
     ];
 
     /// Whether an event with this code could be accepted later. This is possible if the cause is the configuration, a
-    /// clock or an old version, or if the event was never checked. Returns true for codes that only other versions use.
+    /// clock or an old version, or if the event was never checked. For codes that this version does not know, returns
+    /// true.
     pub fn may_be_good(code: &str) -> bool {
         let never = [
             Self::TooLarge,
