@@ -4,13 +4,13 @@
 -- KEYS     the zsets of the current periods, for instance tally:board:{likes}:2026-11-21, tally:board:{likes}:2026-W47,
 --          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all these keys are
 --          in one slot.
--- ARGV[1]  the member
--- ARGV[2]  the amount to add to its primary number
--- ARGV[3]  the amount to add to its second number; 0 if the board has none
--- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal
+-- ARGV[1]  the member.
+-- ARGV[2]  the amount to add to its primary number.
+-- ARGV[3]  the amount to add to its second number; 0 if the board has no second number.
+-- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal.
 -- ARGV     then three numbers for each key: how many bits of the score the second number has; for "earliest", the
 --          instant at which the remaining time is zero, in seconds since the epoch, else 0; and the length of a step of
---          this time in seconds
+--          this time in seconds.
 --
 -- The daemon can send an addition several times, but the addition must count only once. So the daemon appends a key to
 -- KEYS, tally:board:{likes}:added, and five arguments to ARGV: "once", a partition, the number of the addition's outbox

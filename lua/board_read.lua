@@ -1,15 +1,15 @@
 -- Reads a part of a board, in rank order, at one instant.
 --
--- KEYS[1]  the zset
--- ARGV[1]  "page" or "around"
--- ARGV[2]  page: how many members to skip; around: the member
--- ARGV[3]  page: how many members to read; around: how many before and after it
+-- KEYS[1]  the zset.
+-- ARGV[1]  "page" or "around".
+-- ARGV[2]  page: how many members to skip; around: the member.
+-- ARGV[3]  page: how many members to read; around: how many members to read before and after this member.
 --
 -- Returns { members, before, higher, member, score, member, score, ... }
---   members  the number of members of the zset
---   before   how many members are before the first returned member
---   higher   how many of these members have a higher score than the first returned member
---   then the members, highest score first; if two scores are equal, the greater member first
+--   members  the number of members of the zset.
+--   before   how many members are before the first returned member.
+--   higher   how many of these members have a higher score than the first returned member.
+--   Then the members follow, highest score first. If two scores are equal, the greater member is first.
 -- Returns an empty list if the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0

@@ -1,13 +1,13 @@
 -- Asks a target's Bloom filter whether a user likes the target. The script changes nothing.
 --
--- KEYS[1]  the target's filter, for instance tally:filter:{video:3a2f}:42
--- KEYS[2]  its config
--- KEYS[3]  the users who like the target and are not in the filter's bits yet
--- ARGV[1]  the user's id in decimal
+-- KEYS[1]  the target's filter, for instance tally:filter:{video:3a2f}:42.
+-- KEYS[2]  its config.
+-- KEYS[3]  the users who like the target and are not in the filter's bits yet.
+-- ARGV[1]  the user's id in decimal.
 -- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
---          is not trusted
--- ARGV[3]  the size of the filter that the following bits are for; empty without bits
--- ARGV     then the user's bits for that size
+--          is not trusted.
+-- ARGV[3]  the size of the filter that the following bits are for; empty without bits.
+-- ARGV     then the user's bits for that size.
 --
 -- Returns 0 if the user does not like the target. This answer does not include clicks of the last minutes, so check the
 -- recent clicks before you call this script. Returns 1 if the answer is unknown: ask MySQL. If the bits are for another

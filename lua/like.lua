@@ -1,30 +1,30 @@
 -- Sets whether a user likes a target. Counts the click if it changes something, and returns the instant of the click.
 --
 -- KEYS[1]  the key of the target's number: its bucket, for instance tally:c:{video:3a2f}; in the layouts entity and
---          string a separate key
--- KEYS[2]  the recent clicks in this bucket: tally:recent:{video:3a2f}
--- KEYS[3]  the earlier clicks: tally:recent:{video:3a2f}:former
--- KEYS[4]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something
--- ARGV[1]  the target's id in decimal: the field of a bucket
+--          string a separate key.
+-- KEYS[2]  the recent clicks in this bucket: tally:recent:{video:3a2f}.
+-- KEYS[3]  the earlier clicks: tally:recent:{video:3a2f}:former.
+-- KEYS[4]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something.
+-- ARGV[1]  the target's id in decimal: the field of a bucket.
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
---          and the name of the hash's field, for instance "entity:like"; in the layout string "string"
--- ARGV[3]  "like" or "unlike"
--- ARGV[4]  the user's id in decimal
--- ARGV[5]  the minimum number of seconds for which a click is remembered: more than an event needs to reach MySQL
+--          and the name of the hash's field, for instance "entity:like"; in the layout string "string".
+-- ARGV[3]  "like" or "unlike".
+-- ARGV[4]  the user's id in decimal.
+-- ARGV[5]  the minimum number of seconds for which a click is remembered: more than an event needs to reach MySQL.
 -- ARGV[6]  the user's row in MySQL, in the format of a remembered click: `update_at` in microseconds since the epoch,
---          then "+", or "-" if is_del is 1; "0-" if there is no row. Empty if MySQL was not asked
+--          then "+", or "-" if is_del is 1; "0-" if there is no row. Empty if MySQL was not asked.
 -- ARGV[7]  only for a click that is also counted in a second layout: the `at` from the first layout. Nothing is
---          counted if the user's last click is newer. For all other clicks empty or left out
+--          counted if the user's last click is newer. For all other clicks empty or left out.
 --
 -- If targets have Bloom filters, also (docs/filters.md):
 --
--- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42
--- KEYS[6]  its config
--- KEYS[7]  the users who like the target and are not in the filter's bits yet
+-- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42.
+-- KEYS[6]  its config.
+-- KEYS[7]  the users who like the target and are not in the filter's bits yet.
 -- ARGV[8]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
---          is not trusted. Callers that compute no bits leave out this argument and the following ones
--- ARGV[9]  the size of the filter that the following bits are for; empty without bits
--- ARGV[10] and so on: the user's bits for that size
+--          is not trusted. Callers that compute no bits leave out this argument and all following arguments.
+-- ARGV[9]  the size of the filter that the following bits are for; empty without bits.
+-- ARGV[10] and so on: the user's bits for that size.
 --
 -- Returns { result, at, count }.
 --   result  1: the state changed, and the click counts. Publish the event.
@@ -37,7 +37,7 @@
 --           the result is still -1.
 --   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`. This time
 --           is at least one microsecond later than the user's last click or row. If the result is 0 and Redis
---           remembers the user's last click, it is the `at` of that click
+--           remembers the user's last click, it is the `at` of that click.
 --   count   the target's number after the click. nil if it is unknown, because Redis has lost the bucket (it has no
 --           field `_`) or is still loading it. The click counts nevertheless.
 --

@@ -2,9 +2,9 @@
 -- from like.lua, because on a Redis Cluster the keys of a user and of a target are on different nodes. Call this script
 -- first, then like.lua.
 --
--- KEYS[1]  the user's window, for instance tally:limit:{7}
--- ARGV[1]  how many clicks a window allows
--- ARGV[2]  the length of a window in milliseconds, beginning with its first click
+-- KEYS[1]  the user's window, for instance tally:limit:{7}.
+-- ARGV[1]  how many clicks a window allows.
+-- ARGV[2]  the length of a window in milliseconds, beginning with its first click.
 --
 -- If this click is allowed, returns { 1, left }: the number of clicks that are left. If this click is not allowed,
 -- returns { 0, ms }: the milliseconds until the window ends.

@@ -1,10 +1,10 @@
 -- Remembers a click that lua/like.lua has counted with KEYS[1] only, unless a newer click is remembered.
 --
 -- KEYS[1]  the recent clicks in the bucket. This is the script's only key, so the script can also run while a Cluster
---          moves the slot
--- ARGV[1]  the target's id, ":" and the user's id
--- ARGV[2]  the click's `at`, and "+" for a like or "-"
--- ARGV[3]  the minimum number of seconds for which a click is remembered
+--          moves the slot.
+-- ARGV[1]  the target's id, ":" and the user's id.
+-- ARGV[2]  the click's `at`, and "+" for a like or "-".
+-- ARGV[3]  the minimum number of seconds for which a click is remembered.
 --
 -- Returns 1. Returns 0 if a newer click is remembered.
 

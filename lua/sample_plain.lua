@@ -1,9 +1,9 @@
 -- Reads numbers of one bucket at one instant, in the layouts string and entity.
 --
--- KEYS[1]   the bucket: its field `_`, and its marks
--- KEYS      then the key of each number
+-- KEYS[1]   the bucket: its field `_`, and its marks.
+-- KEYS      then the key of each number.
 -- ARGV      the place of the number in each of these keys, or one place for all keys: "entity:" and the name of the
---           hash's field, for instance "entity:like"; or "string"
+--           hash's field, for instance "entity:like"; or "string".
 --
 -- Returns one text of several parts, separated by \0, like sample.lua:
 -- * this server's clock in microseconds since the epoch;

@@ -1,14 +1,14 @@
 -- Takes back a like or an unlike that could not be published, unless another request can still publish it. Call this
 -- script once for each answer of like.lua whose event was not published.
 --
--- KEYS[1]  the key of the target's number, as in like.lua
--- KEYS[2]  the recent clicks in this bucket
--- KEYS[3]  the earlier clicks
--- ARGV[1]  the target's id in decimal
--- ARGV[2]  the place of the metric in the field's value, "entity:" and its field, or "string", as in like.lua
--- ARGV[3]  "like" or "unlike": the click to take back
--- ARGV[4]  the user's id in decimal
--- ARGV[5]  the `at` that like.lua returned
+-- KEYS[1]  the key of the target's number, as in like.lua.
+-- KEYS[2]  the recent clicks in this bucket.
+-- KEYS[3]  the earlier clicks.
+-- ARGV[1]  the target's id in decimal.
+-- ARGV[2]  the place of the metric in the field's value, "entity:" and its field, or "string", as in like.lua.
+-- ARGV[3]  "like" or "unlike": the click to take back.
+-- ARGV[4]  the user's id in decimal.
+-- ARGV[5]  the `at` that like.lua returned.
 --
 -- Returns 1 if the click was taken back. Then Redis remembers the state before the click. Returns 0, without changing
 -- the number, in three cases: like.lua returned the event to more requests than have failed, the user has clicked again

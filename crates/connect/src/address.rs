@@ -10,7 +10,8 @@ use url::Url;
 
 use crate::secret::Secret;
 
-/// A server's address. Its printed form omits the user and the password. The configuration check validates the address.
+/// A server's address. An address is printed without the user and the password. The configuration check validates the
+/// address.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
 pub struct ServerUrl(SecretString);
@@ -29,7 +30,7 @@ impl ServerUrl {
         Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
     }
 
-    /// Returns the same address for another server, given as `host:port`.
+    /// Returns this address with another server, which is given as `host:port`.
     ///
     /// # Errors
     /// Returns an error text if `server` is not `host:port`.
@@ -52,7 +53,7 @@ impl ServerUrl {
         const MASK: &str = "***";
         let Ok(mut url) = self.parts() else { return MASK.to_owned() };
         let is_secret = |key: &str| ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word));
-        // These calls fail only if the address has no host, and then it has no user either.
+        // These calls fail only if the address has no host. Such an address has no user either.
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
@@ -95,7 +96,7 @@ impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.parts() {
             Ok(mut url) => {
-                // These calls fail only if the address has no host, and then it has no user either.
+                // These calls fail only if the address has no host. Such an address has no user either.
                 let _ = url.set_password(None);
                 let _ = url.set_username("");
                 url.set_query(None);

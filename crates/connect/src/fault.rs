@@ -1,4 +1,4 @@
-//! Named points where a test can stop the process. At a point, the test can kill the process, stop the process until
+//! Named points where a test can stop the process. At such a point, a test can kill the process, stop the process until
 //! SIGCONT, or make the current task hang. The points exist only with the feature `fault-points`. No release has this
 //! feature.
 

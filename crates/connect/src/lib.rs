@@ -1,5 +1,5 @@
-//! Code that all connections to servers share: addresses, secrets, TLS, and how to continue after an error. It also
-//! contains the named points where a test can stop the process.
+//! Code that all connections to servers share: addresses, secrets, TLS, and how to continue after an error. This crate
+//! also contains the named points where a test can stop the process.
 
 #![warn(unreachable_pub)]
 

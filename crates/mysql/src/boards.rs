@@ -48,7 +48,7 @@ pub struct PeriodRow {
     pub late_members: u64,
 }
 
-/// The result of a verification: a part of [`PeriodRow`].
+/// The result of a verification, which becomes a part of [`PeriodRow`].
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
     /// The tally (number and checksum) of the rows.
@@ -120,8 +120,8 @@ impl Store {
         conn.limit("read a board's state", |connection| read_period(connection, at)).await
     }
 
-    /// Returns at most `limit` of the board's latest frozen periods, newest first. Their names match the pattern
-    /// `like`.
+    /// Returns at most `limit` of the board's latest frozen periods, newest first. The names of these periods match the
+    /// pattern `like`.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;

@@ -159,8 +159,8 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
 /// Records hints, sorted by key, in the caller's transaction. Returns how many hints were not recorded because the
 /// table is full.
 pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
-    // Hints that are already in the table need no space. They get a new time, so a run that has just checked them does
-    // not delete them.
+    // Hints that are already in the table need no space. These hints get a new time, so a run that has just checked the
+    // counters does not delete the hints.
     for piece in in_shapes(seen) {
         let sql = format!(
             "UPDATE drift_seen SET seen_at = NOW(6) WHERE (kind, target_id, metric) IN ({})",

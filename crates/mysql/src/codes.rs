@@ -105,8 +105,8 @@ impl Store {
                 Noted::Was(former) => query.bind(former),
                 Noted::Removed => query.bind(name),
             };
-            // The library requests the number of matching rows, so rows count even if the statement did not change
-            // them.
+            // The library requests the number of matching rows, so the count includes rows that the statement did not
+            // change.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected() > 0)
         });
         match done.await {
@@ -155,7 +155,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         // In MySQL and MariaDB, zero means that there is no limit.
         let limit = limit.max(Duration::from_millis(1));
-        // Only MariaDB reads the first comment, and only MySQL the second one.
+        // Only MariaDB reads the first comment, and only MySQL reads the second comment.
         let sql = format!(
             "/*M! SET STATEMENT max_statement_time = {} FOR */ SELECT /*+ MAX_EXECUTION_TIME({}) */ 1 \
              FROM counter FORCE INDEX (counter_update_span) WHERE metric = {} ORDER BY update_span DESC LIMIT 1",

@@ -10,7 +10,7 @@ use tallyd_connect::tls::Tls;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mysql {
-    /// `mysql://user@host:3306/database`. Connections to other machines use TLS and verify the server, others use TLS
+    /// `mysql://user@host:3306/database`. Remote connections use TLS and verify the server, local connections use TLS
     /// if available. `?ssl-mode=VERIFY_IDENTITY` always verifies. `VERIFY_CA` ignores the name (for certificates that
     /// MySQL generated). `DISABLED` is plain text.
     pub url: ServerUrl,
@@ -20,7 +20,8 @@ pub struct Mysql {
     /// File with the password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// Trusted authorities (PEM), in addition to the system's. With `ssl-mode=VERIFY_CA` only these are trusted.
+    /// Trusted authorities (PEM), in addition to the system's. With `ssl-mode=VERIFY_CA` only these authorities are
+    /// trusted.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
     /// Client certificate (PEM), if required.

@@ -22,7 +22,7 @@ pub(crate) const TRIES: u32 = 10;
 pub struct Conn {
     pub(super) connection: PoolConnection<MySql>,
     pub(super) limit: Duration,
-    /// True from the begin of the work to its end. Meanwhile a statement can still be running.
+    /// True from the beginning of the work to its end. Meanwhile a statement can still be running.
     pub(super) broken: bool,
 }
 
@@ -99,8 +99,8 @@ fn spoils<T>(ended: &Result<T>) -> bool {
 }
 
 /// The time of the last "not the primary" error of a server. Every pool closes the connections that were opened before
-/// this time. Otherwise read-only clients would stay connected to the former primary. They would read old data as long
-/// as the former primary accepts reads.
+/// this time. Otherwise read-only clients would stay connected to the former primary. Such clients would read old data
+/// as long as the former primary accepts reads.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn note_failover<T>(ended: &Result<T>) {

@@ -101,7 +101,7 @@ impl Store {
     /// that is connected through a proxy or to another node of a cluster.
     pub async fn is_used_alone(&self) -> Result<bool> {
         const ACTION: &str = "check for connections of daemons";
-        // This statement excludes itself by its text, because a proxy changes connection ids.
+        // This statement recognizes and excludes itself by its text, because a proxy changes connection ids.
         const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() \
                            AND user = SUBSTRING_INDEX(USER(), '@', 1) AND time < ? \
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";

@@ -40,7 +40,7 @@ pub enum StoreError {
     TlsFault(#[from] TlsFault),
     /// The difference between this machine's clock and MySQL's, in seconds. The difference is positive if this
     /// machine's clock is ahead.
-    #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong one")]
+    #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong clock")]
     ClocksApart(i64),
     /// An event is older than the oldest entry that the ledger of applied events keeps. The value is the time at which
     /// the ledger begins.
@@ -93,8 +93,8 @@ impl StoreError {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
         }
-        // The errors of read_only or super_read_only, of MySQL's read-only mode, of offline_mode, and of Galera without
-        // a quorum.
+        // The error numbers of read_only and super_read_only, of MySQL's read-only mode, of offline_mode, and of Galera
+        // without a quorum.
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
@@ -114,7 +114,7 @@ impl StoreError {
 
     /// Returns true if the server ended a statement because the statement exceeded its time limit.
     pub fn is_out_of_time(&self) -> bool {
-        // MariaDB's number and MySQL's number.
+        // The first number is MariaDB's, the second is MySQL's.
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
     }
 

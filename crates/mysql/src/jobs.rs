@@ -21,12 +21,12 @@ pub const LEASE: Duration = Duration::from_secs(30);
 /// The limit is longer than a lease, because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
-/// A random number of this process. If a failover loses commits, two processes can have the same run number. The token
-/// then distinguishes these processes.
+/// A random number that identifies this process. If a failover loses commits, two processes can have the same run
+/// number. The token then distinguishes these processes.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// The number of bits for `n` in the numbers that a run gives to its fences, watches and repairs. Such a number is run
-/// * 2^24 + n. So the numbers grow from run to run, and each number contains its run.
+/// The number of bits for `n` in the numbers that a run gives to its fences, watches and repairs. Such a number is
+/// `(run << 24) + n`. So the numbers grow from run to run, and each number contains its run.
 const NUMBERS_BITS: u32 = 24;
 
 /// Returns the `n`th number of a run.

@@ -110,7 +110,7 @@ impl Store {
     /// # Errors
     /// Fails if the address has an option that the library does not know.
     pub fn of_short_reads(config: &Mysql, connections_max: u32, read_max: Duration) -> Result<Self> {
-        // Only MariaDB reads the first comment, and only MySQL the second one.
+        // Only MariaDB reads the first comment, and only MySQL reads the second comment.
         let (seconds, ms) = (read_max.as_secs_f32(), read_max.as_millis());
         let limit = format!("SET SESSION /*M! max_statement_time = {seconds} */ /*!80000 max_execution_time = {ms} */");
         Self::with_session(config, connections_max, &limit)

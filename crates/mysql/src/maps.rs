@@ -13,7 +13,7 @@ pub struct NotedMap {
     pub number: u8,
     pub name: String,
     pub queue: String,
-    /// All pairs of exchange and key with which the queue was ever bound.
+    /// All bindings (exchange and routing key) that the queue has ever had.
     pub bindings: BTreeSet<(String, String)>,
     /// The host and process of the daemon that recorded the map.
     pub noted_by: String,
@@ -48,8 +48,8 @@ impl Store {
         self.acquire().await?.limit("read which maps are in use", read_maps).await
     }
 
-    /// Records that a map is in use, unless its number or name is already in use. In both cases returns the maps in
-    /// use. The caller must record a map before it binds the map's queue.
+    /// Records that a map is in use, unless its number or name is already in use. Then returns all maps in use. The
+    /// caller must record a map before it binds the map's queue.
     pub async fn note_map(&self, map: &NotedMap) -> Result<Vec<NotedMap>> {
         const ACTION: &str = "record that a map is in use";
         let mut conn = self.acquire().await?;
@@ -66,7 +66,7 @@ impl Store {
                 let known: BTreeSet<(String, String)> = serde_json::from_str(&known).unwrap_or_default();
                 let all: BTreeSet<&(String, String)> = known.union(&map.bindings).collect();
                 let update = sqlx::query("UPDATE map_in_use SET bindings = ? WHERE number = ?");
-                // Texts always have a JSON form.
+                // Texts can always be written as JSON.
                 let update = update.bind(serde_json::to_string(&all).unwrap_or_default()).bind(map.number);
                 update.execute(&mut *tx).await.context(ACTION)?;
             }

@@ -1,4 +1,4 @@
-//! Creates or upgrades the schema in steps. Daemons can write meanwhile.
+//! Creates or upgrades the schema in steps. Daemons can continue to write meanwhile.
 //!
 //! A statement that changes a table waits for every transaction that has read the table. All later statements on the
 //! table wait until that statement has run. So a step waits only a few seconds for the table. After that, the step

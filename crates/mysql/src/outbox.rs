@@ -1,11 +1,11 @@
 //! The outbox: the table of changes that the daemon must add to Redis. The transaction that changes `counter` also
 //! writes the outbox. The module src/outbox adds the outbox rows to Redis.
 //!
-//! A batch assigns a row's number while it holds the lock of the partition's row in `partition_owner`. So a reader that
-//! finds a row can also read all earlier rows of the row's partition. A new number is one more than the higher of two
-//! numbers: the last number, and MySQL's clock in microseconds. So no number is assigned twice, even if MySQL loses
-//! commits (after a restore or a failover). The numbers of new rows are always above the offsets that Redis stores. A
-//! row contains up to a thousand items, so a batch needs only a few rows.
+//! A batch assigns the number of an outbox row while it holds the lock on the partition's row in `partition_owner`. So
+//! if a reader finds an outbox row, it can also read all earlier rows of this partition. A new number is one more than
+//! the higher of two numbers: the last number, and MySQL's clock in microseconds. So no number is assigned twice, even
+//! if MySQL loses commits (after a restore or a failover). The numbers of new rows are always above the offsets that
+//! Redis stores. A row contains up to a thousand items, so a batch needs only a few rows.
 //!
 //! A row's body first contains additions as `kind:target:metric:delta`. After the additions, the body contains the new
 //! likes as `kind:target:user`, for Bloom filters.

@@ -35,8 +35,8 @@ pub struct Question {
 pub struct Answer {
     /// The query's results, in the order of the ids.
     pub truths: Vec<(TargetId, i64)>,
-    /// The counters of the range, in the order of the ids. Each has the target's id, the value, and the newest `at` of
-    /// the applied events.
+    /// The counters of the range, in the order of the ids. Each entry contains the target's id, the value, and the
+    /// newest `at` of the applied events.
     pub counters: Vec<(TargetId, i64, Micros)>,
     /// The range's last id.
     pub until: TargetId,
@@ -104,7 +104,7 @@ async fn ask(
 ) -> Told<Answer> {
     let mut tx = begin_snapshot(connection).await?;
     if question.after.0 == 0 {
-        // If the answer has no rows, it does not show the columns, so they are requested separately.
+        // If the answer has no rows, the answer does not show the columns, so the columns are requested separately.
         describe(&mut tx, question).await?;
     }
     site_query::limit_time(&mut tx, Some(question.statement.query_max)).await?;

@@ -38,7 +38,7 @@ pub const CORRECTIONS_MAX: usize = 100;
 pub const HELD: &str = "held";
 
 /// The maximum number of lowered counters of one run that are compared with the lowered counters of the next run. These
-/// counters need a few MiB of memory. The rule for raised counters needs only a hundred of them.
+/// counters need a few MiB of memory. The rule for raised counters needs only a hundred such counters.
 const TOO_HIGH_MAX: u64 = 100_000;
 
 /// The maximum number of rows that one statement deletes.
@@ -115,7 +115,7 @@ impl Store {
     /// Corrects counters, records each correction as the repair `pass`, and ensures that Redis gets the same
     /// corrections. All this happens in one transaction. `run` must still hold the job's lock. The intents must be
     /// sorted by key, and one call can make at most [`CORRECTIONS_MAX`] corrections. Returns the number of counters
-    /// without a hint for the next reconcile, because the table of hints is full.
+    /// that got no hint for the next reconcile because the table of hints is full.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -200,8 +200,8 @@ async fn correct(
     let mut tx = connection.begin().await.context(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
-        // The statement adds to the value instead of setting it. So it does not overwrite concurrent additions by
-        // consumers. A new row gets a time that is earlier than the time of every event.
+        // The statement adds to the value instead of setting it. So the statement does not overwrite concurrent
+        // additions by consumers. A new row gets a time that is earlier than the time of every event.
         let sql = format!(
             "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
              ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
@@ -220,7 +220,7 @@ async fn correct(
 }
 
 /// Ensures that Redis gets the corrections. This function runs in the transaction that corrects `counter`. Returns the
-/// number of counters without a hint for the next reconcile.
+/// number of counters that got no hint for the next reconcile.
 async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
     match follows {
         RedisFollows::Outbox => {

@@ -196,7 +196,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the checkpoints of one mode's runs. Then the next run begins without a checkpoint, like a first run.
+    /// Deletes the checkpoints of one mode's runs. After that, the next run begins without a checkpoint, like the first
+    /// run of a job.
     pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
         const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
         let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());

@@ -59,7 +59,7 @@ pub struct Saved {
 }
 
 impl Store {
-    /// Returns all snapshots. Each of them is of an open period, or of a closed period that is not archived.
+    /// Returns all snapshots. Each snapshot belongs to an open period, or to a closed period that is not archived.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;

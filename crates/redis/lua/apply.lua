@@ -1,13 +1,13 @@
 -- Adds outbox rows of one partition to buckets. For each bucket, the script adds all of these rows or no row, and never
 -- adds a row twice.
 --
--- KEYS     the buckets; on a Cluster only one
--- ARGV[1]  the partition
--- ARGV[2]  the lowest accepted mark of a bucket
--- ARGV[3]  the highest accepted mark of a bucket. The call contains all additions of the rows after this mark
--- ARGV[4]  the number of the last row
+-- KEYS     the buckets; on a Cluster only one.
+-- ARGV[1]  the partition.
+-- ARGV[2]  the lowest accepted mark of a bucket.
+-- ARGV[3]  the highest accepted mark of a bucket. The call contains all additions of the rows after this mark.
+-- ARGV[4]  the number of the last row.
 -- ARGV     then for each bucket: the number of its targets, their ids, and for each target the amounts: "1",
---          or "0,0,1" by metric
+--          or "0,0,1" by metric.
 --
 -- A bucket stores a mark for each partition. The mark is the number of a row: the bucket contains this row and all rows
 -- before it. The marks are the fields `_0`, `_1` and so on. `_65535` is the mark for the corrections that reconciles

@@ -1,12 +1,12 @@
 -- Adds outbox rows of one partition to the numbers of one bucket, and never adds a row twice. This script is for the
 -- layouts entity and string (see apply.lua).
 --
--- KEYS[1]  the bucket, which has the marks
--- KEYS     then the keys of the numbers
--- ARGV[1]  the partition
+-- KEYS[1]  the bucket, which has the marks.
+-- KEYS     then the keys of the numbers.
+-- ARGV[1]  the partition.
 -- ARGV     then for each row with additions for this bucket, in order: the row's number, the number of its
 --          additions, and three arguments for each addition: an index of KEYS; "entity:" with the hash's field, or
---          "string"; the amount
+--          "string"; the amount.
 --
 -- Returns { left, 1, mark }. `left` is the number of keys that were skipped, because they hold no number. `mark` is the
 -- bucket's mark before the call. A mark of -1 means that the bucket is not a hash, and nothing was done.

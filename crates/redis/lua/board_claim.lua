@@ -1,15 +1,15 @@
 -- Claims a board for a run. After this call, only this run can change the closed periods of the board.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the notes about frozen periods
--- KEYS     then the live zset of each period that is frozen in MySQL
--- ARGV[1]  the claim
--- ARGV[2]  the run's number
--- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the notes about frozen periods.
+-- KEYS     then the live zset of each period that is frozen in MySQL.
+-- ARGV[1]  the claim.
+-- ARGV[2]  the run's number.
+-- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL.
 --
 -- Returns the generation of the data in Redis: the number of the first run that claimed the board. If Redis loses its
--- data or goes back to an older state, the generation is lost or goes back, too. If the older state does not contain a
--- frozen period, the script stores the note about the freeze again. After this, all members that are written to this
+-- data or goes back to an older state, the generation is lost or goes back, too. If a frozen period is missing in the
+-- older state, the script stores the note about its freeze again. After this, all members that are written to this
 -- period are late members.
 
 redis.call('SET', KEYS[1], ARGV[1])

@@ -1,10 +1,10 @@
 -- Removes a member from a board's zset, or renames it and keeps its score.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the zset
--- ARGV[1]  the claim of this run
--- ARGV[2]  the member
--- ARGV[3]  the member's new name; empty to remove the member
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the zset.
+-- ARGV[1]  the claim of this run.
+-- ARGV[2]  the member.
+-- ARGV[3]  the member's new name; empty to remove the member.
 --
 -- Returns 1 on success, -1 if another run has the claim, -2 if the zset has no such member.
 

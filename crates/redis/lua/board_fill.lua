@@ -1,9 +1,9 @@
 -- Adds members of a snapshot or an archive to a zset that no client reads yet.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the zset
--- ARGV[1]  the claim of this run
--- ARGV     then scores and members in turn. Without scores and members the script deletes the zset
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the zset.
+-- ARGV[1]  the claim of this run.
+-- ARGV     then scores and members in turn. Without scores and members the script deletes the zset.
 --
 -- If no other script moves the zset to its final key, the zset expires after a day.
 --

@@ -1,21 +1,21 @@
 -- Moves a zset to a new key. The zset is the live zset of a closed period, or a zset that a run has filled. After the
 -- move, clients no longer write to this zset.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the zset
--- KEYS[3]  its new key
--- KEYS[4]  if the new key is the frozen zset: the notes about frozen periods
--- KEYS[5]  if the zset was raised (board_raise.lua): the key with the number of pages that this server received
--- ARGV[1]  the claim of this run
--- ARGV[2]  the period
--- ARGV[3]  the period's note: the number of the run that restored the board, or 0 if it is the original board
--- ARGV[4]  if the zset was raised: the total number of pages
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the zset.
+-- KEYS[3]  its new key.
+-- KEYS[4]  if the new key is the frozen zset: the notes about frozen periods.
+-- KEYS[5]  if the zset was raised (board_raise.lua): the key with the number of pages that this server received.
+-- ARGV[1]  the claim of this run.
+-- ARGV[2]  the period.
+-- ARGV[3]  the period's note: the number of the run that restored the board, or 0 if it is the original board.
+-- ARGV[4]  if the zset was raised: the total number of pages.
 --
--- Returns  1  the zset was moved
---          0  the new key exists already, and is never overwritten
---         -1  another run has the claim
---         -2  there is no zset
---         -3  pages are missing, because another Redis server has taken over
+-- Returns  1  the zset was moved.
+--          0  the new key exists already, and is never overwritten.
+--         -1  another run has the claim.
+--         -2  there is no zset.
+--         -3  pages are missing, because another Redis server has taken over.
 --
 -- The script changes both the note and the zset. With two separate commands, a failover after the first command could
 -- lose the second change.

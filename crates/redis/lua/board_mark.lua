@@ -1,17 +1,17 @@
--- Marks a board with the number of a snapshot, or removes the mark. If a later run misses the mark, Redis has lost the
--- board.
+-- Marks a board with the number of a snapshot, or removes the mark. If a later run does not find the mark, Redis has
+-- lost the board.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the mark
--- KEYS[3]  the live zset
--- ARGV[1]  the claim of this run
--- ARGV[2]  the expected mark; empty for none
--- ARGV[3]  the new mark; empty for none
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the mark.
+-- KEYS[3]  the live zset.
+-- ARGV[1]  the claim of this run.
+-- ARGV[2]  the expected mark; empty for none.
+-- ARGV[3]  the new mark; empty for none.
 --
--- Returns  1  the mark was changed
---         -1  another run has the claim
---         -2  there is neither a mark nor a board
---         -3  the mark is not the expected mark
+-- Returns  1  the mark was changed.
+--         -1  another run has the claim.
+--         -2  there is neither a mark nor a board.
+--         -3  the mark is not the expected mark.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

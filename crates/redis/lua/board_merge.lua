@@ -3,21 +3,21 @@
 -- freeze) into the frozen zset. After Redis lost a board, the script moves the members that were written since the loss
 -- into the restored zset. The restored zset then becomes the live zset.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the live zset, which contains the late members, or the members that were written since the loss
--- KEYS[3]  the frozen zset, or the restored zset
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the live zset, which contains the late members, or the members that were written since the loss.
+-- KEYS[3]  the frozen zset, or the restored zset.
 -- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes the mark with the first page, and
---          sets it again when the restored zset becomes the live one. For a frozen zset: the notes about frozen periods
--- ARGV[1]  the claim of this run
--- ARGV[2]  the maximum number of members to move
--- ARGV[3]  "plain", "second" or "earliest", as in board.lua
--- ARGV[4]  how many bits of the score the second number has
--- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes with the count of moved members
+--          sets it when the restored zset becomes the live zset. For a frozen zset: the notes about frozen periods.
+-- ARGV[1]  the claim of this run.
+-- ARGV[2]  the maximum number of members to move.
+-- ARGV[3]  "plain", "second" or "earliest", as in board.lua.
+-- ARGV[4]  how many bits of the score the second number has.
+-- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes that counts moved members.
 --
--- Returns  n  the number of moved members
---         -1  another run has the claim
---         -2  there is no frozen zset. Nothing is moved, because the late members are only a part of the board
---       -4-n  n members were moved, no members remain, and the restored zset is now the live zset
+-- Returns  n  the number of moved members.
+--         -1  another run has the claim.
+--         -2  there is no frozen zset. Nothing is moved, because the late members are only a part of the board.
+--       -4-n  n members were moved, no members remain, and the restored zset is now the live zset.
 --
 -- The same script adds a member to one zset and removes it from the other. So each score is added once, even if the
 -- script runs several times or late. If a sum is too large for a score, the script fails with an error that names the

@@ -1,17 +1,17 @@
 -- Raises the scores of a live board's members to the scores in MySQL (in a snapshot or an archive), where MySQL's
 -- scores are higher. tallyd uses this script if Redis has gone back to an older state of the board.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the live zset
--- KEYS[3]  the frozen zset
--- KEYS[4]  if the board will be frozen afterwards: the key with the count of pages that this server received
--- ARGV[1]  the claim of this run
--- ARGV[2]  the number of pages before this page
--- ARGV     then scores and members in turn
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the live zset.
+-- KEYS[3]  the frozen zset.
+-- KEYS[4]  if the board will be frozen afterwards: the key with the count of pages that this server received.
+-- ARGV[1]  the claim of this run.
+-- ARGV[2]  the number of pages before this page.
+-- ARGV     then scores and members in turn.
 --
--- Returns  n  the number of members that were raised or added
---         -1  another run has the claim, or an earlier page is missing because another Redis server has taken over
---         -2  the board is frozen
+-- Returns  n  the number of members that were raised or added.
+--         -1  another run has the claim, or an earlier page is missing because another Redis server has taken over.
+--         -2  the board is frozen.
 --
 -- The script replaces lower scores, and never adds to a score. So a repeated call is harmless.
 

@@ -1,19 +1,19 @@
 -- Reads a part of a board for a snapshot, unless Redis has lost the board since the snapshot began.
 --
--- KEYS[1]  the snapshot's mark: the number of the run that began the snapshot
--- KEYS[2]  the live zset
--- KEYS[3]  the frozen zset
--- ARGV[1]  the number of the run
--- ARGV[2]  the minimum number of members that the zset must have
--- ARGV[3]  "scan" or "have"
--- ARGV     scan: a cursor, 0 to begin with, and about how many members to read. have: members
+-- KEYS[1]  the snapshot's mark: the number of the run that began the snapshot.
+-- KEYS[2]  the live zset.
+-- KEYS[3]  the frozen zset.
+-- ARGV[1]  the number of the run.
+-- ARGV[2]  the minimum number of members that the zset must have.
+-- ARGV[3]  "scan" or "have".
+-- ARGV     scan: a cursor, 0 to begin with, and about how many members to read. have: members.
 --
 -- Returns  scan: { the next cursor, 0 at the end, { member, score, member, score, ... } }. A member that exists during
---          the whole scan is returned at least once
---          have: each member's score, or nil
---         -1  the mark is not the number of this run: Redis has lost the board since the snapshot began
---         -2  the board is frozen
---         -3  the board has too few members: it was evicted or deleted
+--          the whole scan is returned at least once.
+--          have: each member's score, or nil.
+--         -1  the mark is not the number of this run: Redis has lost the board since the snapshot began.
+--         -2  the board is frozen.
+--         -3  the board has too few members: it was evicted or deleted.
 --
 -- The check and the read are one atomic step.
 

@@ -1,9 +1,9 @@
 -- Sets how long Redis keeps a frozen zset.
 --
--- KEYS[1]  the board's claim
--- KEYS[2]  the frozen zset
--- ARGV[1]  the claim of this run
--- ARGV[2]  seconds from now; 0 for no limit
+-- KEYS[1]  the board's claim.
+-- KEYS[2]  the frozen zset.
+-- ARGV[1]  the claim of this run.
+-- ARGV[2]  seconds from now; 0 for no limit.
 --
 -- Returns 1 on success, -1 if another run has the claim, -2 if there is no frozen zset.
 

@@ -1,7 +1,7 @@
 -- Counts the nonzero numbers in a bucket.
 --
--- KEYS[1]  the bucket
--- ARGV     the places of the metrics in a field's value, from 1
+-- KEYS[1]  the bucket.
+-- ARGV     the places of the metrics in a field's value, from 1.
 --
 -- Returns the number of fields of the bucket, and the number of nonzero numbers of these metrics.
 

@@ -1,9 +1,9 @@
 -- Marks a target's filter as being built. After this call, every user who likes the target is also recorded in a set
 -- beside the filter.
 --
--- KEYS[1]  the filter's config
--- KEYS[2]  the key of the new filter
--- ARGV[1]  the number of the run that builds the new filter
+-- KEYS[1]  the filter's config.
+-- KEYS[2]  the key of the new filter.
+-- ARGV[1]  the number of the run that builds the new filter.
 --
 -- Returns 1. Returns 0 if a later run has begun: then this run is outdated.
 

@@ -1,9 +1,9 @@
 -- Makes readers trust the filters of one epoch for a limited time. Each run of the filter job renews this time.
 --
--- KEYS[1]  tally:filter:epoch
--- ARGV[1]  the number of this run
--- ARGV[2]  the epoch
--- ARGV[3]  for how many seconds readers trust the filters of this epoch
+-- KEYS[1]  tally:filter:epoch.
+-- ARGV[1]  the number of this run.
+-- ARGV[2]  the epoch.
+-- ARGV[3]  for how many seconds readers trust the filters of this epoch.
 --
 -- Returns 1. Returns 0 if a later run has called the script before: then this run is outdated.
 

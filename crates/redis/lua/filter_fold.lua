@@ -1,11 +1,11 @@
 -- Adds the users who were noted beside the filter: sets their bits in the filter, and removes their notes.
 --
--- KEYS[1]  the filter
--- KEYS[2]  its config
--- KEYS[3]  the users who like the target and are not in the filter's bits yet
--- ARGV[1]  the filter size that the bits were computed for
--- ARGV[2]  the filter's hashIterations
--- ARGV     then for each user: the id in decimal, and ARGV[2] bit positions
+-- KEYS[1]  the filter.
+-- KEYS[2]  its config.
+-- KEYS[3]  the users who like the target and are not in the filter's bits yet.
+-- ARGV[1]  the filter size that the bits were computed for.
+-- ARGV[2]  the filter's hashIterations.
+-- ARGV     then for each user: the id in decimal, and ARGV[2] bit positions.
 --
 -- Returns the number of removed notes. Returns -1 if the filter was replaced, or if Redis has lost a part of the
 -- filter. Also returns -1 if a new filter is being built, because the new filter could lack the users.

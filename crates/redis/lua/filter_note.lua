@@ -1,9 +1,9 @@
 -- Notes users who like the target, in a set beside the target's filter. The daemon calls the script for the likes that
 -- it has written to MySQL.
 --
--- KEYS[1]  the filter's config
--- KEYS[2]  the users who like the target and are not in the filter's bits yet
--- ARGV     the users' ids in decimal
+-- KEYS[1]  the filter's config.
+-- KEYS[2]  the users who like the target and are not in the filter's bits yet.
+-- ARGV     the users' ids in decimal.
 --
 -- Returns the number of users who had not been noted before. Returns 0 if the target has no filter and no filter is
 -- being built. A repeated call changes nothing.

@@ -1,14 +1,14 @@
 -- Replaces a filter with the newly built one.
 --
--- KEYS[1]  the filter
--- KEYS[2]  its config: the fields of Redisson, and further fields of tallyd
--- KEYS[3]  the users who like the target and are not in the filter's bits yet
--- KEYS[4]  the key of the new filter
--- ARGV[1]  the number of the run that built the new filter
--- ARGV[2]  size, ARGV[3] hashIterations, ARGV[4] expectedInsertions, ARGV[5] falseProbability: as Redisson writes them
--- ARGV[6]  the number of users in the new filter
--- ARGV[7]  the number of the run since which this Redis is trusted
--- ARGV[8]  the number of further users that may be in the filter, because Redis remembered clicks of these users
+-- KEYS[1]  the filter.
+-- KEYS[2]  its config: the fields of Redisson, and further fields of tallyd.
+-- KEYS[3]  the users who like the target and are not in the filter's bits yet.
+-- KEYS[4]  the key of the new filter.
+-- ARGV[1]  the number of the run that built the new filter.
+-- ARGV[2]  size, ARGV[3] hashIterations, ARGV[4] expectedInsertions, ARGV[5] falseProbability: as Redisson writes them.
+-- ARGV[6]  the number of users in the new filter.
+-- ARGV[7]  the number of the run since which this Redis is trusted.
+-- ARGV[8]  the number of further users that may be in the filter, because Redis remembered clicks of these users.
 --
 -- Returns 1. Returns 0 and changes nothing if another run builds the filter, or if Redis has lost a part of the new
 -- filter. Users who were noted during the build stay noted, because the new filter may lack these users.

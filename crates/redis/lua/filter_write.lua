@@ -1,10 +1,10 @@
 -- Appends a piece to a filter that is being built.
 --
--- KEYS[1]  the filter's config
--- KEYS[2]  the key of the new filter
--- ARGV[1]  the number of the run that builds the filter
--- ARGV[2]  the number of bytes before this piece
--- ARGV[3]  the piece
+-- KEYS[1]  the filter's config.
+-- KEYS[2]  the key of the new filter.
+-- ARGV[1]  the number of the run that builds the filter.
+-- ARGV[2]  the number of bytes before this piece.
+-- ARGV[3]  the piece.
 --
 -- Returns 1. Returns 0 if another run builds the filter. Also returns 0 if the filter's length is not ARGV[2], because
 -- the call arrived twice or late, or because Redis lost a piece.

@@ -1,11 +1,11 @@
 -- Remembers a user's likes and unlikes that a gateway has just published. The script counts nothing. A click replaces a
 -- remembered click only if the remembered click is older.
 --
--- KEYS[1]  the user's clicks, for instance tally:gw:{7}
--- ARGV[1]  how many seconds the clicks are remembered after the last click
+-- KEYS[1]  the user's clicks, for instance tally:gw:{7}.
+-- ARGV[1]  how many seconds the clicks are remembered after the last click.
 -- ARGV[2]  the maximum number of remembered clicks. If Redis already remembers this number of clicks, the script
---          first forgets all of them
--- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-"
+--          first forgets all of them.
+-- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-".
 --
 -- Returns 1.
 

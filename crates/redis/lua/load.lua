@@ -1,10 +1,10 @@
 -- Marks a bucket as being loaded, or as loaded. While a bucket is not marked as loaded, the numbers of targets without
 -- a field are unknown, not zero.
 --
--- KEYS[1]  the bucket
--- ARGV[1]  "begin" or "end"
--- ARGV[2]  the number of the run that loads the bucket
--- ARGV[3]  begin: the number of the last row in each partition's outbox, read before this call, as "0:17,3:12"
+-- KEYS[1]  the bucket.
+-- ARGV[1]  "begin" or "end".
+-- ARGV[2]  the number of the run that loads the bucket.
+-- ARGV[3]  begin: the number of the last row in each partition's outbox, read before this call, as "0:17,3:12".
 --
 -- begin: if the bucket is not loaded, its field `_` becomes "~RUN:0", and its marks (apply.lua) are raised to the
 -- numbers of ARGV[3]. The load contains these rows, so the daemon never adds these rows afterwards. Returns { cut, id,

@@ -1,18 +1,18 @@
 -- Repairs numbers of one bucket: adds the drift (the difference from MySQL that a run has measured) to each number.
 -- Each drift is added at most once.
 --
--- KEYS[1]  the bucket
--- ARGV[1]  the field `_` as it was in the sample
--- ARGV[2]  the new value of `_`: the same loader, and the number of this repair
+-- KEYS[1]  the bucket.
+-- ARGV[1]  the field `_` as it was in the sample.
+-- ARGV[2]  the new value of `_`: the same loader, and the number of this repair.
 -- ARGV[3]  the latest instant at which the repair can run, by this server's clock. After this instant, another run can
---          measure the same drift
+--          measure the same drift.
 -- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; the amount.
 --          "5@12" is for numbers that can also be set: 5 is added only if no number of the bucket was set since the
---          instant 12. A "!" at the end allows a result below zero
+--          instant 12. A "!" at the end allows a result below zero.
 --
--- Returns for each number 1 the amount was added
---                          0  skipped, because the number would have gone below zero
---                          2  skipped, because the number may have been set, or its field is not a list of numbers
+-- Returns for each number 1 the amount was added.
+--                          0  skipped, because the number would have gone below zero.
+--                          2  skipped, because the number may have been set, or its field is not a list of numbers.
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
 -- has passed. So if a repair timed out and runs late, its amount is still never added twice.
 

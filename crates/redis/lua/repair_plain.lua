@@ -1,17 +1,17 @@
 -- Repairs numbers of one bucket in the layouts string and entity: adds the drift (the difference from MySQL that a run
 -- has measured) to each number. Each drift is added at most once.
 --
--- KEYS[1]  the bucket: its field `_`
--- KEYS     then the key of each number
--- ARGV[1]  the field `_` as it was in the sample
--- ARGV[2]  the new value of `_`: the same loader, and the number of this repair
--- ARGV[3]  the latest instant at which the repair can run, as in repair.lua
+-- KEYS[1]  the bucket: its field `_`.
+-- KEYS     then the key of each number.
+-- ARGV[1]  the field `_` as it was in the sample.
+-- ARGV[2]  the new value of `_`: the same loader, and the number of this repair.
+-- ARGV[3]  the latest instant at which the repair can run, as in repair.lua.
 -- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string";
---          the amount, also as "5@12" and "5!" as in repair.lua
+--          the amount, also as "5@12" and "5!" as in repair.lua.
 --
--- Returns for each number 1 the amount was added
---                          0  skipped, because the number would have gone below zero
---                          2  skipped, because the number may have been set
+-- Returns for each number 1 the amount was added.
+--                          0  skipped, because the number would have gone below zero.
+--                          2  skipped, because the number may have been set.
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
 -- has passed.
 

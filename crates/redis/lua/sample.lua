@@ -1,7 +1,7 @@
 -- Reads targets of one bucket at one instant.
 --
--- KEYS[1]   the bucket
--- ARGV      the targets' ids in decimal
+-- KEYS[1]   the bucket.
+-- ARGV      the targets' ids in decimal.
 --
 -- Returns one text of several parts, separated by \0:
 -- * this server's clock in microseconds since the epoch: the cut;

@@ -28,7 +28,7 @@ const CALL_BUCKETS_MAX: usize = 32;
 /// Buckets per pipeline.
 const SENT_BUCKETS_MAX: usize = 500;
 
-/// An outbox pass in progress. It adds rows of one partition to Redis, bucket by bucket.
+/// An outbox pass in progress. The pass adds rows of one partition to Redis, bucket by bucket.
 pub struct Applying<'r> {
     pass: Pass<'r>,
     /// Not sent yet.
@@ -76,7 +76,7 @@ impl Pass<'_> {
         self.rows.last().map_or(self.after, |(number, _)| *number)
     }
 
-    /// Returns whether `mark` is above `after` and below the last row's number, but is not the number of any row.
+    /// Returns true if `mark` is above `after` and below the last row's number, but is not the number of any row.
     fn is_unknown(&self, mark: u64) -> bool {
         mark > self.after && mark < self.last() && self.rows.binary_search_by_key(&mark, |(number, _)| *number).is_err()
     }

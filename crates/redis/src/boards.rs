@@ -125,8 +125,8 @@ impl Cache {
         call.key(self.frozen(at)).key(self.keys.board_freezes(&at.board))
     }
 
-    /// Moves at most `members_max` late members into the frozen zset. A late member's score is added to its frozen
-    /// score.
+    /// Moves at most `members_max` late members into the frozen zset. A late member's score is added to the member's
+    /// score in the frozen zset.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -241,7 +241,7 @@ impl Cache {
         self.read_board(at, zset, part, ranking).await.map(Some)
     }
 
-    /// Returns those of `members` that are on a live board. Their ranks count only these members.
+    /// Returns those of `members` that are on a live board. The ranks count only these members.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.

@@ -22,8 +22,8 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// The time after which a command is no longer retried. It is short, because a client that counts a like must publish
-/// the like soon. Most moves of keys between nodes end within this time.
+/// The time after which a command is no longer retried. This time is short, because a client that counts a like must
+/// publish the like soon. Most moves of keys between nodes end within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The number of times that a command is sent before the first pause: to its usual node, to the node of the
@@ -79,7 +79,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// No node returns the map of slots.
+    /// Fails if no node returns the map of slots.
     pub(super) async fn run(&self, pipeline: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -113,7 +113,7 @@ impl Cluster {
     /// Runs a command without a key on every master.
     ///
     /// # Errors
-    /// One of the masters is unreachable, or refuses the command.
+    /// Fails if one of the masters is unreachable or refuses the command.
     pub(super) async fn ask_all(&self, command: &Cmd) -> RedisResult<Vec<Value>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -187,7 +187,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// No node returned the map before the timeout, which starts at `began`.
+    /// Fails if no node returns the map before the timeout, which starts at `began`.
     async fn map(&self, began: Instant) -> RedisResult<Arc<SlotMap>> {
         let known = async {
             let mut shared = self.map.lock().await;

@@ -48,10 +48,11 @@ pub struct Redis {
     pub tls: Tls,
     /// Prefix of every key, the same in all clients, without braces.
     pub key_prefix: String,
-    /// Layout of the counters. Use `packed` unless the site already has another.
+    /// Layout of the counters. Use `packed` unless the site already has another layout.
     pub layout: Form,
-    /// 2^`bucket_bits` buckets per kind: 13 for a million targets, 14 for two. API servers need the same number. Change
-    /// it only by `[redis.also]`: a direct change makes all counters unknown until a daemon has loaded them again.
+    /// 2^`bucket_bits` buckets per kind: 13 for a million targets, 14 for two million. API servers need the same
+    /// number. Change it only through `[redis.also]`: a direct change makes all counters unknown until a daemon reloads
+    /// them.
     #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
     /// Key names behind `key_prefix`. Empty: `counter:{kind}:{id}` for `entity`, `counter:{id}:{metric}` for `string`.
@@ -59,7 +60,7 @@ pub struct Redis {
     /// Time limit of one pipeline in milliseconds.
     #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
-    /// Second layout that API servers also count in while `tallyd layout migrate` moves counters. They read from
+    /// API servers also count in this second layout while `tallyd layout migrate` moves counters, and read from
     /// `[redis]`.
     #[schemars(with = "Also")]
     pub also: Option<Also>,

@@ -292,7 +292,7 @@ impl Cache {
             .filter(|(_, number)| *number != 0)
     }
 
-    /// Returns a page of the targets that have their own key, and the cursor of the next page (`None` at the end). A
+    /// Returns a page of the targets that have a separate key, and the cursor of the next page (`None` at the end). A
     /// target can appear twice. This function is only for the layouts `entity` and `string`, because the layout packed
     /// has no keys of single targets.
     pub async fn scan_targets(

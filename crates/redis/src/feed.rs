@@ -54,7 +54,7 @@ impl Cache {
     /// Builds the call of lua/board.lua.
     ///
     /// # Errors
-    /// `boards` has no such board, or the board has no such column.
+    /// Fails if `boards` has no such board, or if the board has no such column.
     pub fn gain_call(&self, boards: &[Board], gain: Gain<'_>, once: Option<Once>) -> Result<Call, GainError> {
         let Gain { board: name, member, column, delta, at } = gain;
         let missing = || GainError::NoBoard(name.to_owned());

@@ -78,8 +78,8 @@ impl Link {
             let mut connection = self.connect().await?;
             pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection).await
         };
-        // This timeout is needed in addition to the library's timeouts, because they don't apply in all states of the
-        // connection.
+        // The library has its own timeouts, but they don't apply in all states of the connection. So this timeout is
+        // also needed.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {

@@ -81,7 +81,7 @@ impl Login {
         Client::build_with_tls(info, TlsCertificates { client_tls, root_cert })
     }
 
-    /// If a certificate or a TLS setting caused the error, replaces this error with one that says what is wrong.
+    /// If a certificate or a TLS setting caused the error, replaces this error with a message that says what is wrong.
     pub(super) fn explain(&self, error: RedisError) -> RedisError {
         let address = self.address();
         let has_certificate = self.tls.identity.is_some();

@@ -81,8 +81,8 @@ impl Cache {
         Ok(missing)
     }
 
-    /// Finds a key of an older version of tallyd, in which the default `key_prefix` was empty. Returns `None` if the
-    /// account finds no such key.
+    /// Finds a key of an older version of tallyd. In such a version, the default `key_prefix` was empty. Returns `None`
+    /// if the account finds no such key.
     pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
         let bare = self.keys.with_prefix("");
         // After a daemon has run, these notes and all buckets of each kind exist, so a few keys are enough for this

@@ -26,8 +26,8 @@ pub struct Published {
 }
 
 impl Cache {
-    /// Remembers clicks of any users that the broker has accepted. A click never replaces a newer click of the same
-    /// user and target.
+    /// Remembers clicks that the broker has accepted, from any number of users. A click never replaces a newer click of
+    /// the same user and target.
     pub async fn remember_published(&self, kinds: &KindNames, clicks: &[LikeEvent]) -> Result<()> {
         let mut of_users: BTreeMap<u64, Vec<&LikeEvent>> = BTreeMap::new();
         for click in clicks {

@@ -84,7 +84,8 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// No sentinel answers or knows the master, the master is unreachable, or the server is not a master.
+    /// Fails if no sentinel answers or knows the master, if the master is unreachable, or if the server is not a
+    /// master.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
         let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());

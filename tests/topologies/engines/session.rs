@@ -63,7 +63,7 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     // On MySQL's changed clock, the second like is not in the future.
     step_clocks(&admin, "SET timestamp = UNIX_TIMESTAMP() + 600").await;
     world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
-    daemon.logged("s: correct the wrong one").await;
+    daemon.logged("s: correct the wrong clock").await;
     assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
     // The clock is right again. The third like is within the limits on the wrong clock and on the right clock.
     step_clocks(&admin, "").await;

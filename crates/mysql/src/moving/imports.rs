@@ -1,4 +1,5 @@
-//! The writes of an import. Each transaction first checks the job's lock, and records the run's progress.
+//! Writes the rows and counters of an import. Each transaction first checks the job's lock, and records the run's
+//! progress.
 //!
 //! Each counter has a separate row, the import's slot, for imported likes. An import adds to this row with the earliest
 //! possible time, so reconciles of recent changes skip imported counters. After the import, the counters must be loaded
@@ -124,7 +125,7 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Returns the next rows that are likes, in order, after the first key and up to the second key.
+    /// Returns at most `limit` likes in the order of their keys. The keys are above `after` and at most `until`.
     pub async fn liked_rows(&self, kind: Kind, (after, until): (Key, Key), limit: usize) -> Result<Vec<Liked>> {
         let (of_range, bounds) = of_range(after, until);
         let sql = format!(

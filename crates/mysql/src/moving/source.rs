@@ -200,7 +200,7 @@ fn like_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
     let at = place(columns, "at", &known)?;
     let at = match (at, at.and_then(|place| columns.get(place)), unit) {
         (Some(place), Some(column), unit) => Some((place, time_of(column, unit)?)),
-        (_, _, Some(_)) => return Err(wrong("unit is for the column at, but the query does not return this column")),
+        (_, _, Some(_)) => return Err(wrong("unit describes the column `at`, but the query has no such column")),
         _ => None,
     };
     let (target, user, deleted) = (required("target")?, required("user")?, place(columns, "deleted", &known)?);
@@ -216,13 +216,13 @@ fn time_of(column: &Column, unit: Option<Unit>) -> Told<Option<Unit>> {
         None if is_date => Ok(None),
         Some(unit) if column.is_integer() => Ok(Some(unit)),
         None if column.is_integer() => {
-            Err(wrong("the query's column at is an integer: set unit = \"s\", \"ms\" or \"us\""))
+            Err(wrong("the query's column `at` is an integer: set unit = \"s\", \"ms\" or \"us\""))
         }
         Some(_) if is_date => {
-            Err(wrong(format!("the query's column at is {}, which has no unit: leave unit out", column.kind)))
+            Err(wrong(format!("the query's column `at` is {}, which has no unit: leave unit out", column.kind)))
         }
         _ => Err(wrong(format!(
-            "the query's column at is {}: it must be DATETIME, TIMESTAMP or an integer with a unit",
+            "the query's column `at` is {}: it must be DATETIME, TIMESTAMP or an integer with a unit",
             column.kind
         ))),
     }
@@ -338,10 +338,10 @@ mod tests {
             ),
             (vec![column("user", "BIGINT")], None, "has no column target: it returns user"),
             (with(&[column("user", "BIGINT")]), None, "returns the column user twice"),
-            (with(&[column("at", "BIGINT")]), None, "column at is an integer: set unit"),
+            (with(&[column("at", "BIGINT")]), None, "column `at` is an integer: set unit"),
             (with(&[column("at", "TIMESTAMP")]), Some(Unit::Ms), "leave unit out"),
             (with(&[column("at", "DATE")]), None, "is DATE: it must be"),
-            (with(&[]), Some(Unit::S), "unit is for the column at"),
+            (with(&[]), Some(Unit::S), "unit describes the column `at`"),
         ] {
             let error = like_columns(&columns, unit).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

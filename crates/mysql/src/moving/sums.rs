@@ -7,7 +7,7 @@
 //! same for about one of 30,000 such swaps. A product of two different CRCs carries from bit to bit, so the product is
 //! not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a row and its
 //! duplicate cancel each other. But the count includes both rows, and `like_record` has no duplicates. A sum of the
-//! products would detect as much. But a sum takes MariaDB twice as long, because MariaDB adds decimals.
+//! products would detect the same errors. But a sum takes MariaDB twice as long, because MariaDB adds decimals.
 //!
 //! The checksum uses the ids as text, in the site's spelling. If the site spells an id as 042, the checksums of the two
 //! tables differ, and the import reads the row.
@@ -23,7 +23,7 @@ use super::source::{LikeColumns, too_many};
 use crate::site_query::{self, Column, QueryError, Statement, Told};
 use crate::{Context, Result, Store};
 
-/// The sums of a page of the site's rows.
+/// The count and checksum of a page of the site's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SiteSums {
     /// The number of rows in the answer.
