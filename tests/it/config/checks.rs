@@ -220,7 +220,7 @@ async fn rights_that_an_account_lacks_are_named() {
     let (_, report) = check(&world, &[("TALLYD__REDIS__URL", &server.url())]);
     assert_is(&report, "redis-persistence", "warning", "Redis saves nothing to disk");
     assert_is(&report, "redis-permissions", "ok", "the account has all rights");
-    // A login that fails.
+    // Now the login to MySQL fails.
     let wrong = mysql.replace("narrow", "wrong");
     let (code, report) = check(&world, &[("TALLYD__MYSQL__URL", &wrong)]);
     assert_eq!(code, Some(78));

@@ -43,7 +43,7 @@ fn the_configuration_is_shown_as_a_file_that_says_the_same() {
     assert_eq!(stdout(&again.show(&[], &[])), shown);
     let with_origins = File::new(&stdout(&file.show(&["--origin"], &[])));
     assert_eq!(stdout(&with_origins.show(&[], &[])), shown);
-    // Nothing is missing.
+    // The command shows every setting of config.toml.
     let default = stdout(&File::new("").show(&[], &[]));
     let whole: toml::Table = fs::read_to_string("config.toml").unwrap().parse().unwrap();
     let shown: toml::Table = default.parse().unwrap();

@@ -183,7 +183,7 @@ async fn servers_that_are_away_are_said() {
     assert_exits(&world.tallyd(&["dead", "list"]), 0, "no queue");
     let output = world.command().args(["dead", "replay", "1", "--force"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 75, "connect to RabbitMQ");
-    // No exchange.
+    // The exchange is not declared, either.
     let output = world.tallyd(&["dead", "replay", "1", "--force"]);
     assert!(matches!(output.status.code(), Some(1 | 75)), "{}", stderr(&output));
     assert_eq!(super::open(&world).await, 1);

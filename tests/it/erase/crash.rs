@@ -39,7 +39,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         let mut command = world.command();
         let killed = command.args(["erase", "--target", &name]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
-        // Ends its leases.
+        // The test ends the leases of the killed run.
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
         let resumed = report(&erase(&world, &["--target", &name, "--resume"]), 0);
         assert_eq!(resumed["liked_again"], 0, "{point}");

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{BY_DAEMON, Likes, USER, erase, named, report};
 use crate::common::{Dice, Model, World, assert_redis_equals, body, client_of, target};
 
-/// The other users.
+/// The number of other users.
 const OTHERS: u64 = 50;
 
 const TARGETS: u64 = 2_500;

@@ -1,4 +1,4 @@
-//! `tallyd filters drop`.
+//! Tests `tallyd filters drop`.
 
 use crate::common::{World, stderr, stdout, target};
 

@@ -112,7 +112,7 @@ async fn overtaken_at(point: &str) {
     eventually("the resumed run notices that another run replaced it", async || world.count(over).await == 1).await;
     assert!(frozen.stop().success());
     assert_no_false_no(&world, target(42), (1..=30).chain(1_000..1_030)).await;
-    // It is full.
+    // The filter answers "no" for users who never liked the target.
     assert!(refused(&world, target(42)).await > 990, "{point}");
     assert!(other.stop().success());
     world.close().await;

@@ -229,7 +229,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     assert_eq!((report.built, report.users), (1, 100));
     assert_eq!(state(&world, target(42)).await.unwrap().shape, first.shape);
     assert!(refused_of(&world, target(42), 1_001..=1_100).await > 95);
-    // Outgrown.
+    // Now the filter has too many users for its size.
     seed(&world, target(42), 2_001..=2_150).await;
     for user in 3_001..=3_101 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -239,7 +239,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     assert_eq!((report.built, report.users), (1, 351));
     assert_eq!(state(&world, target(42)).await.unwrap().expected, 702);
     assert_no_false_no(&world, target(42), (1..=100).chain(2_001..=2_150).chain(3_001..=3_101)).await;
-    // Few are left.
+    // Now only a few users still like the target.
     unlike_all(&world, target(42), 1..=3_095).await;
     let report = run(&world).await;
     assert_eq!((report.built, report.dropped), (0, 1));

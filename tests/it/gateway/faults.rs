@@ -31,7 +31,7 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     assert!(lost.head.contains("retry-after: 1"));
     assert!(lost.json()["events"][0]["at"].as_i64().unwrap() > 1_700_000_000_000_000, "{lost:?}");
 
-    // The server stops.
+    // Now RabbitMQ is unreachable.
     proxy.fail();
     let gone = gateway.post(&count(1, "a")).await;
     assert_eq!((gone.status, gone.verdicts()), (503, vec!["unconfirmed".to_owned()]));

@@ -18,7 +18,7 @@ fn liked(id: &str, liked: bool, source: &str) -> Value {
     json!({ "id": id, "liked": liked, "source": source })
 }
 
-/// With a given `at`.
+/// Adds the time `at` to an event.
 fn at(event: &str, at: i64) -> String {
     event.replacen('{', &format!("{{\"at\":{at},"), 1)
 }

@@ -26,7 +26,7 @@ struct Expected {
     model: Model,
     counts: Vec<CountEvent>,
     sets: Vec<SetEvent>,
-    /// By the body.
+    /// Maps the body of each rejected message to the reason.
     refused: HashMap<Vec<u8>, &'static str>,
 }
 

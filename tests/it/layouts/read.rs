@@ -42,7 +42,7 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     assert_eq!(likes, [mysql(0), mysql(3)]);
     assert_eq!(numbers[1].get(Metric(3)), mysql(9));
     let mut config = world.api.clone();
-    // Nothing listens there.
+    // No server listens at this address.
     config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
     let client = client_of(&config);
     let numbers = client.read(&[target(2)]).await.unwrap();

@@ -54,7 +54,7 @@ async fn assert_keys(mover: &Mover, clicks: &Clicks) {
     assert_eq!(mover.site.keys("view").await, clicks.views, "view:count");
 }
 
-/// Steps 1 and 2.
+/// Follows steps 1 and 2 of the page.
 async fn read_beside_the_old_worker(mover: &mut Mover) {
     mover.forward(1).await;
     mover.forward(2).await;
@@ -64,7 +64,7 @@ async fn read_beside_the_old_worker(mover: &mut Mover) {
     mover.site.clicked(SOME).await;
 }
 
-/// Steps 3 to 5.
+/// Follows steps 3 to 5 of the page.
 async fn import_and_watch(mover: &mut Mover, days: u32) {
     for block in mover.step(3).forward {
         if matches!(&block, Block::Sh(line) if line.contains("--deletions")) {
@@ -203,7 +203,7 @@ async fn a_site_that_has_moved_goes_back_by_the_page() {
     stop_counting_in_old_keys(&mut mover).await;
     cut_over(&mut mover, true).await;
     keep_the_old_table(&mut mover).await;
-    // No clicks meanwhile.
+    // While the test holds this lock, users can't click.
     let clicks = mover.site.clicks.clone();
     let mut clicks = clicks.lock().await;
     mover.map_is_empty().await;

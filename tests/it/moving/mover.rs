@@ -111,7 +111,7 @@ impl Mover {
         self.steps[number - 1].clone()
     }
 
-    /// Does a step.
+    /// Follows the instructions of a step.
     pub async fn forward(&mut self, number: usize) {
         for block in self.step(number).forward {
             self.run(block).await;

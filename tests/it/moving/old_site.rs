@@ -35,7 +35,7 @@ pub const WRONG: (u64, i64) = (3, 5);
 /// with `--force`.
 const DELETED: std::ops::Range<u64> = 1_001..1_151;
 
-/// Between two clicks.
+/// The pause between two clicks.
 const CLICK_EVERY: Duration = Duration::from_millis(10);
 
 /// Defines how the API servers process a click.

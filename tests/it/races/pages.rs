@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::stage::{Run, Stage};
 use crate::common::{Dice, World, drift, target};
 
-/// Twenty pages.
+/// The number of targets, which fill twenty pages.
 const TARGETS: u64 = 200;
 
 /// With each seed, the test kills the runs at different pages.

@@ -18,7 +18,7 @@ async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
         let killed = world.command().args(["recount", "--force"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
-        // Its lease expires.
+        // The test ends the lease of the killed run.
         run(&world, "UPDATE job_lock SET lease_until = NOW(6)").await;
         assert!(world.tallyd(&["recount", "--force"]).status.success());
         assert_eq!(counters(&world).await, comments(&world).await, "{point}");

@@ -142,7 +142,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     run(&pool, dialect.follow(primary.port, &file, position)).await;
     let settings = format!("[reconcile]\nreplicas = [\"127.0.0.1:{}\"]\nmax_lag = \"1s\"", replica.port);
     let world = World::on(primary.url(), "replica", &settings).await;
-    // Makes the queue.
+    // Declares the queue.
     world.publisher().await;
     let loaded = world.report(&["reconcile"]);
     assert_eq!((&loaded["waits"]["replica_lag"], &loaded["ended"]), (&0.into(), &"done".into()), "{loaded}");

@@ -16,7 +16,7 @@ const SPARSE: &str = "[metrics]\nlike = 1\nshare = 2\nview = 3\n[reconcile]\nrep
 async fn filled(name: &str) -> World {
     let world = World::new(name, SPARSE).await;
     if is_mariadb(&world).await {
-        // MySQL always counts.
+        // MySQL always counts read rows, but MariaDB needs this setting.
         sqlx::query("SET GLOBAL userstat = 1").execute(&world.pool).await.unwrap();
     }
     insert(&world, (1..=ROWS).map(|id| (id, 2, 0))).await;

@@ -122,7 +122,7 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
     assert_eq!(watched(&store, &world, VIEW, second).await, (6, vec![clock.logged(8, (VIEW, Some(3)))]));
-    // Likes.
+    // The third watch is for a like counter.
     store.watch(third, &[(target(1), Metric(1))], &world.broker.numbered(1), 60).await.unwrap();
     world.publish(&publisher, &[clock.view("c", 8), clock.like(2)]).await;
     world.drained(&publisher).await;

@@ -28,7 +28,7 @@ const USERS: u64 = 8;
 const CLICK_EVERY: Duration = Duration::from_millis(40);
 const COUNT_EVERY: Duration = Duration::from_millis(10);
 
-/// Before a retry.
+/// The pause before a retry.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 pub struct Load {

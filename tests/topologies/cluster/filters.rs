@@ -51,8 +51,8 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     let names = KindNames::new(&world.config.kinds);
     let api = nodes.api(world);
     let api = Cache::new(&api.redis, &api.metrics).unwrap();
-    // Reads the filter's answer as an API server does. A node can run the script only after it has the script's text,
-    // so the test calls this closure again if it fails.
+    // Reads the filter's answer as an API server does. A node must first get the text of the script, so the first
+    // answers can be unknown.
     let seen = async |user: u64| {
         let shape = shape(world, liked).await;
         let epoch = api.filter_epoch().await.unwrap();

@@ -18,7 +18,7 @@ use super::common::{Model, World, eventually, target};
 use super::servers::{Server, Template, number, run, text};
 use super::{stream_of_likes, take};
 
-/// Its nodes.
+/// The nodes of a Galera cluster.
 struct Galera {
     /// The ports at which the nodes reach each other.
     groups: Vec<u16>,

@@ -51,7 +51,7 @@ impl Server {
     fn sentinel(folder: &Path, name: &str, master: u16, more: &str) -> Self {
         let port = free_port();
         let file = folder.join(format!("sentinel-{port}.conf"));
-        // The documented account.
+        // The sentinels use the account from the documentation.
         let text = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nlogfile sentinel-{port}.log\nsentinel monitor {name} 127.0.0.1 {master} 2\n\
              sentinel down-after-milliseconds {name} 1500\nsentinel failover-timeout {name} 6000\n\
@@ -183,7 +183,7 @@ impl Group {
         .await;
     }
 
-    /// A planned failover.
+    /// Starts a planned failover.
     pub async fn fail_over(&self) {
         eventually("the sentinels begin a failover", || async {
             self.ask_sentinel(0, &["SENTINEL", "FAILOVER", NAME]).await.is_some()

@@ -36,7 +36,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
     let wrong = [("TALLYD__REDIS__SENTINEL_PASSWORD_FILE", file.to_str().unwrap())];
     says(&check(&wrong), 78, "fix [redis] sentinel_password_file");
 
-    // Without a password.
+    // Now the configuration has no password for the sentinels.
     let settings = group.settings("");
     let without: Vec<&str> = settings.lines().filter(|line| !line.starts_with("sentinel_password_file")).collect();
     world.write(&without.join("\n"));
