@@ -21,7 +21,7 @@
 //!   rows that were not added.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
 //!   are between the first and the last row of the pass, so the script adds nothing and returns the marks. The next
-//!   call is for the buckets with exactly this mark, and has the rows after the mark. If a mark has changed before this
+//!   call adds the rows after such a mark, to the buckets with exactly this mark. If a mark has changed before this
 //!   call, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. If a row of another
 //!   daemon's partition is younger than `OLD`, daemon 2 skips the row. If both daemons add a row, the marks prevent the
@@ -37,8 +37,8 @@
 //!   committed rows, and then loads the values of the counters that include exactly these rows
 //!   (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
-//!   the task does not send rows again that MySQL has recorded as added. A reconcile finds the missing amounts, as it
-//!   does for counters that API servers write.
+//!   the task does not send rows again that MySQL has recorded as added. A reconcile finds the missing amounts in the
+//!   same way as for counters that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
 //!   and skips the addition. After the operator has repaired the key, a job loads the bucket if Redis has lost it.
 //!   Otherwise a reconcile adds the missing amounts. After any other failure, the task retries until the call succeeds.
@@ -269,8 +269,8 @@ impl Outbox {
         }
     }
 
-    /// Adds the users who like a target to its Bloom filter, before the rows are recorded as added. A filter build that
-    /// begins later reads these likes in MySQL.
+    /// Adds the users who like a target to the target's Bloom filter, before the rows are recorded as added. A filter
+    /// build that begins later reads these likes in MySQL.
     async fn note_likers(&self, kinds: &KindNames, rows: &[OutboxRow]) -> Result<()> {
         let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
         for (target, user) in rows.iter().flat_map(|row| &row.likers) {

@@ -95,7 +95,7 @@ impl Schedule {
         }
     }
 
-    /// Reads the last runs and the time from MySQL. The starts of runs are recorded by MySQL's clock.
+    /// Reads the last runs and the time from MySQL. MySQL records the starts of runs by its own clock.
     pub(super) async fn ask(&mut self, store: &Store, config: &Config) -> Result<Micros, StoreError> {
         if self.0.is_empty() {
             return Ok(Micros(0));
@@ -113,7 +113,8 @@ impl Schedule {
         Ok(now)
     }
 
-    /// Returns the due mode to run: the first one that needs no retry, or else one whose pause is over.
+    /// Returns the due mode that must run next. Modes that need no retry come first, and then the modes whose pause is
+    /// over.
     pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
         let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
@@ -128,8 +129,8 @@ impl Schedule {
     /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // A pause that is over is ignored. Its mode is no longer due, because another daemon has run the mode during
-        // the pause.
+        // A pause that is over is ignored. The mode of this pause is no longer due, because another daemon has run the
+        // mode during the pause.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }

@@ -21,7 +21,7 @@
 //! data in Redis is newer than in MySQL. Otherwise the live zset contains an older state or a part of the board, plus
 //! later additions. This happens after a restart from a backup, or after a failover. The later additions cannot be
 //! distinguished from the older data. So each member is raised to its score in the snapshot, if that score is higher.
-//! This step can be repeated, because it adds nothing.
+//! It is safe to repeat this step, because the step adds nothing.
 
 use std::time::Instant;
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. If Redis has lost the
-//! board, the rest of it must never overwrite the rows. So a script reads each page, and only if Redis has this run's
+//! board, the rest of it must never overwrite the rows. So a script reads each page, but only if Redis has this run's
 //! mark of the board and the zset has enough members. It is also possible that Redis evicted only the zset and the zset
 //! has grown again. In this case the best saved members together have less than half of their saved scores, and no
 //! snapshot is taken. After a crash, the rows are from two snapshots. Each row was right when it was written. The next
@@ -39,7 +39,7 @@ const RUN_MAX: Duration = Duration::from_secs(10);
 
 const SCAN_MEMBERS: usize = 250;
 
-/// Maximum number of members that one statement searches. MariaDB would execute a longer list as a join.
+/// Maximum number of members that one statement searches. MariaDB would execute a search with a longer list as a join.
 const NEW_MEMBERS: usize = 900;
 
 /// A board with fewer members than this is not treated as lost, even if it loses more than half of its members.

@@ -59,7 +59,7 @@ const JOB: &str = CommandName::Compare.name();
 pub enum Source {
     /// The counts are in keys of Redis.
     Keys(Template),
-    /// The counts come from a table. A query reads them, which is similar to the query of a `[[recount]]` block.
+    /// A query reads the counts from a table. The query is similar to the query of a `[[recount]]` block.
     Query(Query),
 }
 

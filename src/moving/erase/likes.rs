@@ -108,7 +108,7 @@ impl<'a> Run<'a> {
         self.unlike(page).await?;
         fault::point("erase:published");
         // The fence is needed even if all rows are unlikes. Otherwise an older like that is still in flight could
-        // create the row again after its deletion.
+        // create the row again after the row was deleted.
         self.fence().await?;
         fault::point("erase:fenced");
         let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Each step does only the work that has not been done yet. If a run crashes at any point ([`FAULT_POINTS`]), the next
-//! run completes its work. A run after a successful run finds nothing to do. Only one step can take long: to erase the
-//! likes of a user, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by
+//! run completes its work. A run after a successful run finds nothing to do. Only the first step can take long, if a
+//! user is erased, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by
 //! their keys for each page of targets. A run with `--resume` continues after the last finished page of an earlier run.
 //!
 //! # Races
@@ -38,8 +38,8 @@
 //!   and reports how many there are. The reconcile deletes the rows at its end.
 //!
 //! An erase must never delete a row that a newer like has changed, or an event of another user. An erase must never
-//! delete an outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint may
-//! contain the erased user or target.
+//! delete an outbox row that has not been added to Redis yet. After a successful run, the erased user or target must
+//! not be in any log, report or checkpoint.
 
 mod boards;
 mod likes;

@@ -86,9 +86,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Removes the target from reports and checkpoints of runs. A report can list the target as drifted. The checkpoint
-    /// of an unfinished run can have the target as its last position. The erase replaces this position with the id
-    /// before the target. The run can also continue from there.
+    /// Removes the target from reports and checkpoints of runs. A report can list the target as a drifted target. The
+    /// checkpoint of an unfinished run can have the target as its last position. The erase replaces this position with
+    /// the id before the target. The run can also continue from there.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

@@ -61,8 +61,8 @@ const ROWS: usize = 500;
 /// The number of connections to the site's server: one for writes, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// If a pass lists again, the new list includes changes from this time before the pass began, because a daemon's clock
-/// can be behind MySQL's clock.
+/// If a pass lists the targets again, the new list begins this time before the start of the pass, because a daemon's
+/// clock can be behind MySQL's clock.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
 /// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. In that case the next

@@ -9,7 +9,7 @@
 //!
 //! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event's state is newer
 //!   than the page's row (see `tallyd_core::import`), so the event's state stays.
-//! * As before, but at C the event waits in a queue. C writes a like, and then the event changes it to an unlike.
+//! * As before, but at C the event waits in a queue. C writes a like, and the event changes the like to an unlike.
 //! * A: a row is read. B: the site deletes the row without publishing an event. The second pass removes the like.
 //! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the second check finds the row.
 //! * A: a row was missing in both checks. B: an event changes the row. C: the pass finds this change and keeps the row.
@@ -188,8 +188,8 @@ impl Importer {
         })
     }
 
-    /// Returns how the site's server would execute the query, without executing it. The result is empty if the import
-    /// reads keys.
+    /// Asks the site's server how it would execute the query. The query is not executed. The result is empty if the
+    /// import reads keys.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.

@@ -65,7 +65,7 @@ impl Importer {
                     self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
-            // The cursor is always of the run's own source, because a run has only one source.
+            // The cursor always belongs to the run's own source, because a run has only one source.
             (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
         };
         match fault {
@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the source of the counts, after checking the query.
+    /// Checks the query, and returns the source of the counts.
     pub(super) async fn source_of_numbers(&mut self) -> Result<Numbers<'a>, JobError> {
         match &self.on.reads {
             Reads::Numbers(query) | Reads::Likes(query) => {

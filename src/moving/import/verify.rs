@@ -1,8 +1,8 @@
 //! The code of `--verify`, which compares the site and tallyd while both change.
 //!
 //! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
-//! again in pieces. The run reads rows only in pieces that still differ. The run checks rows that differ again a few
-//! seconds later, when in-flight events have arrived. Only a difference that remains is reported.
+//! again in pieces. The run reads rows only in pieces that still differ. A few seconds later, when in-flight events
+//! have arrived, the run checks the differing rows again. Only a difference that remains is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
