@@ -5,8 +5,8 @@
 --          string a separate key.
 -- KEYS[2]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something.
 -- ARGV[1]  the target's id in decimal: the field of a bucket.
--- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
---          and the name of the hash's field, for instance "entity:view"; in the layout string "string".
+-- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity, the
+--          text "entity:" and the name of the hash's field, for instance "entity:view"; in the layout string "string".
 -- ARGV[3]  "add" or "set".
 -- ARGV[4]  the amount to add, or the number to set: between -2^53 and 2^53, exclusive.
 -- ARGV[5]  1 if the number may be less than zero, else 0.
@@ -14,8 +14,8 @@
 --          A repeated change does nothing if a number of the bucket was set after this `at`.
 --
 -- Returns { result, at, count, added }.
---   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was
---           changed, and nothing must be published.
+--   result  1: publish the event. 0: the change would make the number negative, or more negative. Nothing was
+--           changed, and the event must not be published.
 --   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`.
 --   count   the number after the change. nil if it is unknown, because Redis has lost the bucket (it has no field `_`)
 --           or is still loading it. Then ARGV[5] is ignored, because it is unknown how far above zero the number is.

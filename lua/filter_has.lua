@@ -9,8 +9,8 @@
 -- ARGV[3]  the size of the filter that the following bits are for; empty without bits.
 -- ARGV     then the user's bits for that size.
 --
--- Returns 0 if the user does not like the target. This answer does not include clicks of the last minutes, so check the
--- recent clicks before you call this script. Returns 1 if the answer is unknown: ask MySQL. If the bits are for another
+-- Returns 0 if the user does not like the target. This answer does not include clicks of the last minutes, so read the
+-- recent clicks before you use this answer. Returns 1 if the answer is unknown: ask MySQL. If the bits are for another
 -- shape, returns the filter's shape { size, hashIterations }: call again with bits for this shape.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'waiting', 'epoch')

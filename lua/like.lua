@@ -6,8 +6,8 @@
 -- KEYS[3]  the earlier clicks: tally:recent:{video:3a2f}:former.
 -- KEYS[4]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something.
 -- ARGV[1]  the target's id in decimal: the field of a bucket.
--- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
---          and the name of the hash's field, for instance "entity:like"; in the layout string "string".
+-- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity, the
+--          text "entity:" and the name of the hash's field, for instance "entity:like"; in the layout string "string".
 -- ARGV[3]  "like" or "unlike".
 -- ARGV[4]  the user's id in decimal.
 -- ARGV[5]  the minimum number of seconds for which a click is remembered: more than an event needs to reach MySQL.
@@ -92,8 +92,8 @@ else
     else
         found = redis.call('GET', KEYS[1])
     end
-    -- Accept only texts that INCRBY and HINCRBY accept. A click that these commands refuse must not be remembered as
-    -- counted.
+    -- The script accepts only texts that INCRBY and HINCRBY accept. A click that these commands refuse must not be
+    -- remembered as counted.
     if found and found ~= '0' and (#found > 18 or not string.match(found, '^%-?[1-9]%d*$')) then
         return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no number')
     end
@@ -164,7 +164,7 @@ if KEYS[2] then
         if not since then
             return redis.error_reply('ERR like.lua: ARGV[6] is no row of MySQL, such as 1764000000000000+')
         end
-        -- An older event would lose against the row.
+        -- MySQL would ignore an event that is older than the row.
         at = math.max(at, since + 1)
     end
     if filter and delta == 1 then
@@ -199,7 +199,7 @@ if KEYS[2] then
         redis.call('EXPIRE', KEYS[2], 3 * ARGV[5])
     end
     if known == sign then
-        -- Nothing was counted, so nothing must be taken back.
+        -- Nothing was counted, so there is nothing to take back.
         redis.call('HSET', KEYS[2], click .. ':' .. text, 1)
         return { 0, text, loaded and values[place] }
     end

@@ -7,7 +7,7 @@
 -- ARGV[2]  the new value of `_`: the same loader, and the number of this repair.
 -- ARGV[3]  the latest instant at which the repair can run, as in repair.lua.
 -- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string";
---          the amount, also as "5@12" and "5!" as in repair.lua.
+--          the amount, which can also be "5@12" or "5!", as in repair.lua.
 --
 -- Returns for each number 1 the amount was added.
 --                          0  skipped, because the number would have gone below zero.

@@ -329,7 +329,7 @@ mod tests {
             assert_eq!((next, answers.stale), (expected, stale), "{error}");
             assert_eq!(answers.results, [Err(error)]);
         }
-        // The connection broke or timed out: all commands of its node may have run.
+        // The connection broke or timed out, so all commands for its node may have run.
         let broken = RedisError::from((ErrorKind::Io, "as the test wants"));
         let mut answers = Answers { results: vec![Ok(Value::Nil); 2], open: Vec::new(), stale: false };
         let step = |place| Step { place, node: "10.0.0.1:7001".to_owned(), asking: false };

@@ -46,7 +46,8 @@ pub struct FilterState {
     pub false_positive: String,
     /// How many users were added to the filter. The number includes users who have since unliked the target.
     pub inserted: u64,
-    /// The count of further users that may be in the filter: Redis remembered their clicks when the filter was built.
+    /// The count of further users that may be in the filter, because Redis remembered clicks of these users when the
+    /// filter was built.
     pub others: u64,
     /// The number of the run that is building a new filter, or of a run that stopped during the build.
     pub building: Option<u64>,

@@ -123,7 +123,7 @@ fn liked(click: &Value) -> Option<bool> {
     }
 }
 
-/// Returns whether the server does not know the script: the server is new, or SCRIPT FLUSH ran.
+/// Returns true if the server does not know the script, because the server is new or SCRIPT FLUSH ran.
 fn is_unknown_script(answer: &RedisResult<Value>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }

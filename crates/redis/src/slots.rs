@@ -79,8 +79,8 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
     slot(key)
 }
 
-/// The slot of a key: CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If there is no such text, or
-/// if the text is empty, the slot is the CRC-16 of the whole key.
+/// Returns the slot of a key. The slot is the CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If
+/// there is no such text, or if the text is empty, the slot is the CRC-16 of the whole key.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;

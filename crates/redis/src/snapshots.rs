@@ -18,7 +18,7 @@ use super::{
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scanned<T> {
     Page(T),
-    /// The mark is missing or has another number: Redis has lost the board.
+    /// The mark is missing or has another number, so Redis has lost the board.
     Lost,
     /// The period was frozen.
     Frozen,
@@ -188,8 +188,8 @@ impl Cache {
     }
 
     /// Raises the scores of a live board's members to the scores in `members`, where these are higher. Returns the
-    /// count of raised members. `pages_before` is for a board that will be frozen afterwards: the count of pages that
-    /// must have arrived before this page.
+    /// count of raised members. If the board will be frozen afterwards, `pages_before` is the count of pages that must
+    /// have arrived before this page.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.

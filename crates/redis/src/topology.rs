@@ -43,7 +43,7 @@ impl Topology {
     pub async fn find(config: &Redis) -> Result<Self> {
         let mut connection = connect(config).await?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.context(ACTION)?;
-        // Redis calls the line redis_mode, and Valkey server_mode.
+        // The line is called redis_mode in Redis, and server_mode in Valkey.
         let mode = info.lines().find_map(|line| line.split_once("_mode:")).map_or("", |(_, mode)| mode.trim());
         Ok(match mode {
             "cluster" => {
