@@ -77,7 +77,7 @@ pub enum Judgement {
 
 /// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if MySQL contains no event
 /// for the target that is newer than the cut. The current value of a quiet target is also its value as of the cut. The
-/// clock of the events differs from Redis' clock by at most `skew`.
+/// clock that sets the `at` of events differs from Redis' clock by at most `skew`.
 pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
     let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {

@@ -137,6 +137,6 @@ mod tests {
             with_neighbours += 1;
             limit.failed(limit.of(u16::MAX));
         }
-        assert!(with_neighbours * 4 <= 20, "of one daemon, whenever the others have their turns");
+        assert!(with_neighbours * 4 <= 20, "four daemons in turn must not return a message more than twenty times");
     }
 }

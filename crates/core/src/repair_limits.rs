@@ -25,7 +25,7 @@ pub struct LimitExceeded(pub String);
 
 impl RepairLimits<'_> {
     /// Checks whether a run is allowed to repair its drifted targets. `drifted` is the number of drifted targets among
-    /// the `checked` targets. `largest` is the largest drift without its sign.
+    /// the `checked` targets. `largest` is the absolute value of the largest drift.
     ///
     /// # Errors
     /// Returns [`LimitExceeded`] with the reason.

@@ -20,7 +20,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts one drift. `drift` has no sign.
+    /// Counts one drift. `drift` is its absolute value.
     pub fn note(&mut self, drift: u64) {
         *match drift {
             0..=1 => &mut self.one,

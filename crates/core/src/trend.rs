@@ -23,7 +23,7 @@ pub struct Found {
     pub checked: u64,
     /// The number of targets that differed in both measurements.
     pub differ: u64,
-    /// The sum of all drifts, each without its sign.
+    /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
 }
 

@@ -2,8 +2,8 @@
 //! parsing an event is a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
 //! argument.
 //!
-//! A field of the wrong type never fails the parse. The parser first reads every field as a scalar, and then checks the
-//! field's type and value. So a refusal can say which field is wrong and which values are allowed.
+//! A field of the wrong type never makes the parser fail. The parser first reads every field as a scalar, and then
+//! checks the field's type and value. So a refusal can say which field is wrong and which values are allowed.
 
 mod encode;
 pub(crate) mod raw;

@@ -279,7 +279,7 @@ fn all_time_never_ends() {
         assert_eq!((total.next(), total.previous()), (None, None));
     }
     let closed = Period::closed(PeriodKind::Total, &Calendar::UTC, Duration::ZERO, Micros::MAX).count();
-    assert_eq!(closed, 0, "it is never archived");
+    assert_eq!(closed, 0, "a total period must never close");
 }
 
 #[test]
