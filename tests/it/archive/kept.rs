@@ -24,7 +24,7 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
     stage.write(&bad, &marked).await;
     stage.write(&good, &board(30)).await;
     stage.write(&other, &board(30)).await;
-    // This trigger stands for another program that changes a row at the moment when tallyd copies the row.
+    // This trigger acts like another program, which changes a row while tallyd copies the row.
     stage
         .execute(
             "CREATE TRIGGER tamper BEFORE INSERT ON leaderboard_archive FOR EACH ROW \
@@ -89,7 +89,7 @@ async fn a_board_that_redis_lost_before_it_was_verified_is_reported_and_what_cam
     let report = stage.archive(NOW).await;
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("lost its frozen zset"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("lost the period's frozen zset"), "{report:#}");
     let live = stage.live(&at);
     assert_eq!(stage.ranked(&live).await.len(), 1);
     assert!(!stage.exists(&frozen).await);
@@ -114,12 +114,12 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let report = running.await.unwrap().unwrap();
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("disappeared while it was read"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("frozen zset while the run read"), "{report:#}");
     assert_eq!(stage.state(&at).await.as_deref(), Some("frozen"));
     let copied = stage.archived(&at).await.len();
     assert!((1..1_000).contains(&copied), "{copied}");
     stage.end_lease().await;
-    assert!(reason(&stage.archive(NOW).await, "2026-W46").contains("lost its frozen zset"));
+    assert!(reason(&stage.archive(NOW).await, "2026-W46").contains("lost the period's frozen zset"));
     assert_eq!(stage.archived(&at).await.len(), copied);
     stage.close().await;
 }
@@ -142,7 +142,7 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     eventually("the run copies the board again", async || stage.world.count(copied).await > 0).await;
     stage.go_back(&Stored::new()).await;
     let report = running.await.unwrap().unwrap();
-    assert!(reason(&report, "2026-W46").contains("disappeared while it was read"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("frozen zset while the run read"), "{report:#}");
     stage.holds(&at, &first).await;
 
     // A later write is added to the restored board.
