@@ -8,7 +8,7 @@
 -- ARGV[2]  the amount to add to its primary number.
 -- ARGV[3]  the amount to add to its second number; 0 if the board has no second number.
 -- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal.
--- ARGV     then three numbers for each key: how many bits of the score the second number has; for "earliest", the
+-- ARGV     then three numbers for each key: the number of bits of the second number in a score; for "earliest", the
 --          instant at which the remaining time is zero, in seconds since the epoch, else 0; and the length of a step of
 --          this time in seconds.
 --

@@ -5,7 +5,7 @@
 -- ARGV[2]  page: how many members to skip; around: the member.
 -- ARGV[3]  page: how many members to read; around: how many members to read before and after this member.
 --
--- Returns { members, before, higher, member, score, member, score, ... }
+-- Returns { members, before, higher, member, score, member, score, ... }.
 --   members  the number of members of the zset.
 --   before   how many members are before the first returned member.
 --   higher   how many of these members have a higher score than the first returned member.

@@ -14,12 +14,13 @@
 --          A repeated change does nothing if a number of the bucket was set after this `at`.
 --
 -- Returns { result, at, count, added }.
---   result  1: publish the event. 0: the change would make the number negative, or more negative. Nothing was
---           changed, and the event must not be published.
+--   result  1: publish the event.
+--           0: the change would make the number negative, or more negative. Nothing was changed, and the event must
+--           not be published.
 --   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`.
 --   count   the number after the change. nil if it is unknown, because Redis has lost the bucket (it has no field `_`)
 --           or is still loading it. Then ARGV[5] is ignored, because it is unknown how far above zero the number is.
---   added   the number after the change minus the number before. To take the change back, add -added.
+--   added   the number after the change minus the number before. To take the change back, subtract it.
 --
 -- The script stores the `at` of a set in the bucket's field `_s`. If a number was set after a reconcile measured it,
 -- the reconcile does not repair this number.

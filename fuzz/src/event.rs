@@ -37,7 +37,7 @@ pub fn event(body: &[u8]) {
 fn refused(body: &[u8], Refusal { reason, error }: &Refusal) {
     assert!(!error.is_empty(), "{reason:?} without a sentence");
     // For any body, the error must fit into a log line and a column of 64 KiB.
-    assert!(error.len() <= 1_000, "{} bytes of error for {} of body", error.len(), body.len());
+    assert!(error.len() <= 1_000, "an error of {} bytes for a body of {} bytes", error.len(), body.len());
 }
 
 /// Errors that serde_json's tree returns for bodies that JSON's grammar allows.

@@ -98,8 +98,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the places after `after` up to `last`. One call deletes only a limited number of places. Returns the
-    /// last place of the deleted range.
+    /// Deletes the places above `after` and at most `last`. One call deletes only a limited number of places. Returns
+    /// the last place of the deleted range.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

@@ -148,8 +148,8 @@ impl Store {
     }
 
     /// Whether a counter of this metric exists, or `None` if this is unknown after `limit`. No index begins with the
-    /// metric. So the query reads the narrowest index that contains the metric, latest changes first, until it finds a
-    /// row.
+    /// metric. So the query reads the narrowest index that contains the metric. The query begins with the latest
+    /// changes, and stops at the first row.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;

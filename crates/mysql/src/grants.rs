@@ -57,8 +57,8 @@ fn split<'a>(text: &'a str, at: &str) -> Option<(&'a str, &'a str)> {
     Some((&text[..place], &text[place + at.len()..]))
 }
 
-/// Matches a LIKE pattern: `%` matches any text, and `_` matches any character. After a backslash, both are ordinary
-/// characters.
+/// Matches a LIKE pattern: `%` matches any text, and `_` matches any character. After a backslash, `%` and `_` are
+/// ordinary characters.
 fn fits(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern, text) {
         ([], _) => text.is_empty(),

@@ -17,8 +17,8 @@ use super::{Context, Result, Store, StoreError, datetime, micros};
 /// A lease ends after this duration unless the run renews it.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// If a lease has more than this remaining time, it is ignored. Such a lease exists only after a clock was set back.
-/// The limit is longer than a lease, because the clocks of servers differ.
+/// If a lease has more than this remaining time, the lease is ignored. Such a lease exists only after a clock was set
+/// back. The limit is longer than a lease, because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
 /// A random number that identifies this process. If a failover loses commits, two processes can have the same run

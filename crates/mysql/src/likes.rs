@@ -80,7 +80,7 @@ macro_rules! newer {
     };
 }
 
-/// The maximum number of rows in one statement. Such a statement has less than 400 KB.
+/// The maximum number of rows in one statement. Such a statement is smaller than 400 KB.
 const STATEMENT_ROWS: usize = 4_000;
 
 /// The maximum number of rows in one statement that appends to `@former`. The number is small because each append

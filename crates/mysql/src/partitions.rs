@@ -17,7 +17,7 @@ use super::jobs::run_of;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 
-/// The number of the partition's next outbox row, minus one.
+/// An SQL expression. The partition's next outbox row gets the value of this expression plus one.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
 /// The contents of a partition's row.
@@ -27,7 +27,7 @@ pub struct Ownership {
     pub epoch: u64,
     /// The number of the watch, or `None` if no reconcile is watching targets now.
     pub watch: Option<u64>,
-    /// The number of the partition's next outbox row, minus one.
+    /// The partition's next outbox row gets this number plus one.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,

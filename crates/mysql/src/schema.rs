@@ -79,7 +79,8 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     let missing = known.iter().filter(|step| !applied.contains(step)).count();
     let newer = applied.iter().filter(|step| !known.contains(step)).count();
     if floor.is_some_and(|floor| !known.contains(&floor)) {
-        // `TooNew` is also the result while the step that raises the floor is running, or if this step was interrupted.
+        // The result is also `TooNew` while `tallyd migrate` runs the step that raises the floor, or if this step was
+        // interrupted.
         return Schema::TooNew;
     }
     match (missing, newer) {

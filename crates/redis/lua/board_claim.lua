@@ -7,10 +7,10 @@
 -- ARGV[2]  the run's number.
 -- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL.
 --
--- Returns the generation of the data in Redis: the number of the first run that claimed the board. If Redis loses its
--- data or goes back to an older state, the generation is lost or goes back, too. If a frozen period is missing in the
--- older state, the script stores the note about its freeze again. After this, all members that are written to this
--- period are late members.
+-- Returns the generation of the data in Redis: the number of the first run that claimed the board. The generation is
+-- lost if Redis loses its data, and it is an older one if Redis goes back to an older state. If a frozen period is
+-- missing in the older state, the script stores the note about its freeze again. After this, all members that are
+-- written to this period are late members.
 
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')

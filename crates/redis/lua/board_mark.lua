@@ -5,8 +5,8 @@
 -- KEYS[2]  the mark.
 -- KEYS[3]  the live zset.
 -- ARGV[1]  the claim of this run.
--- ARGV[2]  the expected mark; empty for none.
--- ARGV[3]  the new mark; empty for none.
+-- ARGV[2]  the expected mark, or an empty text if no mark is expected.
+-- ARGV[3]  the new mark, or an empty text to remove the mark.
 --
 -- Returns  1  the mark was changed.
 --         -1  another run has the claim.

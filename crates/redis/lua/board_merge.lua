@@ -11,7 +11,7 @@
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the maximum number of members to move.
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua.
--- ARGV[4]  how many bits of the score the second number has.
+-- ARGV[4]  the number of bits of the second number in a score.
 -- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes that counts moved members.
 --
 -- Returns  n  the number of moved members.

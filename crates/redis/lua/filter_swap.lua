@@ -5,7 +5,7 @@
 -- KEYS[3]  the users who like the target and are not in the filter's bits yet.
 -- KEYS[4]  the key of the new filter.
 -- ARGV[1]  the number of the run that built the new filter.
--- ARGV[2]  size, ARGV[3] hashIterations, ARGV[4] expectedInsertions, ARGV[5] falseProbability: as Redisson writes them.
+-- ARGV[2] to ARGV[5]  size, hashIterations, expectedInsertions and falseProbability, as Redisson writes them.
 -- ARGV[6]  the number of users in the new filter.
 -- ARGV[7]  the number of the run since which this Redis is trusted.
 -- ARGV[8]  the number of further users that may be in the filter, because Redis remembered clicks of these users.

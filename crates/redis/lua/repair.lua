@@ -10,9 +10,10 @@
 --          "5@12" is for numbers that can also be set: 5 is added only if no number of the bucket was set since the
 --          instant 12. A "!" at the end allows a result below zero.
 --
--- Returns for each number 1 the amount was added.
---                          0  skipped, because the number would have gone below zero.
---                          2  skipped, because the number may have been set, or its field is not a list of numbers.
+-- Returns one result for each number:
+--          1  the amount was added.
+--          0  skipped, because the number would have gone below zero.
+--          2  skipped, because the number may have been set, or its field is not a list of numbers.
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
 -- has passed. So if a repair timed out and runs late, its amount is still never added twice.
 

@@ -9,9 +9,10 @@
 -- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string";
 --          the amount, which can also be "5@12" or "5!", as in repair.lua.
 --
--- Returns for each number 1 the amount was added.
---                          0  skipped, because the number would have gone below zero.
---                          2  skipped, because the number may have been set.
+-- Returns one result for each number:
+--          1  the amount was added.
+--          0  skipped, because the number would have gone below zero.
+--          2  skipped, because the number may have been set.
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
 -- has passed.
 

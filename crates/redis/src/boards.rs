@@ -180,7 +180,7 @@ impl Cache {
     /// with equal scores are in the order of Redis.
     ///
     /// # Errors
-    /// Redis failed to answer, or the key holds something else.
+    /// Redis failed to answer, or the key is not a zset.
     pub async fn frozen_page(&self, at: &BoardPeriod, from: u64, members: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a frozen board";
         let last = from.saturating_add(members as u64).saturating_sub(1);
@@ -194,7 +194,7 @@ impl Cache {
     /// needs one more round trip for each thousand members above this part.
     ///
     /// # Errors
-    /// Redis failed to answer, or the key holds something else.
+    /// Redis failed to answer, or the key is not a zset.
     pub async fn read_board(
         &self,
         at: &BoardPeriod,
@@ -244,7 +244,7 @@ impl Cache {
     /// Returns those of `members` that are on a live board. The ranks count only these members.
     ///
     /// # Errors
-    /// Redis failed to answer, or the key holds something else.
+    /// Redis failed to answer, or the key is not a zset.
     pub async fn board_of(&self, at: &BoardPeriod, members: &[Vec<u8>], ranking: Ranking) -> Result<Vec<Placed>> {
         const ACTION: &str = "read a board of some members";
         if members.is_empty() {

@@ -11,7 +11,7 @@ use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Redis {
-    /// `redis://host:6379/0`, or `rediss://` for TLS. For a Redis Cluster: one node, with database 0. With sentinels
+    /// `redis://host:6379/0`, or `rediss://` for TLS. For a Redis Cluster: one node, with database 0. With sentinels,
     /// tallyd ignores host and port.
     pub url: ServerUrl,
     /// Whether `url` is a node of a Redis Cluster. All nodes need the same account.
@@ -90,7 +90,7 @@ impl Also {
     /// Returns the layout.
     ///
     /// # Errors
-    /// The end of a sentence that says why `counter_key` can't be used.
+    /// Returns the end of a sentence that says why `counter_key` can't be used.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
@@ -100,7 +100,7 @@ impl Redis {
     /// Returns the layout.
     ///
     /// # Errors
-    /// The end of a sentence that says why `counter_key` can't be used.
+    /// Returns the end of a sentence that says why `counter_key` can't be used.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }

@@ -9,7 +9,8 @@ use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 /// The field of the notes that contains the generation. No period can have the name of this field.
 pub(super) const GENERATION: &str = "-";
 
-/// Returns the field of the notes that counts the late members that were moved into the period's frozen zset.
+/// Returns the name of a field of the notes. This field counts the late members that were moved into the period's
+/// frozen zset.
 pub(super) fn late_field(period: &str) -> String {
     format!("{period}:late")
 }

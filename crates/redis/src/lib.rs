@@ -244,7 +244,7 @@ impl Cache {
         self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
     }
 
-    /// Returns the address of the connected master, as sentinels gave it. `None` without sentinels.
+    /// Returns the address of the connected master, as named by the sentinels. `None` without sentinels.
     pub async fn master(&self) -> Option<String> {
         match &self.servers {
             Servers::One(link) => link.master().await,

@@ -43,7 +43,7 @@ enum Server {
 #[derive(Clone)]
 struct Connected {
     connection: MultiplexedConnection,
-    /// The master's address, as sentinels gave it.
+    /// The master's address, as named by the sentinels.
     master: Option<String>,
     /// The time when sentinels were last asked for the master.
     asked: Instant,
@@ -62,7 +62,7 @@ impl Link {
         Self { server, timeout, node: false, login, connection: Arc::default() }
     }
 
-    /// Returns the address of the connected master, as sentinels gave it. `None` without sentinels.
+    /// Returns the address of the connected master, as named by the sentinels. `None` without sentinels.
     pub(super) async fn master(&self) -> Option<String> {
         self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
     }

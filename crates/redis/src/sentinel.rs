@@ -23,8 +23,8 @@ use crate::config::Redis;
 /// The maximum time to wait for a sentinel's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// All calls within this time share one answer of the sentinels, because every call asks the sentinels while the master
-/// is unreachable.
+/// The time within which all calls share one answer of the sentinels. While the master is unreachable, every call asks
+/// the sentinels.
 const ASKED_FOR: Duration = Duration::from_millis(50);
 
 /// The role that a master reports.

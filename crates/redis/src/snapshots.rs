@@ -81,7 +81,7 @@ impl Cache {
     /// Returns the scores of `members` in a live board, in the order of `members`.
     ///
     /// # Errors
-    /// Redis failed to answer, or the key holds something else.
+    /// Redis failed to answer, or the key is not a zset.
     pub async fn board_scores(&self, at: &BoardPeriod, members: &[BoardMember]) -> Result<Vec<Option<f64>>> {
         const ACTION: &str = "look for members of a board";
         if members.is_empty() {
@@ -100,7 +100,7 @@ impl Cache {
     /// member that exists during the whole scan is on at least one page.
     ///
     /// # Errors
-    /// Redis failed to answer, or the key holds something else.
+    /// Redis failed to answer, or the key is not a zset.
     pub async fn scan_board(
         &self,
         at: &BoardPeriod,
@@ -115,11 +115,11 @@ impl Cache {
         scanned(answer, scan_page).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns the scores of `members` in a live board, in the order of `members`, under the conditions of
-    /// [`Cache::scan_board`].
+    /// Returns the scores of `members` in a live board, in the order of `members`. The board must meet the conditions
+    /// of [`Cache::scan_board`].
     ///
     /// # Errors
-    /// Redis failed to answer, or the key holds something else.
+    /// Redis failed to answer, or the key is not a zset.
     pub async fn scan_members(
         &self,
         at: &BoardPeriod,

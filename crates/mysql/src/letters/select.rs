@@ -160,7 +160,7 @@ impl Store {
         .await
     }
 
-    /// Returns those of the ids that exist, in order. Each id comes with the length of the letter's body.
+    /// Returns the ids that exist, in order. Each id comes with the length of the letter's body.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
         const ACTION: &str = "find dead letters";
         if ids.is_empty() {

@@ -23,8 +23,8 @@ pub fn time_literal(at: Micros) -> String {
 }
 
 impl Store {
-    /// Returns at most `limit` rows of these targets, in the order of their keys. Includes only rows after the key
-    /// `after` whose version is `since` or later. The targets must be sorted by id.
+    /// Returns at most `limit` rows of these targets, in the order of their keys. Includes only rows with a key above
+    /// `after` and with a version of `since` or later. The targets must be sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,

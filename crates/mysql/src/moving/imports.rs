@@ -152,7 +152,7 @@ impl Store {
         .await
     }
 
-    /// Returns the counters of these targets, which must be sorted. A missing counter is 0.
+    /// Returns the counters of `targets`. The targets must be sorted. A missing counter is 0.
     pub async fn numbers_of(&self, (kind, metric): (Kind, Metric), targets: &[TargetId]) -> Result<Vec<i64>> {
         let keys: Vec<CounterKey> = targets.iter().map(|id| (Target { kind, id: *id }, metric)).collect();
         let mut conn = self.acquire().await?;

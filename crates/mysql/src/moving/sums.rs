@@ -54,7 +54,7 @@ impl Store {
         site_query::within_its_time(&mut conn, statement, ask).await
     }
 
-    /// Returns the sums of the rows that are likes, after the first key and up to the second key.
+    /// Returns the sums of the likes whose keys are above `after` and at most `until`.
     pub async fn liked_sums(&self, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
         let (of_range, bounds) = of_range(after, until);
         let checksum = checksum("target_id", "user_id");
