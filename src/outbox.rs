@@ -17,8 +17,8 @@
 //!   daemon adds the rows again, and because of the marks the script skips the rows that Redis already has.
 //! * A: a call times out. It is unknown whether Redis has executed the call. Redis can even execute the call after
 //!   later rows were added. Because of the marks, the additions are made only once. One call contains all additions
-//!   that its rows make to a bucket. With two calls the first could fail, and the second would raise the mark above
-//!   rows that were not added.
+//!   that its rows make to a bucket. With two calls, the first call could fail, and the second call would raise the
+//!   mark above rows that were not added.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
 //!   are between the first and the last row of the pass, so the script adds nothing and returns the marks. The next
 //!   call adds the rows after such a mark, to the buckets with exactly this mark. If a mark has changed before this

@@ -140,8 +140,8 @@ impl Counts {
         Ok(all)
     }
 
-    /// Records that a transaction failed. The reason can be a count that was applied before, or a COMMIT that succeeded
-    /// without a reply.
+    /// Records that a transaction failed. A possible reason is a count that was applied before, or a COMMIT that
+    /// succeeded without a reply.
     pub(super) fn failed(&mut self) {
         self.asks_ledger = self.asks_ledger.max(1);
     }

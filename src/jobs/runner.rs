@@ -159,7 +159,8 @@ async fn forget_old_runs(store: &Store, job: Job<'_>) {
 }
 
 /// Runs the loop of one job in a daemon. After the start, the loop runs the first due mode as soon as MySQL answers.
-/// Later the loop runs the first due mode each time it is woken. `specs` returns the modes; a reload can change them.
+/// Later the loop runs the first due mode each time it is woken. `specs` returns the modes, which a reload of the
+/// configuration can change.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,

@@ -103,8 +103,7 @@ impl Schedule {
         let (now, _) = store.clock().await?;
         for Entry { spec, since, times, last, .. } in &mut self.0 {
             since.get_or_insert(now);
-            // An empty pattern cannot be parsed. Neither can a pattern that was refused when the configuration was
-            // loaded.
+            // A pattern cannot be parsed if it is empty, or if it was refused when the configuration was loaded.
             *times = cron::Schedule::parse(spec.pattern(config), &config.daemon.time_zone).ok();
             if times.is_some() {
                 *last = store.last_done(spec.job.name(), &spec.mode).await?;

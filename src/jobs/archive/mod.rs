@@ -1,5 +1,5 @@
-//! One run of the archiver: closed boards are frozen, copied to MySQL and verified. Only after that, the run removes
-//! them from Redis.
+//! One run of the archiver: closed boards are frozen, copied to MySQL and verified. After that, the run removes them
+//! from Redis.
 //!
 //! # The way
 //!
@@ -26,8 +26,8 @@
 //!
 //! * A writer adds before the freeze: the write is part of the frozen zset.
 //! * A writer adds after the freeze: the live key is created again and holds only late writes. The run moves the late
-//!   writes into the frozen zset page by page. One script adds and removes each member, so each member is added once,
-//!   even if a script runs twice or after its timeout.
+//!   writes into the frozen zset page by page. One script adds a member to the frozen zset and removes it from the live
+//!   zset. So each member is added once, even if the script runs twice or after its timeout.
 //! * A writer adds during the merge: the member is moved in this merge or in the next run.
 //! * A writer adds after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and writes a
 //!   new copy beside the archive. Readers get the old copy until the new copy is verified.

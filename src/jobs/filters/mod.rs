@@ -20,8 +20,8 @@
 //! # Why nothing is lost
 //!
 //! One script counts a like (lua/like.lua), another begins a build, and another swaps in the new filter. So each like
-//! happens either completely before or completely after the begin of a build. The same is true for a swap. All keys of
-//! a target are in one slot of a Redis Cluster.
+//! happens either completely before or completely after a build begins. The same is true for a swap. All keys of a
+//! target are in one slot of a Redis Cluster.
 //!
 //! * *A like before "begin"* is in MySQL before the build reads the users who like the target, because the fence
 //!   follows the like's event. If the event was published after the fence, Redis remembers the click for `[client]
@@ -32,8 +32,8 @@
 //! * *A like after "begin" and before the swap* is noted beside the filter (`added`). The like's bits are also set in
 //!   the former filter, if the bits were computed for that filter's shape. The like stays noted until its bits are in
 //!   the new filter, because the script for the fold refuses to run during a build.
-//! * *A like after the swap* is in the new filter's bits, or noted. If a client computed the bits for another shape, or
-//!   cannot compute bits, the user is noted instead.
+//! * *A like after the swap* is in the new filter's bits, or is noted beside the filter. If a client computed the bits
+//!   for another shape, or cannot compute bits, the user is noted instead.
 //! * *A like that the daemon counts* (`writer = "daemon"`) is noted after its commit, when its outbox row is added to
 //!   Redis. If the like is committed before the build reads the users from MySQL, the build reads this user, too. If
 //!   the like is committed later, it is noted after "begin". Until the outbox row is added, a reader can get a wrong

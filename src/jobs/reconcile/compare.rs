@@ -241,8 +241,8 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // API servers count a like first and publish it later. So the second measurement waits until the likes that
-        // were counted before the first measurement have arrived.
+        // API servers first count a like, and publish its event later. So the second measurement waits until the likes
+        // that were counted before the first measurement have arrived.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.early_end.pause(grace).await;
         }

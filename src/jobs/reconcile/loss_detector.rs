@@ -20,7 +20,7 @@ use tallyd_redis::{Cache, CacheError};
 /// For each kind, one check reads one field in each of this number of buckets. This takes Redis a few milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
-/// Maximum number of reported missing buckets per check.
+/// One check reads at most this number of the buckets that readers reported as missing.
 const MISSING_MAX: usize = 1_000;
 
 /// Checks whether Redis has lost counters, and requests a run that loads them.

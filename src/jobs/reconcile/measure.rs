@@ -63,7 +63,7 @@ pub(super) struct SampledRange {
     /// The samples in the order of `range.counters`.
     pub samples: Vec<Option<Sample>>,
     /// The outbox rows that were added to Redis before the sample. Only counters that the daemon adds to Redis need
-    /// them.
+    /// these rows.
     pub applied: Option<OutboxOffsets>,
 }
 

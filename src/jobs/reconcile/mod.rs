@@ -37,8 +37,8 @@
 //! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. Until a run
 //!   has loaded the bucket again, a counter that is missing in the bucket has an unknown value, not zero.
 //! * Two reconciles want to run. The job's lock lets only one of them run. If the lease of the first run ended while
-//!   that run was frozen, its fences never pass, because the second run's fences have higher numbers. MySQL refuses the
-//!   writes of the first run.
+//!   that run was frozen, the fences of this run never pass, because the second run's fences have higher numbers. MySQL
+//!   refuses the writes of the first run.
 //! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
 //!   snapshot, and the difference is added.
 //!

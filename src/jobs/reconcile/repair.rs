@@ -229,7 +229,7 @@ impl<'a> Repairer<'a> {
         self.keep_for_next(held.iter().map(|repair| (repair.number, repair.delta)).collect(), report).await
     }
 
-    /// Makes repairs, and records each before and after it is made.
+    /// Makes repairs. Each repair is recorded before and after it is made.
     async fn repair(
         &self,
         repairs: &[Repair],

@@ -35,7 +35,7 @@ use tallyd_core::outbox::{OutboxOffsets, Since};
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
-/// The counters of one kind for which the snapshot of the last page has outbox rows after `outbox`.
+/// The counters of one kind that outbox rows after `outbox` change, in the snapshot of the last page.
 pub(super) enum Touched {
     Keys {
         kind: Kind,

@@ -45,8 +45,8 @@ pub struct Report {
     pub drifted: u64,
     /// Drifted counters that were repaired.
     pub repaired: u64,
-    /// Counters that were wrong at the first measurement. At the second measurement they were right, or wrong in the
-    /// other direction, because events were in flight.
+    /// Counters that were wrong at the first measurement. At the second measurement these counters were right, or wrong
+    /// in the other direction, because events were in flight.
     pub transient: u64,
     /// Counters whose events were watched to get a result, because an event newer than the cut was applied at every
     /// measurement.

@@ -2,7 +2,7 @@
 //! table can be verified once a day or once a week with a small and constant load.
 //!
 //! A slice consists of rows of `counter`, in the order of kinds and ids. An equally large part of each kind's buckets
-//! is searched for orphans. The places of the next rows and of the next buckets are independent of each other.
+//! is searched for orphans. Scrubs go through the rows and through the buckets independently.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
