@@ -14,9 +14,9 @@
 -- ARGV[6]  the user's row in MySQL, in the format of a remembered click: `update_at` in microseconds since the epoch,
 --          then "+", or "-" if is_del is 1; "0-" if there is no row. Empty if MySQL was not asked.
 -- ARGV[7]  only for a click that is also counted in a second layout: the `at` from the first layout. Nothing is
---          counted if the user's last click is newer. For all other clicks empty or left out.
+--          counted if the user's last click is newer. For all other clicks, this argument is empty or left out.
 --
--- If targets have Bloom filters, also (docs/filters.md):
+-- If targets have Bloom filters, the script also needs these keys and arguments (docs/filters.md):
 --
 -- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42.
 -- KEYS[6]  its config.

@@ -16,7 +16,8 @@ const TRIM_ROWS_MAX: u64 = 1_000;
 /// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// SQL statements that write the members of a board to their places. These statements can be built while others run.
+/// SQL statements that write the members of a board to their places. These statements can be built while other
+/// statements run.
 pub struct Places(Vec<String>);
 
 impl Places {

@@ -46,7 +46,7 @@ impl Span {
 }
 
 impl Store {
-    /// Returns roughly how many counter rows changed since `since`. All rows in the span of `since` are included.
+    /// Estimates how many counter rows changed after `since`. All rows in the span of `since` are included.
     pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
         let mut conn = self.acquire().await?;

@@ -58,7 +58,7 @@ pub enum Lock {
 pub enum Outcome {
     /// The run completed its work.
     Done,
-    /// The run failed. The job stays due, so another run can begin immediately.
+    /// The run failed. The job stays due.
     Failed,
     /// The run's changes would have exceeded a safety limit. The job is not due before its next scheduled time.
     LimitExceeded,
@@ -108,7 +108,8 @@ impl Store {
         .await
     }
 
-    /// Records the run's end and releases the lock. `cut` is the instant as of which a reconcile compared the counters.
+    /// Records the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared all
+    /// changes.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -162,9 +163,9 @@ impl Store {
         conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Returns the latest instant as of which a run of the job compared all counters in this layout. The instant is a
-    /// time of Redis' clock. Returns `None` if no run has compared all counters. Ignores instants after `now`, because
-    /// they come from a clock that was ahead.
+    /// Returns the latest instant up to which a run of the job has compared all changes in this layout. The instant is
+    /// a time of Redis' clock. Returns `None` if there was no such run. Ignores instants after `now`, because they come
+    /// from a clock that was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -204,8 +205,9 @@ impl Store {
         .await
     }
 
-    /// Deletes the records of runs of one mode that ended longer than `keep` ago, at most a thousand. The last run of
-    /// each outcome stays, because the scheduler computes from it when the job is due and where the next run continues.
+    /// Deletes the records of at most a thousand runs that had this mode and ended longer than `keep` ago. The last run
+    /// of each outcome stays, because the scheduler computes from it when the job is due and where the next run
+    /// continues.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \

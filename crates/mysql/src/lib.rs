@@ -71,9 +71,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// The time limit for asking the server why no connection was available.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
-/// The maximum age of a connection. When a connection is older and idle, the pool closes the connection. During a
-/// failover, connections to the former primary can stay open. Read-only clients such as API servers notice the failover
-/// only after the pool has closed these connections.
+/// The maximum age of a connection. When a connection is older than this and is idle, the pool closes the connection.
+/// During a failover, connections to the former primary can stay open. Read-only clients such as API servers notice the
+/// failover only after the pool has closed these connections.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -149,7 +149,7 @@ impl Store {
         })
     }
 
-    /// Creates a store for each of MySQL's replicas, with one connection. Returns each store with its name `HOST:PORT`.
+    /// Creates a store with one connection for each of MySQL's replicas. Returns each store with its name `HOST:PORT`.
     pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
         let replica = |server: &String| {
             let url = config.url.at(server)?;
@@ -163,7 +163,8 @@ impl Store {
     /// ended, the connection is closed instead.
     ///
     /// # Errors
-    /// Fails if no connection is free, or MySQL is unreachable, within `[mysql] connect_timeout_ms`.
+    /// Fails if no connection becomes available within `[mysql] connect_timeout_ms`, for example because MySQL is
+    /// unreachable.
     pub async fn acquire(&self) -> Result<Conn> {
         let connection = match self.pool.acquire().await {
             Err(sqlx::Error::PoolTimedOut) => Err(self.refusal().await),

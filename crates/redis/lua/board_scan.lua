@@ -6,7 +6,7 @@
 -- ARGV[1]  the number of the run.
 -- ARGV[2]  the minimum number of members that the zset must have.
 -- ARGV[3]  "scan" or "have".
--- ARGV     scan: a cursor, 0 to begin with, and about how many members to read. have: members.
+-- ARGV     for scan: a cursor (0 at the start), and the approximate number of members to read. For have: members.
 --
 -- Returns  scan: { the next cursor, 0 at the end, { member, score, member, score, ... } }. A member that exists during
 --          the whole scan is returned at least once.

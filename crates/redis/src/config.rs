@@ -105,7 +105,7 @@ impl Redis {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 
-    /// Swaps the layouts: the second one becomes the first.
+    /// Swaps the layouts: the second layout becomes the first layout.
     pub fn moved(&self) -> Option<Self> {
         let Also { layout, bucket_bits, counter_key } = self.also.clone()?;
         let first = Also { layout: self.layout, bucket_bits: self.bucket_bits, counter_key: self.counter_key.clone() };

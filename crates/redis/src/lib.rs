@@ -80,7 +80,7 @@ pub fn connections_opened() -> u64 {
 pub struct Cache {
     servers: Servers,
     timeout: Duration,
-    /// A random number. It distinguishes two processes if their runs have the same number.
+    /// A random number. This number distinguishes two processes if their runs have the same number.
     nonce: u64,
     /// The names of the keys.
     pub keys: Keys,

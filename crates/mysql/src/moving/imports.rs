@@ -28,7 +28,7 @@ pub struct Written {
     pub added: u64,
     /// Rows that replaced an older row.
     pub changed: u64,
-    /// Rows that were skipped because the existing row is newer or equal.
+    /// Rows that were skipped because the existing row is newer or has the same version.
     pub kept: u64,
     /// The sum of all changes to counters.
     pub likes: i64,
