@@ -61,7 +61,7 @@ async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     }
 }
 
-/// Publishes all but 200 events, kills the server, and publishes the last 200 events while the server restarts.
+/// Publishes most events, kills the server, and publishes the last 200 events while the server restarts.
 async fn survives(name: &str, server: &str) {
     let _alone = ALONE.lock().await;
     let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;

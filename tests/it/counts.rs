@@ -56,7 +56,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     let publisher = world.publisher().await;
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
-    // The later batch has old and new events of several types.
+    // The test also publishes a like, so that the repeated messages contain several types of events.
     let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;

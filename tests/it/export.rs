@@ -69,7 +69,7 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
-    // Both rows were written before the site switched to tallyd. After that, the user of the second row unlikes.
+    // Both rows were written before the site switched to tallyd. After the switch, the user of the second row unlikes.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::new(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
@@ -122,7 +122,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
         follows(&model).await;
     }
     let other = world.tallyd(&["export", "old", "--since", "1h"]);
-    assert_eq!(other.status.code(), Some(75), "only one runs: {}", stderr(&other));
+    assert_eq!(other.status.code(), Some(75), "only one export can run: {}", stderr(&other));
     let times = "SELECT COUNT(*) FROM old_likes AS o JOIN like_record AS l ON l.target_id = o.post_id AND l.user_id = o.user_id \
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
     let rows = model.rows.len() as i64;

@@ -98,7 +98,7 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
         }
         environment.push(("TALLYD__MYSQL__CONNECT_TIMEOUT_MS", "500".to_owned()));
         let output = day.init(&environment, &[]);
-        assert!(!day.path("").exists(), "something was written");
+        assert!(!day.path("").exists(), "the command must not write files");
         (output.status.code(), stderr(&output))
     };
     for (name, value, code, said) in [
@@ -194,7 +194,7 @@ async fn at_a_terminal_init_asks_and_shows_no_password() {
     }
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{all}");
-    assert!(!all.contains(&password) && !stdout(&output).contains(&password), "a password is shown");
+    assert!(!all.contains(&password) && !stdout(&output).contains(&password), "the output contains a password");
     let config = fs::read_to_string(day.path("config.toml")).unwrap();
     for said in ["url = \"mysql://tallyd@127.0.0.1:", "post = 1\n", "bucket_bits = 17\n", &mysql_name().await] {
         assert!(config.contains(said), "{said}\n{config}");

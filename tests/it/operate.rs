@@ -87,7 +87,7 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     assert!(daemon.stop().success());
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     publisher.publish_behind(&world.broker.queue(3), b"{}").await.unwrap();
-    eventually("it is queued", || async { queued(&world).await[3] == Some(1) }).await;
+    eventually("the message is queued", || async { queued(&world).await[3] == Some(1) }).await;
     assert_exits(&world.tallyd(&command), 75, &format!("or a daemon consumes them: {}", world.broker.queue(3)));
     let link = world.broker.connect("test").await.unwrap();
     link.channel.queue_purge(world.broker.queue(3).into(), Default::default()).await.unwrap();
@@ -231,7 +231,7 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
 
     assert_exits(&world.tallyd(&["pause", "consumer"]), 0, "consumer is paused until");
     assert_exits(&world.tallyd(&["after-restore", "--yes"]), 75, "consumer is paused until");
-    assert_eq!(world.count(marks).await, 1, "a refusal changes nothing");
+    assert_eq!(world.count(marks).await, 1, "a rejected command must change nothing");
     assert_exits(&world.tallyd(&["resume", "consumer"]), 0, "consumer resumes");
     assert_exits(&typed(&world, "after-restore", "y"), 0, "a full reconcile without limits");
     world.outbox_added().await;

@@ -164,7 +164,7 @@ async fn one_target_is_repaired_alone() {
         text.contains("Redis was wrong at two cuts, and the difference was added; 10 like records; 10 in counter"),
         "{text}"
     );
-    assert_eq!(world.redis_counters().await[&target(4)], 11, "not asked for");
+    assert_eq!(world.redis_counters().await[&target(4)], 11, "the run must not repair this target");
     assert!(world.tallyd(&["--reconcile-once"]).status.success());
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
@@ -181,7 +181,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);
     assert_eq!((number(&first, "checked"), number(&first, "exact")), (20, 20), "{first}");
-    assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "nothing changed since");
+    assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "no target has changed since");
     let client = world.client();
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let mut model = model;

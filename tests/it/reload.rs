@@ -289,7 +289,7 @@ async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     world.write("[metrics]\nlike = 1\nview = 2\nclap = 4\n[retired]\nmetrics = [\"share\"]\n");
     let checked = world.tallyd(&["config", "check"]);
     assert!(stdout(&checked).contains("[metrics] clap = 4 is new"), "{}{}", stdout(&checked), stderr(&checked));
-    assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 3, "a check notes nothing");
+    assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 3, "a check must not note anything");
     world.close().await;
 }
 

@@ -107,7 +107,7 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let running = tokio::spawn(async move {
         archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
-    eventually("the run copies", async || !stage.archived(&at).await.is_empty()).await;
+    eventually("the run copies the board", async || !stage.archived(&at).await.is_empty()).await;
     let keys = [stage.frozen(&at), stage.world.cache.keys.board_claim("likes")];
     stage.redis.del::<_, ()>(&keys).await.unwrap();
 

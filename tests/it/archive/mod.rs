@@ -134,7 +134,7 @@ impl Stage {
         rows.iter().map(|row| (row.get(1), row.get(2))).collect()
     }
 
-    /// Checks that the archive has exactly these members, and each of them once.
+    /// Checks that the archive has exactly these members, and has each member only once.
     async fn holds(&self, at: &BoardPeriod, expected: &Board) {
         let archived = self.archived(at).await;
         assert_eq!(archived.len(), expected.len(), "{at}");

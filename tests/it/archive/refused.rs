@@ -24,7 +24,7 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     cache.end_filling(to).await.unwrap();
     stage.end_lease().await;
     let left = cache.keys.restored_board("likes", "2026-W47", &tag);
-    assert!((1..=86_400).contains(&stage.ttl_s(&left).await), "it must expire");
+    assert!((1..=86_400).contains(&stage.ttl_s(&left).await), "the key must expire");
     stage.refuses("2026-W47", "Redis has 40 members").await;
     assert_eq!(stage.in_redis(&at).await, board(40));
 

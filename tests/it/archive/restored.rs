@@ -41,7 +41,8 @@ impl Stage {
     }
 }
 
-/// Returns additions to two old members and to one new member. The tests write them after Redis has lost the board.
+/// Returns additions to two old members and to one new member. The tests write these additions after Redis has lost the
+/// board.
 pub fn since() -> Board {
     Board::from([(b"member-3".to_vec(), 2.0), (b"member-4".to_vec(), 0.5), (b"new".to_vec(), 7.0)])
 }
@@ -300,7 +301,8 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    // The test deletes only the board's mark and keeps the data set. So this case differs from a flush of Redis.
+    // The test deletes only the board's mark and keeps the data set, so tallyd must not treat this case as a flush of
+    // Redis.
     let mark = stage.mark(&at);
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();

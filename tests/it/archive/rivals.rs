@@ -49,7 +49,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     let running = tokio::spawn(async move {
         archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
-    eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
+    eventually("the first run copies the board", async || !stage.archived(&at).await.is_empty()).await;
     // Each write of the first run extends the first run's lease. So the second run can begin only between two writes.
     let until = Instant::now() + DEADLINE;
     let report = loop {
@@ -95,15 +95,15 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let mut tallyd = stage.world.command();
     tallyd.args(["archive", "--period", "2026-W46"]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Process(tallyd.spawn().unwrap());
-    eventually("the process copies", async || !stage.archived(&at).await.is_empty()).await;
+    eventually("the process copies the board", async || !stage.archived(&at).await.is_empty()).await;
     process.signal("STOP");
     let late = late(&mut whole);
     stage.write(&at, &late).await;
     let until = Instant::now() + DEADLINE;
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The lock then stays
-        // until the server disconnects the process. If the process sent a page before the stop, the server can also
-        // execute this page late. Such a late page extends the lease.
+        // until the server disconnects the process. If the process sent a page of rows before the stop, the server can
+        // also execute this page late. Such a late page extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {

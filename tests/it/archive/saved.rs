@@ -130,7 +130,7 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
         reason(&report, "2026-W47").contains("Redis has lost the board, wholly or in part, since its last snapshot"),
         "{report:#}"
     );
-    assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon doesn't try");
+    assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon must not save the board");
     assert_eq!(stage.saved(&at).await, board(30));
 
     // An operator uses `force`, because the lower scores are right.
@@ -283,7 +283,7 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     stage.end_lease().await;
     // Redis has no mark of the board, so no snapshot of it was ever completed. So tallyd must not report that Redis
     // lost the board.
-    assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not immediately");
+    assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "the retry must wait");
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(30));
     stage.close().await;
@@ -354,6 +354,6 @@ async fn a_board_that_can_not_be_saved_keeps_no_other_one_from_it() {
     let later = NOW.after(DAY / 24);
     let report = stage.save_due(later).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("total", Outcome::Saved)]);
-    assert_eq!(stage.save_due(later).await.periods, [], "not immediately, either");
+    assert_eq!(stage.save_due(later).await.periods, [], "the retry must wait");
     stage.close().await;
 }

@@ -77,7 +77,7 @@ async fn pages_have_the_places_of_the_whole_board_in_every_ranking() {
             assert_eq!(page.members, whole.len() as u64);
         }
     }
-    assert!(client.board_page(TOTAL, 0, 1, Ranking::Ordinal).await.is_err(), "places begin with 1");
+    assert!(client.board_page(TOTAL, 0, 1, Ranking::Ordinal).await.is_err(), "the first place is 1");
     let none = client.board_page(TOTAL, 1, 0, Ranking::Dense).await.unwrap();
     assert_eq!((none.entries, none.members), (Vec::new(), model.len() as u64));
     let all = client.board_page(TOTAL, 1, u64::MAX, Ranking::Dense).await.unwrap();

@@ -98,7 +98,7 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let left = |score: String| Packing::new(20).unpack(score.parse().unwrap()).unwrap();
     let first = left(add(&mut redis, &key, (5, 0), ("earliest", 20), (now + 1_000, 1)).await.unwrap());
     assert!(first.primary == 5 && (990..=1_000).contains(&first.low), "{first:?}");
-    // The score contains the time that is left until the end of the period. For the second addition less time is left.
+    // The score contains the time that is left until the end of the period. At the second addition, less time is left.
     let later = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + 900, 1)).await.unwrap());
     assert!(later.primary == 6 && (890..=900).contains(&later.low), "{later:?}");
     let untouched = left(add(&mut redis, &key, (0, 0), ("earliest", 20), (now + 500, 1)).await.unwrap());

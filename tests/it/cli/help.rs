@@ -37,7 +37,7 @@ fn the_help_and_manual_of_every_command_are_as_noted() {
     for command in commands(&alone, &[]) {
         let name = [&["tallyd".to_owned()], command.as_slice()].concat();
         let page = fs::read_to_string(pages.join(format!("{}.1", name.join("-")))).unwrap();
-        // These lines only define the apostrophe, and the manual page repeats them in each section.
+        // The removed lines only define the apostrophe, and the manual page repeats these lines in each section.
         let lines = page.lines().filter(|line| !line.starts_with(".ie") && !line.starts_with(".el"));
         let page = lines.collect::<Vec<_>>().join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION");
         text += &format!("$ {} --help\n{}\n$ man {}\n{page}\n", name.join(" "), help(&alone, &command), name.join("-"));

@@ -88,7 +88,7 @@ async fn all_is_looked_at_and_nothing_changed() {
     assert_is(&report, "rabbitmq-plugin", "ok", "x-consistent-hash");
     let link = world.broker.connect("test").await.unwrap();
     let found = world.broker.probe_queues(&link).await.unwrap();
-    assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check must create nothing: {found:?}");
+    assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check must not create queues: {found:?}");
     // The check compares existing queues with the queues that tallyd declares. Messages in the queues stay.
     let publisher = world.publisher().await;
     publisher.publish("", &world.broker.queue(0), b"{}").await.unwrap();
@@ -130,7 +130,7 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     let world = World::new("check_silent", "").await;
-    // The proxy stops before it forwards one of these texts. For RabbitMQ the text is the tx.select before the
+    // The proxy stalls before it forwards the given text. For RabbitMQ the text is the tx.select before the
     // publishes, for MySQL the last query for permissions, and for Redis the script that checks permissions.
     for (name, url, words, check_name) in [
         ("TALLYD__AMQP__URL", &world.config.amqp.url, b"\0\x5a\0\x0a".as_slice(), "rabbitmq-permissions"),

@@ -50,7 +50,7 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     first.signal("CONT");
     world.assert_equals(&model).await;
     let again = || async { first.log().contains("outage-begun") || first.log().contains("partition-taken-over") };
-    eventually("it notices", again).await;
+    eventually("the first daemon notices the takeover", again).await;
     assert!(first.stop().success());
     assert!(second.stop().success());
     world.assert_equals(&model).await;

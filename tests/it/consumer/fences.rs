@@ -113,7 +113,9 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     let store = Store::new(&world.config.mysql, 1).unwrap();
-    let Lock::Taken(run) = store.take_job("reconcile", "full", "test").await.unwrap() else { panic!("it is held") };
+    let Lock::Taken(run) = store.take_job("reconcile", "full", "test").await.unwrap() else {
+        panic!("the lock is held")
+    };
     publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();
     world.drained(&publisher).await;
     let fences = Fences {

@@ -117,8 +117,8 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.close().await;
 }
 
-/// Waits until the broker has requeued the unacknowledged messages. The broker requeues them a moment after the
-/// connection has ended.
+/// Waits until the broker has requeued the unacknowledged messages. The broker requeues these messages a moment after
+/// the connection has ended.
 async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
     eventually("the consumer has stopped", || async {
         publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0

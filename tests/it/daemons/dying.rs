@@ -66,7 +66,7 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     hosts.push(frozen);
     site.clicked(200).await;
 
-    // First the daemon loses its connection to the broker. Then it loses MySQL, so that another daemon gets its
+    // First the daemon loses its connection to the broker. Then the daemon loses MySQL, so that another daemon gets its
     // partitions.
     let networks: [fn(&Host) -> &Proxy; 2] = [|host| &host.rabbitmq, |host| &host.mysql];
     for network in networks {
@@ -87,7 +87,7 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     site.clicked(200).await;
     site.end(&world).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "all counters must be right");
-    assert!(world.count("SELECT COUNT(*) FROM job_run").await > 2, "daemons reconciled meanwhile");
+    assert!(world.count("SELECT COUNT(*) FROM job_run").await > 2, "daemons must have run reconciles");
     for host in hosts {
         assert!(host.daemon.stop().success());
     }

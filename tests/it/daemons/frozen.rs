@@ -8,8 +8,8 @@ use crate::common::{Dice, Model, World, body, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    // With two partitions, two tasks could reach the pause point at the same time. Then the test would count two stops
-    // as one.
+    // With two partitions, two tasks could reach the pause point at the same time. Then the test would count these two
+    // stops as one stop.
     let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
@@ -29,10 +29,10 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     world.publish(&publisher, &bodies).await;
     // The daemon commits two batches before its third stop.
     for _ in 0..2 {
-        eventually("it freezes", || async { frozen.is_stopped() }).await;
+        eventually("the daemon is frozen", || async { frozen.is_stopped() }).await;
         frozen.signal("CONT");
     }
-    eventually("it freezes", || async { frozen.is_stopped() }).await;
+    eventually("the daemon is frozen", || async { frozen.is_stopped() }).await;
     let other = world.daemon();
     taken_from(&world, &frozen).await;
     world.drained(&publisher).await;
@@ -47,7 +47,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     frozen.signal("CONT");
     let again =
         || async { frozen.log().contains("\"outage-begun\"") || frozen.log().contains("\"partition-taken-over\"") };
-    eventually("it notices", again).await;
+    eventually("the resumed daemon notices the takeover", again).await;
     assert_eq!((sums().await, taken()), before, "the resumed daemon must not take any partition back");
     assert!(frozen.stop().success());
     assert_eq!(sums().await, before.0);

@@ -35,7 +35,7 @@ async fn assert_bound_once(world: &World) {
     let bodies: Vec<_> = (1..=300).map(|user| body(&like(user))).collect();
     world.publish(&publisher, &bodies).await;
     eventually("all likes are queued", || async { queued().await >= 300 }).await;
-    assert_eq!(queued().await, 300, "each once");
+    assert_eq!(queued().await, 300, "each like must be queued once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,7 @@ const SETTINGS: &str = "[amqp]\npartitions = 4\n\
     [archive]\ncron = \"* * * * * *\"\npage_members = 20\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\n";
 
-/// Ends the leases of a crashed process immediately. Without this call they end after 30 seconds.
+/// Ends the leases of a crashed process immediately. Without this call the leases end after 30 seconds.
 async fn end_leases(world: &World) {
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! Several daemons share the partitions and the jobs. If one daemon crashes, freezes or loses its servers, the others
-//! continue within seconds. The results in the stores are the same as with one daemon.
+//! Several daemons share the partitions and the jobs. If a daemon crashes, freezes or loses its servers, the other
+//! daemons continue within seconds. The data in MySQL and Redis are the same as with a single daemon.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

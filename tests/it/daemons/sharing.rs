@@ -48,7 +48,7 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     // mismatch.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     let url = self::url(&fewer).await;
-    eventually("all are reported", || async {
+    eventually("all owners are reported", || async {
         told_by(&world, &url) == ["listening", "elsewhere", "elsewhere", "elsewhere"]
     })
     .await;
@@ -75,7 +75,7 @@ fn told_by(world: &World, url: &str) -> Vec<String> {
 
 /// A daemon begins each session with a small prefetch. The daemon restarts the session when it knows the size of
 /// messages. During the restart another daemon can get the partition. Before that, the first daemon must have written
-/// all its messages. Otherwise both daemons would write the same messages.
+/// all its messages. Otherwise the two daemons would write the same messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_writes() {
     let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;

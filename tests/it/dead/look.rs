@@ -175,7 +175,7 @@ async fn servers_that_are_away_are_said() {
         let output = world.command().arg("dead").args(arguments).env(mysql.0, &mysql.1).output().unwrap();
         assert_exits(&output, 75, "connect to MySQL");
     }
-    // The command also lists the letters in the table if RabbitMQ is unreachable.
+    // Even if RabbitMQ is unreachable, the command lists the letters in the table.
     let output = world.command().args(["dead", "list"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 0, "could not be read: connect to RabbitMQ");
     assert!(stdout(&output).contains("unknown-kind"), "{}", stdout(&output));

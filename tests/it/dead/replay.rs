@@ -207,7 +207,7 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     put_bodies(&world, Reason::MalformedJson, &[b"nonsense".to_vec()]).await;
     let replay = paused(&world, &["dead", "replay", "1", "--force"]).await;
     let refusals = "SELECT CAST(refusals AS SIGNED) FROM dead_letter WHERE id = 1";
-    eventually("the letter is refused again", || async { world.count(refusals).await == 2 }).await;
+    eventually("the letter is rejected again", || async { world.count(refusals).await == 2 }).await;
     signal(&replay, "CONT");
     let output = replay.wait_with_output().unwrap();
     assert_exits(&output, 1, "1 of the replayed letters were immediately refused again");

@@ -39,7 +39,10 @@ async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
 async fn waits(world: &World, messages: u32) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queue = world.broker.returned();
-    eventually("the messages wait", || async { publisher.depth(&queue).await.unwrap().messages == messages }).await;
+    eventually("the messages are in the queue", || async {
+        publisher.depth(&queue).await.unwrap().messages == messages
+    })
+    .await;
 }
 
 fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
@@ -77,8 +80,8 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     assert_eq!(shown[0]["headers"]["x-first-death-reason"], "delivery_limit");
     assert_eq!(shown[0]["now"]["words"], "would be accepted");
 
-    // The command replays the letters that were moved to the table. If one of them is dead-lettered again, this letter
-    // is open again.
+    // The command replays the letters that were moved to the table. If a replayed letter is dead-lettered again, it is
+    // open again.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "250 of 250 dead letters replayed");
@@ -110,7 +113,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = returning => {}
         () = waits(&world, 1) => {}
     }
-    // The test waits until this consumer has ended, because the queue gives all messages to one consumer.
+    // The test waits until this consumer has ended, because a queue gives all its messages to a single consumer.
     eventually("no consumer is left", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");

@@ -1,5 +1,5 @@
-//! An erase also removes members from boards. In open zsets the members are deleted. In archives they are renamed, and
-//! keep their places and scores.
+//! An erase also removes members from boards. In open zsets the members are deleted. In archives the members are
+//! renamed, and keep their places and scores.
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -25,8 +25,8 @@ fn weeks() -> [BoardPeriod; 2] {
     [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
 }
 
-/// The users to erase have the same score as the users before and after them. So the erase must find their places among
-/// equal scores.
+/// The users to erase have the same score as the users before and after them. So the erase must find the right places
+/// among equal scores.
 const SCORES: [(u64, f64); 8] = [
     (90_000_000_000, 5.0),
     (USER.0, 5.0),

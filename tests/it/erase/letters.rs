@@ -56,7 +56,7 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
     assert_eq!((&erased["letters_deleted"], &erased["letters_rewritten"]), (&json!(2), &json!(2)));
     assert_eq!(bodies(&world).await, [other.clone(), format!("[{other},{third}]"), third]);
     let open = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL";
-    assert_eq!(world.count(open).await, 3, "one of two equal letters was open");
+    assert_eq!(world.count(open).await, 3, "the letter must be open, because one of the two equal letters was open");
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
 
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);

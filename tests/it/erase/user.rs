@@ -20,8 +20,8 @@ const OTHERS: u64 = 50;
 
 const TARGETS: u64 = 2_500;
 
-/// Makes the likes before the erase. The user likes every third target, and then unlikes some of them. Other users like
-/// all targets.
+/// Makes the likes before the erase. The user likes every third target, and then unlikes some of these targets. Other
+/// users like all targets.
 fn before() -> Likes {
     let (mut likes, mut dice) = (Likes::new(), Dice::new(7));
     for id in 1..=TARGETS {

@@ -59,7 +59,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     let client = alone(&world);
-    // This client can't reach MySQL. So it counts an unlike without a check if the target has no filter.
+    // This client can't reach MySQL. If the target has no filter, the client counts an unlike without a check.
     assert!(matches!(client.unlike(target(43), UserId(1_000), &[]).await.unwrap(), Clicked::Counted(_)));
     assert!(matches!(client.unlike(target(42), UserId(1_000), &[]).await.unwrap(), Clicked::Same { .. }));
     client.like(target(42), UserId(1_001), &[]).await.unwrap().counted().unwrap();
@@ -98,8 +98,8 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     seed(&world, target(43), 1..=2).await;
     let state_before = state(&world, target(42)).await.unwrap();
     assert_eq!((state_before.inserted, state_before.expected), (281, 60));
-    // The filter has too many users for its size, so the run rebuilds it. The users noted beside the filter stay noted
-    // until the filter includes them.
+    // The filter has too many users for its size, so the run rebuilds it. The notes about users stay until the filter
+    // includes these users.
     let report = run(&world).await;
     assert_eq!((report.built, report.folded, report.left), (1, 251, 0));
     assert_eq!(state(&world, target(42)).await.unwrap().expected, 562);
@@ -148,7 +148,7 @@ async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -
         }
         for _ in 0..3 {
             let Some(pair) = liked.iter().nth(dice.below(liked.len().max(1) as u64) as usize) else { continue };
-            assert!(!says_no(world, &mut redis, pair.0, pair.1).await, "a false no: {pair:?}");
+            assert!(!says_no(world, &mut redis, pair.0, pair.1).await, "wrong answer for {pair:?}");
             asked += 1;
         }
     }

@@ -117,7 +117,7 @@ async fn assert_no_false_no(world: &World, target: Target, users: impl IntoItera
 async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
     let mut redis = world.redis().await;
     for user in users {
-        assert!(!says_no(world, &mut redis, target, user).await, "a wrong no: {target:?}, user {user}");
+        assert!(!says_no(world, &mut redis, target, user).await, "wrong answer for {target:?}, user {user}");
     }
 }
 

@@ -117,7 +117,7 @@ async fn the_stop_answers_requests_in_flight_and_takes_no_more() {
     let ready = gateway.get("/readyz").await;
     assert_eq!((ready.status, ready.json()["state"].as_str()), (503, Some("draining")), "{ready:?}");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(TcpStream::connect(&gateway.address).await.is_err(), "a stopping gateway must accept no connections");
+    assert!(TcpStream::connect(&gateway.address).await.is_err(), "a stopping gateway must not accept connections");
     proxy.release();
     assert_eq!(read(&mut flying).await.status, 202);
     assert!(gateway.process.wait().success());

@@ -20,7 +20,7 @@ use tallyd_core::model::UserId;
 /// If the daemon rejects a longer body, it keeps only this number of bytes.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// The expected results of the published messages. The test uses tallyd's decoder to compute them.
+/// The expected results of the published messages, which the test computes with tallyd's decoder.
 struct Expected {
     terms: Terms,
     model: Model,
@@ -235,7 +235,7 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     let replayed = world.tallyd(&["dead", "replay", "--reason", "unknown-kind"]);
     assert!(replayed.status.success(), "{}", stderr(&replayed));
     world.drained(&publisher).await;
-    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 800, "nothing is lost");
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 800, "no like must be lost");
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -116,7 +116,7 @@ async fn counters_equal_rows(world: &World) {
                WHERE counted <> COALESCE(likes, 0)";
     assert_eq!(world.count(off).await, 0, "some counters differ from the number of their rows");
     let sums = "SELECT (SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 1) - (SELECT COUNT(*) FROM like_record WHERE is_del = 0)";
-    assert_eq!(world.count(sums).await, 0, "likes without a counter");
+    assert_eq!(world.count(sums).await, 0, "some likes have no counter");
 }
 
 /// Checks that the site's table and tallyd's tables have the same likes, and that the counters match these likes.

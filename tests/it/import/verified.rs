@@ -14,8 +14,8 @@ async fn each_injected_difference_is_found_and_named() {
     let equal = report(&world, 0, &["--verify"]);
     assert_eq!((&equal["rows"], &equal["differing"]), (&equal["here"], &0.into()), "{equal}");
     assert_eq!((&equal["rows"], &equal["read"]), (&534.into(), &0.into()), "{equal}");
-    // The test deletes a row of target 2, and reverses the state of some rows of target 3. Then it adds a row to target
-    // 4, and a row to target 50, which the site does not know.
+    // The test deletes a row of target 2, and reverses the state of some rows of target 3. Then the test adds a row to
+    // target 4, and a row to target 50, which the site does not know.
     run(&world, "DELETE FROM like_record WHERE target_id = 2 AND user_id = 1").await;
     run(&world, "UPDATE like_record SET is_del = 1 - is_del WHERE target_id = 3 AND user_id IN (2, 22, 522)").await;
     run(

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Daemon, Model, World, eventually, lose, redis_likes, stderr, stdout, target};
 
-/// With this setting, Redis must count an event within 50 ms after the event's `at`. By default it has one second.
+/// With this setting, Redis must count an event within 50 ms after the event's `at`. The default is one second.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";
 
 const SIGABRT: i32 = 6;
@@ -66,7 +66,8 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         let mut model = Model::default();
         let stop = CancellationToken::new();
         let early = crowd(&world, 1, 30, &stop);
-        eventually("something is counted", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 }).await;
+        eventually("more than 40 counters exist", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 })
+            .await;
         stop.cancel();
         model.rows.extend(early.await.unwrap().rows);
 
@@ -114,7 +115,8 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
     let (mut world, daemon, publisher) = settled("moved_killed", &before).await;
     let stop = CancellationToken::new();
     let early = crowd(&world, 1, 30, &stop);
-    eventually("something is counted", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 }).await;
+    eventually("more than 40 counters exist", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 })
+        .await;
     stop.cancel();
     let mut model = early.await.unwrap();
     world.set(&meanwhile);
@@ -181,8 +183,8 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     daemon = restart(&mut world, daemon, &end).await;
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     model.apply(&like(&world, 2).await);
-    // The daemon returns to the first layout. The second layout is no longer configured, but its keys still exist, and
-    // they do not have the newest like.
+    // The daemon returns to the first layout. The second layout is no longer configured. Its keys still exist, but do
+    // not have the newest like.
     daemon = restart(&mut world, daemon, &before).await;
     let compared = world.tallyd(&["reconcile", "--changed"]);
     assert!(stderr(&compared).contains("layout-stale"), "{}", stderr(&compared));
@@ -203,7 +205,8 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
     let (mut world, mut daemon, publisher) = settled("moved_flushed", &before).await;
     let stop = CancellationToken::new();
     let early = crowd(&world, 1, 0, &stop);
-    eventually("something is counted", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 }).await;
+    eventually("more than 40 counters exist", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 })
+        .await;
     stop.cancel();
     let model = early.await.unwrap();
     world.drained(&publisher).await;
@@ -221,7 +224,7 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
         .spawn()
         .unwrap();
     let running = "SELECT COUNT(*) FROM job_run WHERE mode = 'layout' AND layout IS NOT NULL";
-    eventually("it is running", || async { world.count(running).await == 1 }).await;
+    eventually("the migration is running", || async { world.count(running).await == 1 }).await;
     lose(&world).await;
     let ended = tokio::task::spawn_blocking(|| migrating.wait_with_output().unwrap()).await.unwrap();
     assert_eq!(ended.status.code(), Some(75), "{}", stderr(&ended));

@@ -72,7 +72,11 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     };
     let mut expected = BTreeMap::from([("1", "3"), ("2", "3"), ("3", "3"), ("4", "2"), ("5", "2"), ("6", "1")]);
     expected.extend([("99", "8"), ("98", "many"), ("today", "5"), ("042", "6")]);
-    assert_eq!(read().await, expected.iter().map(|(id, value)| (*id, (*value).to_owned())).collect(), "after the load");
+    assert_eq!(
+        read().await,
+        expected.iter().map(|(id, value)| (*id, (*value).to_owned())).collect(),
+        "the keys after the load"
+    );
     let report = world.reconcile("--full").await;
     assert_eq!((&report["phantoms"], &report["ended"]), (&1.into(), &"done".into()), "{report}");
     expected.insert("99", "0");

@@ -71,8 +71,8 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         }
         let report = compared(&world).await;
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
-        // A phantom is a counter in Redis for a target without rows in MySQL. The run can find more than two, because
-        // the first like of a target reaches MySQL a moment later than Redis.
+        // A phantom is a counter in Redis for a target without rows in MySQL. The run can find more than two phantoms,
+        // because the first like of a target reaches MySQL a moment later than Redis.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
         let client = world.client();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);

@@ -85,7 +85,11 @@ async fn a_number_that_api_servers_count_is_in_redis_at_once_and_in_mysql_with_i
         assert_eq!((of(VIEW), of(BALANCE)), (((1 << 31) + 3, Source::Redis), (-7, Source::Redis)));
         assert_eq!((of(Metric(1)), of(SHARE)), ((0, Source::Redis), (0, Source::Redis)));
         world.drained(&publisher).await;
-        assert_eq!((stored(&world, VIEW).await, stored(&world, BALANCE).await), ((1 << 31) + 3, -7), "each once");
+        assert_eq!(
+            (stored(&world, VIEW).await, stored(&world, BALANCE).await),
+            ((1 << 31) + 3, -7),
+            "each change must count once"
+        );
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
         assert!(daemon.stop().success());
         world.close().await;

@@ -55,7 +55,7 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
     let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let () = redis.del(&recent).await.unwrap();
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
-    assert!(redis.hexists::<_, _, bool>(&recent[0], "42:7").await.unwrap(), "and remembered");
+    assert!(redis.hexists::<_, _, bool>(&recent[0], "42:7").await.unwrap(), "Redis must remember the click");
     assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(0));
     assert!(daemon.stop().success());
     world.close().await;
@@ -92,7 +92,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     while let Some(done) = tasks.join_next().await {
         events.extend(done.unwrap());
     }
-    // For each user and target, likes and unlikes must alternate. Otherwise a click was counted twice.
+    // For each user and target, likes and unlikes must alternate. If they do not, a click was counted twice.
     let mut pairs: HashMap<(Target, UserId), Vec<(Micros, bool)>> = HashMap::new();
     let mut model = Model::default();
     for event in &events {
@@ -124,7 +124,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // The clicks of another user start a new hash of recent clicks, and the current hash becomes the former one.
+    // The clicks of another user start a new hash of recent clicks, and the old hash becomes the former hash.
     let turned = async || {
         client.like(target(42), UserId(8), &[]).await.unwrap();
         client.unlike(target(42), UserId(8), &[]).await.unwrap();
@@ -224,7 +224,10 @@ async fn who_clicks_too_often_is_told_how_long_to_wait() {
     }
     let limited = client.like(target(4), UserId(7), &[]).await.unwrap();
     assert!(matches!(limited, Clicked::Limited { wait } if wait.as_millis() <= 5_000), "{limited:?}");
-    assert!(client.like(target(4), UserId(8), &[]).await.unwrap().counted().is_some(), "other users continue");
+    assert!(
+        client.like(target(4), UserId(8), &[]).await.unwrap().counted().is_some(),
+        "other users must not be limited"
+    );
     let again = async || client.like(target(4), UserId(7), &[]).await.unwrap().counted().is_some();
     eventually("the window ends", again).await;
     world.close().await;

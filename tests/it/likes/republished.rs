@@ -35,9 +35,13 @@ async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
     let (changed, taken_back) = unpublished(mute.add(target(42), VIEW, 5, "a").await);
     assert_eq!((taken_back, both(&world, VIEW).await), (TakenBack::Yes, (0, 0)));
     let (changed, taken_back) = unpublished(mute.republish(&changed, taken_back).await);
-    assert_eq!((taken_back, both(&world, VIEW).await), (TakenBack::Yes, (0, 0)), "it fails again");
+    assert_eq!(
+        (taken_back, both(&world, VIEW).await),
+        (TakenBack::Yes, (0, 0)),
+        "the second attempt must also be undone"
+    );
     let again = client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
-    assert_eq!((again.at, again.count), (changed.at, Some(5)), "the same event");
+    assert_eq!((again.at, again.count), (changed.at, Some(5)), "the client must publish the same event");
     world.drained(&publisher).await;
     assert_eq!(both(&world, VIEW).await, (5, 5));
 

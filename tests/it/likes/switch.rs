@@ -20,8 +20,8 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, eventually, 
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
 const BY_API: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
 
-/// Users whose clicks go to one of two API servers at random. During a switch, the two servers can have different
-/// rules.
+/// Users who click. Each click goes to one of two API servers, at random. During a switch, the two servers can have
+/// different rules.
 struct Users {
     stop: Arc<AtomicBool>,
     clicks: Arc<AtomicU64>,

@@ -85,7 +85,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     assert_redis_equals(&world, &Model::default()).await;
     assert_eq!(points(&world).await, None);
 
-    // Three clicks can't be published. The client undoes the like only when the last of them fails.
+    // Three clicks can't be published. The client undoes the like only when the last of the three clicks fails.
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let (other, second) = held_like(&world, &[LIKES]).await;
     proxy.fail();

@@ -46,7 +46,7 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let output = site.world.tallyd(&["reconcile", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let passed = "SELECT COUNT(*) FROM partition_fence WHERE `partition` IN (0, 60007)";
-    assert_eq!(site.world.count(passed).await, 2, "through both queues");
+    assert_eq!(site.world.count(passed).await, 2, "the fence must pass both queues");
     assert!(daemon.stop().success());
     site.close().await;
 }

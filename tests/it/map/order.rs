@@ -1,5 +1,4 @@
-//! All likes and unlikes of a user have the same or nearly the same time, while daemons crash and messages are
-//! redelivered.
+//! Users like and unlike within one second, while daemons crash and messages are redelivered.
 
 use super::{Site, event, now_ms};
 use crate::common::{eventually, stderr};
@@ -34,7 +33,7 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     let unliked = "SELECT COUNT(*) FROM like_record WHERE is_del = 1 AND user_id = 1";
     let daemon = site.world.daemon();
     // For a moment, the broker can still count the consumer of a crashed daemon, so the test waits.
-    eventually("it listens", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    eventually("the daemon consumes", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     eventually("the queue is empty", || async {
         let depth = site.link.depth(&site.queue()).await.unwrap();
         depth.messages == 0 && depth.consumers == 1

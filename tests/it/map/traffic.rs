@@ -21,7 +21,7 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     for number in 0..1_000 {
         let (video, user, liked) = (1 + dice.below(20), 1 + dice.below(50), !dice.percent(40));
         likes.insert((video, user), liked);
-        // Many events have the same time in milliseconds. The last of them in the queue must win.
+        // Many events have the same time in milliseconds. The event that is last in the queue must win.
         bodies.push(event(if liked { "LIKE" } else { "UNLIKE" }, video, user, begins + number / 100));
         if bodies.len() == 1 + usize::try_from(dice.below(3)).unwrap() {
             let body = match bodies.len() {

@@ -28,7 +28,7 @@ impl Crowd {
     /// Waits until the task has added this amount after the call of this method.
     async fn goes_on(&self, more: u64) {
         let until = self.added.load(Ordering::Relaxed) + more;
-        eventually("somebody adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;
+        eventually("the task adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;
     }
 
     async fn end(self, product: &mut Product) {
@@ -136,8 +136,8 @@ async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
     }
 }
 
-/// Deletes the share counters in Redis. In the layouts `entity` and `string` each counter has a separate key, so this
-/// function deletes these keys, too.
+/// Deletes the share counters in Redis. In the layouts `entity` and `string`, this function also deletes the separate
+/// key of each counter.
 async fn forget_shares(product: &Product) {
     let mut redis = product.world.redis().await;
     for number in 1..=TARGETS {

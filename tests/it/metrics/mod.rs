@@ -1,4 +1,5 @@
-//! Tests the counters of a product with several metrics, in Redis and in MySQL, and the comparisons of both servers.
+//! Tests the counters of a product with several metrics in Redis and in MySQL, and the reconciles that compare these
+//! counters.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -97,7 +97,7 @@ async fn stop_counting_in_old_keys(mover: &mut Mover) {
     mover.site.clicked(SOME).await;
 }
 
-/// Follows the instructions that undo step 6. After that, views that were only published are missing in the old keys.
+/// Follows the instructions that undo step 6. The old keys then lack the views that API servers only published.
 async fn count_in_old_keys_again(mover: &mut Mover) {
     {
         let mut clicks = mover.site.clicks.lock().await;
@@ -175,7 +175,7 @@ async fn end_the_move(mover: &mut Mover) {
 async fn a_site_that_goes_on_liking_moves_by_the_page() {
     let mut mover = Mover::new("moving").await;
     read_beside_the_old_worker(&mut mover).await;
-    // The engineer undoes the steps, and then repeats them.
+    // The engineer goes back to the start, as step 2 describes, and then repeats steps 1 and 2.
     mover.take_out(&["map"]);
     mover.back(2).await;
     mover.reconnect().await;

@@ -15,8 +15,8 @@ async fn calls_that_time_out_and_run_late_add_nothing_twice() {
     let mut counts = Counts::of(30);
     for round in 0..4 {
         world.publish(&publisher, &counts.some(100)).await;
-        // In every second round, Redis gets the delayed calls after the daemon has repeated them. In the other rounds,
-        // Redis runs a call but its answer is lost.
+        // In every second round, delayed calls reach Redis after the daemon has repeated these calls. In the other
+        // rounds, Redis runs a call but its answer is lost.
         if round % 2 == 0 {
             redis.hold()
         } else {

@@ -9,8 +9,8 @@ use super::{Counts, METRICS, assert_exact, settle};
 const POINTS: [&str; 5] =
     ["consumer:before-commit", "consumer:after-commit", "outbox:adding", "outbox:amidst", "outbox:added"];
 
-/// Crashes a daemon at each fault point, and later another daemon at some of these points. The targets are in almost as
-/// many buckets, so the daemon needs several pipelines to add one batch to Redis.
+/// Crashes a daemon at each fault point, and later another daemon at some of these points. Almost every target is in a
+/// separate bucket, so the daemon needs several pipelines to add one batch to Redis.
 async fn killed_everywhere(name: &str, settings: &str) {
     let world = World::new(name, &format!("[redis]\nbucket_bits = 12\n{settings}\n{METRICS}")).await;
     let publisher = world.publisher().await;

@@ -20,7 +20,7 @@ use tallyd_rabbitmq::Publisher;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// API servers count `comment` in Redis. This test has no API servers, so Redis gets no comments.
+/// Only API servers count `comment` in Redis. This test has no API servers, so Redis gets no comments.
 const METRICS: &str =
     "[metrics]\nlike = 1\nview = 3\ncomment = 4\nforward = 5\n[[rule]]\nmetric = \"comment\"\nwriter = \"api\"\n";
 

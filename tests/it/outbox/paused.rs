@@ -44,7 +44,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
     let mut counts = Counts::of(40);
     let (before, during) = (counts.some(6_000), counts.some(500));
     tokio::join!(world.publish(&publisher, &before), async {
-        eventually("some are written", || async { !in_mysql(&world).await.is_empty() }).await;
+        eventually("some counts are written", || async { !in_mysql(&world).await.is_empty() }).await;
         let said = ordered(&world, &["pause", "consumer", "--for", "10m", "--reason", "MySQL moves"]);
         assert!(said.contains("consumer is paused until") && said.contains(": MySQL moves\n"), "{said}");
         assert!(said.contains(&format!(" (uid {}) on ", control.uid())), "{said}");

@@ -40,7 +40,7 @@ async fn rows_once(name: &str, settings: &str) {
     ];
     apply(&world, &world.cache, 2, &rows[..1]).await;
     assert_eq!(marks(&world, 1).await, "2:1");
-    // The same rows arrive again, all of them or only some.
+    // The same rows arrive again, in different parts.
     apply(&world, &world.cache, 2, &rows).await;
     apply(&world, &world.cache, 2, &rows[1..2]).await;
     apply(&world, &world.cache, 2, &rows[..1]).await;
@@ -186,8 +186,8 @@ fn sums(rows: &[(u64, Vec<Addition>)]) -> Numbers {
     sums
 }
 
-/// Two daemons read the same rows and add them to Redis. Some daemons are killed before they have added all rows, and
-/// some of their calls run late.
+/// Two daemons read the same rows and add the rows to Redis. Some daemons are killed before they have added all rows,
+/// and some of their calls run late.
 #[tokio::test]
 async fn passes_that_overlap_break_off_or_run_late_add_rows_once() {
     let world = World::new("outbox_overlap", &format!("[redis]\nbucket_bits = 4\n{METRICS}")).await;

@@ -22,7 +22,7 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
         stage.daemon.logged("consuming").await;
         stage.daemon.signal("STOP");
         // Users like targets with right and with wrong counters, before and after the run publishes its fence message.
-        // All these likes are between the samples of the first and the second pass.
+        // All these likes come between the sample of the first pass and the sample of the second pass.
         for id in 1..=3 {
             stage.like(id, user).await;
         }

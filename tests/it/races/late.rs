@@ -1,4 +1,4 @@
-//! Some events are in flight: Redis has counted them, but they are not in MySQL yet.
+//! Some events are in flight: Redis has counted these events, but MySQL does not have them yet.
 
 use std::time::Duration;
 

@@ -50,10 +50,10 @@ struct Step {
 ///   Redis added its repair. So this function keeps all possible sums. Redis adds nothing for a rejected repair, but
 ///   this function checks its measurement, too.
 /// * At any time, MySQL's count is the result of all published events with an `at` up to this time. This is the right
-///   count, with one exception. If an event reached the broker more than `grace` after the cut, it can have been behind
-///   the fence, so the run can't have seen it in MySQL. For the run, Redis was then too high by one because of a like,
-///   or too low by one because of an unlike. If an event was published within `grace` after its `at`, the exception
-///   does not apply.
+/// count, with one exception. If an event reached the broker more than `grace` after the cut, it can have been behind
+/// the fence, so the run can't have seen it in MySQL. Compared with MySQL, Redis was then too high by one because of a
+/// like, or too low by one because of an unlike. If an event was published within `grace` after its `at`, the exception
+/// does not apply.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);
@@ -138,19 +138,19 @@ fn a_repair_is_right_where_something_was_lost_and_wrong_where_nothing_was() {
     let done = Some("done");
     let lost = [act(1, 10, true, Some(5)), act(2, 20, true, None), act(3, 30, true, Some(5))];
     assert!(is_right(&lost, &[row(3, -1, done)]));
-    assert!(!is_right(&lost, &[row(3, -2, done)]), "too much");
-    assert!(!is_right(&lost, &[row(3, 1, done)]), "the wrong direction");
+    assert!(!is_right(&lost, &[row(3, -2, done)]), "the run added too much");
+    assert!(!is_right(&lost, &[row(3, 1, done)]), "the run added in the wrong direction");
     assert!(!is_right(&lost, &[row(2, -1, done)]), "Redis never had this count during the run");
-    assert!(!is_right(&lost, &[row(3, -1, done), row(2, -1, done)]), "twice");
+    assert!(!is_right(&lost, &[row(3, -1, done), row(2, -1, done)]), "two runs made the same repair");
     assert!(is_right(&lost, &[row(3, -1, Some("stale")), row(3, -1, done)]), "the first repair was rejected");
     assert!(
         is_right(&lost, &[row(3, -1, None), row(3, -1, done)]),
         "the first run was killed before its repair was added"
     );
     assert!(!is_right(&lost, &[row(3, -1, None), row(3, -1, done), row(2, -1, done)]));
-    assert!(!is_right(&[act(1, 10, true, Some(5))], &[row(1, -1, done)]), "nothing was lost");
-    // In the first case a like was counted, not published, and then repeated. In the second case only the middle one of
-    // three events was not published.
+    assert!(!is_right(&[act(1, 10, true, Some(5))], &[row(1, -1, done)]), "no event was lost");
+    // In the first case a like was counted, not published, and then repeated. In the second case three events were
+    // counted, and the second event was not published.
     assert!(is_right(&[act(1, 10, true, None), act(1, 20, true, Some(5))], &[row(2, -1, done)]));
     let flips = [act(1, 10, true, Some(5)), act(1, 20, false, None), act(1, 30, true, Some(5))];
     assert!(!is_right(&flips, &[row(1, -1, done)]), "Redis already has the right count");

@@ -46,7 +46,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Adds comments to the table. `comments` has the ids of the videos with their numbers of comments.
+/// Adds comments to the table. Each entry of `comments` has the id of a video and the number of its comments.
 async fn comment(world: &World, comments: &[(u64, usize)]) {
     for (id, count) in comments {
         run(world, &format!("INSERT INTO comment (video_id) VALUES {}", vec![format!("({id})"); *count].join(",")))

@@ -87,7 +87,7 @@ async fn what_is_too_much_to_be_true_changes_nothing_until_it_is_forced() {
     assert_eq!(braked.status.code(), Some(1));
     assert!(stdout(&braked).contains("101 of 1000 targets have drifted, more than"), "{}", stdout(&braked));
     assert!(stdout(&braked).contains("`tallyd recount video:comment --force`"), "{}", stdout(&braked));
-    assert_eq!(added(&world).await.len(), 0, "no counter must be corrected");
+    assert_eq!(added(&world).await.len(), 0, "the run must not correct a counter");
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 1);
     run(&world, "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) SELECT 1, video_id, 2, 0, 1, NOW(6) FROM comment WHERE video_id < 101").await;
     run(&world, "UPDATE counter SET value = 53 WHERE target_id = 7").await;
@@ -145,8 +145,8 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         assert!(world.tallyd(&["recount"]).status.success());
         assert_eq!(counters(&world).await, BTreeMap::from([(1, 3), (2, 1)]));
         let read = async || {
-            // If the daemon counts the metric, it adds the corrections to Redis automatically. Otherwise a reconcile
-            // must do this.
+            // If the daemon counts the metric, it adds the corrections to Redis automatically. If API servers count it,
+            // a reconcile must correct Redis.
             let by_itself = writer == "daemon" || world.tallyd(&["reconcile", "--changed"]).status.success();
             let numbers = client.read(&[target(1), target(2)]).await.unwrap();
             let redis = |value| Some(Number { value, source: Source::Redis });

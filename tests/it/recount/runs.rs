@@ -51,7 +51,7 @@ async fn of_two_at_once_one_is_told_to_try_later() {
     assert!(world.tallyd(&["recount"]).status.success());
     assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
     let ended = first.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(75), "it was overtaken");
+    assert_eq!(ended.status.code(), Some(75), "another run took over");
     assert_eq!(added(&world).await, BTreeMap::from([(1, 3)]), "once");
     world.close().await;
 }
@@ -66,7 +66,7 @@ async fn a_daemon_recounts_by_its_schedule_and_tells() {
     daemon.logged("recount-off").await;
     daemon.logged("video:comment: 2 targets checked").await;
     let done = "SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND mode = 'video:comment' AND outcome = 'done'";
-    eventually("again and again", || async { world.count(done).await > 1 }).await;
+    eventually("the recount has run twice", || async { world.count(done).await > 1 }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -81,7 +81,7 @@ async fn a_recount_that_comes_with_a_reload_is_done_and_one_that_goes_is_not() {
     eventually("the counters are corrected", || async { counters(&world).await == BTreeMap::from([(1, 3)]) }).await;
     world.set("[metrics]\nlike = 1\ncomment = 2\n");
     daemon.signal("HUP");
-    eventually("it is subtracted", || async { daemon.log().matches("\"reloaded\"").count() == 2 }).await;
+    eventually("the reload is logged", || async { daemon.log().matches("\"reloaded\"").count() == 2 }).await;
     assert!(daemon.stop().success());
     let runs = "SELECT COUNT(*) FROM job_run WHERE job = 'recount'";
     let before = world.count(runs).await;
@@ -154,8 +154,7 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     eventually("the first daemon has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
         .await;
 
-    // The daemon has the first event in a waiting transaction, the second in the next batch, and the third in no batch
-    // yet.
+    // The daemon has event 1 in a waiting transaction, event 2 in the next batch, and event 3 in no batch yet.
     let mut lock = world.pool.begin().await.unwrap();
     sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *lock).await.unwrap();
     for number in 1..=3 {
@@ -166,10 +165,10 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     let waits = "SELECT COUNT(*) FROM information_schema.processlist \
                  WHERE db = DATABASE() AND info LIKE 'UPDATE partition_owner SET batches%'";
     eventually("the first daemon writes", || async { world.count(waits).await == 1 }).await;
-    eventually("it has all", || async { publisher.depth(&queue).await.unwrap().messages == 0 }).await;
+    eventually("the daemon has all messages", || async { publisher.depth(&queue).await.unwrap().messages == 0 }).await;
     first.signal("TERM");
     lock.commit().await.unwrap();
-    eventually("it pauses", || async { first.is_stopped() }).await;
+    eventually("the first daemon pauses", || async { first.is_stopped() }).await;
     publish(4).await;
     comment(&world, &[(1, 5)]).await;
 

@@ -39,7 +39,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     }
     world.drained(&publisher).await;
     // The events of targets 1 and 2 are within `clock_skew_max` of each cut, so the run watches these targets. During
-    // the watch they get no events, so the run can decide.
+    // the watch these targets get no events, so the run can decide whether to repair.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(
         (&report["repaired"], &report["busy"], &report["undecided"]),
@@ -47,7 +47,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         "{report}"
     );
 
-    // If a target gets events without a pause, the run can't decide, and leaves its counter unchanged.
+    // If a target gets events without a pause, the run can't decide whether to repair, and leaves the counter
+    // unchanged.
     drift(&world, target(3), 2).await;
     let run = world.command().args(["reconcile", "--full", "--format", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let run = tokio::task::spawn_blocking(|| run.wait_with_output().unwrap());

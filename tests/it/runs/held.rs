@@ -75,7 +75,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let (world, daemon, _) = settled("future_lease", 3, "").await;
-    // Leases end so late if MySQL's clock was ahead by a day when they were written.
+    // If MySQL's clock is ahead by a day when a run takes the lock, the lease ends this late.
     let ahead = "UPDATE job_lock SET lease_until = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     let output = world.tallyd(&["reconcile"]);
@@ -114,7 +114,7 @@ async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
     .await
     .unwrap();
     assert_eq!(outcomes, [("done".to_owned(), 1), ("failed".to_owned(), 1)]);
-    assert_eq!(world.count(full).await, 1, "of another mode");
+    assert_eq!(world.count(full).await, 1, "the run of the other mode must stay");
     assert!(daemon.stop().success());
     world.close().await;
 }

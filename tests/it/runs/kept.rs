@@ -43,7 +43,7 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
         .unwrap();
     let dry = world.report(&["reconcile", "--changed", "--dry-run"]);
     assert_eq!((&dry["drifted"], &dry["repaired"]), (&1.into(), &0.into()), "{dry}");
-    assert_eq!(kept().await, 1, "a dry run must delete no hint");
+    assert_eq!(kept().await, 1, "a dry run must not delete a hint");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(kept().await, 0, "the run must delete the hint");

@@ -20,7 +20,7 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
         world.command().args(["reconcile", "--changed"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(5) {
-        assert_eq!(run.try_wait().unwrap(), None, "the run gave up");
+        assert_eq!(run.try_wait().unwrap(), None, "the run must wait for its fence message");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let daemon = world.daemon();

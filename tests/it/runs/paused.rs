@@ -1,4 +1,4 @@
-//! An operator pauses and throttles reconciles, even while they run.
+//! An operator pauses and throttles reconcile runs, also while such a run is active.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
     eventually("a full run is active", || async { is_amidst(&world).await }).await;
     ordered(&world, &["pause", "reconcile"]);
     let stopped = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'stopped'";
-    eventually("it stops", || async { world.count(stopped).await == 1 }).await;
+    eventually("the run stops", || async { world.count(stopped).await == 1 }).await;
     daemon.logged("job-deferred").await;
     let refused = world.tallyd(&["reconcile", "--changed"]);
     assert_eq!(refused.status.code(), Some(75));

@@ -113,7 +113,7 @@ fn program(name: &str, folder: &Path) -> Command {
     command
         .env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"))
         // When a server starts, it deletes all temporary tables in TMPDIR, even those of another server. So each server
-        // has its own folder.
+        // gets its own folder for temporary files.
         .env("TMPDIR", folder)
         .args(["--no-defaults", "--user=root"])
         .arg(format!("--datadir={}", folder.display()))
@@ -154,8 +154,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
-    // A scheduled run waits for a replica only for `wait_max`, because other jobs wait for this run. After that the run
-    // ends, and is still due.
+    // A scheduled run waits for a replica only for `wait_max`, because other jobs wait for this run. After `wait_max`
+    // the run ends, and is still due.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
     let ran =

@@ -270,7 +270,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
         .spawn()
         .unwrap();
     let said = || fs::read_to_string(world.folder.path().join("log")).unwrap();
-    eventually("it consumes", || async { said().contains("\"consuming\"") }).await;
+    eventually("the daemon consumes", || async { said().contains("\"consuming\"") }).await;
     let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
@@ -317,7 +317,7 @@ async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_dae
     let mut command = without_powers(env!("CARGO_BIN_EXE_tallyd"));
     command.arg("--config").arg(world.config_path()).arg("run").env_remove("NOTIFY_SOCKET");
     let daemon = Ends(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
-    eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
+    eventually("the daemon consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
     for file in ["environ", "maps", "auxv"] {
         // The other process has no protection, so its file must be readable. This shows that the check works.
         eventually("the other program's file is read", || async { is_readable(&other.0, file) }).await;

@@ -113,7 +113,7 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
 }
 
 /// Locks the counters in the reverse order of the daemon, from the last to the first. This transaction has changed more
-/// rows than a batch has. So in a deadlock, MySQL usually aborts the batch of the daemon.
+/// rows than a batch changes. So in a deadlock, MySQL usually aborts the batch of the daemon.
 async fn lock_backwards(world: &World, rounds: u32) {
     sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
     let rows = vec!["(1)"; 2_000].join(",");

@@ -9,7 +9,7 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 use super::common::World;
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// Publishes the events one by one, so that each is in a separate batch. Returns the count of target 1 after each
+/// Publishes the events one by one, so that each event is in a separate batch. Returns the count of target 1 after each
 /// batch.
 async fn one_by_one(world: &World, events: &[Event]) -> Vec<i64> {
     let publisher = world.publisher().await;
@@ -27,7 +27,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let world = World::new("sets_late", UNREAD).await;
     let daemon = world.daemon();
     let start = start();
-    // Some count events are from yesterday, so another partition of the table has them.
+    // Some count events are from yesterday, so they are in another partition of the table.
     let at = |second: i64| start + second * 1_000_000;
     let events = [
         (1, at(-86_400), What::Count(100)),

@@ -116,7 +116,7 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     store.watch(second, &[(target(1), VIEW)], &world.broker.numbered(1), 60).await.unwrap();
     assert!(
         store.watched(&[(target(1), UNREAD_METRIC)], first, &world.broker.numbered(1)).await.unwrap().is_none(),
-        "it is over"
+        "the first watch must be over"
     );
     let bodies = [clock.view("a", 6), clock.view("b", 8), clock.unread(2, (1, 8, What::Count(1))), clock.like(1)];
     world.publish(&publisher, &bodies).await;

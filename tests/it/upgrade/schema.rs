@@ -131,7 +131,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     execute(&world, history).await;
     site.clicked(300).await;
 
-    // A second daemon starts with the newer schema. Then the first daemon stops.
+    // A second daemon starts with the newer schema, and then the first daemon stops.
     let second = world.daemon();
     second.logged("a newer tallyd has applied 1 more schema steps").await;
     site.clicked(300).await;

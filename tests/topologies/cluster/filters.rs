@@ -33,7 +33,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
     nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
     nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
-    // After this move, the counter and the filter are on different nodes. So a script can't use both.
+    // After this move, the counter and the filter are on different nodes, so a script can't use both keys.
     nodes.migrate(from, to, &counters).await;
     stage.like(&[(liked, UserId(1_000), true)], &mut model).await;
     let left: Vec<String> =
@@ -60,7 +60,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     };
     eventually("the filter says no for a new user", async || seen(5_000_000).await == [Seen::Known(false)]).await;
     for user in (1..=30).chain([1_000]) {
-        assert_eq!(seen(user).await, [Seen::Unknown(None)], "a wrong no: user {user}");
+        assert_eq!(seen(user).await, [Seen::Unknown(None)], "wrong answer for user {user}");
     }
     let [_, _, added] = keys.filter("video", liked);
     let is_folded = async || nodes.command(cmd("SCARD").arg(&added)).await == Value::Int(0);

@@ -21,7 +21,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
         .await;
     };
     let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
-    eventually("something is counted", || async { crowd.counted() > 500 }).await;
+    eventually("more than 500 likes are counted", || async { crowd.counted() > 500 }).await;
     migrate("agrees with MySQL").await;
     let counted = crowd.counted();
     eventually("likes continue", || async { crowd.counted() > counted + 200 }).await;

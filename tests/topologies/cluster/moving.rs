@@ -52,7 +52,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     for (place, moved) in keys.iter().enumerate() {
         nodes.migrate(from, to, moved).await;
         if place + 1 < keys.len() {
-            // Now the board's zsets are on two nodes, so a like can't change all of them.
+            // Now the board's zsets are on two nodes, so a like can't change all zsets.
             let (again, asked) = (nodes.errors(from, "TRYAGAIN").await, nodes.errors(from, "ASK").await);
             eventually("Redis asks the client to retry a like, or redirects it", || async {
                 // If a like needs only keys that have moved, Redis redirects it.

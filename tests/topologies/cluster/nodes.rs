@@ -73,7 +73,7 @@ impl Nodes {
 
     /// Adds a node, and waits until the other nodes know it. Returns its place.
     pub async fn add(&mut self) -> usize {
-        // To get two different ports, the test binds both at the same time.
+        // To get two different ports, the test binds both ports at the same time.
         let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
         let place = self.nodes.len();

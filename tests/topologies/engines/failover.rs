@@ -135,7 +135,11 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
     stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     eventually("a batch waits for the replica", || async { stage.semi_sync("wait_sessions").await > 0 }).await;
     let written = text(&stage.pair.primary_pool, "SELECT @@gtid_binlog_pos").await;
-    assert_ne!(text(&stage.pair.replica_pool, "SELECT @@gtid_slave_pos").await, written, "the replica has the batch");
+    assert_ne!(
+        text(&stage.pair.replica_pool, "SELECT @@gtid_slave_pos").await,
+        written,
+        "the replica must lack the batch"
+    );
     stage.pair.primary.kill();
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     stage.promote().await;

@@ -164,7 +164,11 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     assert_eq!(report["ended"], "done", "{report}");
     let sum = format!("SELECT CAST(SUM(value) AS SIGNED) FROM {}.counter", world.name);
     let sums = [number(&galera.pools[0], &sum).await, number(&galera.pools[1], &sum).await];
-    assert_eq!(sums, [model.counters().values().sum::<i64>(); 2], "the node that returned has the other nodes' data");
+    assert_eq!(
+        sums,
+        [model.counters().values().sum::<i64>(); 2],
+        "the first node must have the data of the other nodes"
+    );
     assert!(one.stop().success() && two.stop().success());
     world.close().await;
 }
@@ -196,10 +200,12 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         let row = ((target(1), UserId(user)), State { at: Micros(1_790_000_000_000_000), liked: true });
         likes::insert_states(&mut batch, &[row]).await.unwrap();
         partitions::take_partition(&mut two, 0, user + 1, "two").await.unwrap();
-        assert!(batch.commit().await.is_err(), "the batch of a former owner is committed");
+        assert!(batch.commit().await.is_err(), "the batch of a former owner must not be committed");
     }
     for user in 1..=TRIES {
-        let Lock::Taken(run) = here.take_job("reconcile", "full", "one").await.unwrap() else { panic!("it is held") };
+        let Lock::Taken(run) = here.take_job("reconcile", "full", "one").await.unwrap() else {
+            panic!("the lock is held")
+        };
         let expired = "UPDATE job_lock SET lease_until = NOW(6) - INTERVAL 1 SECOND";
         sqlx::query(expired).execute(&mut one).await.unwrap();
         let mut write = one.begin().await.unwrap();
@@ -208,7 +214,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         likes::insert_states(&mut write, &[row]).await.unwrap();
         let taken = eventually_taken(&there).await;
         assert!(taken > run);
-        assert!(write.commit().await.is_err(), "the write of a former run is committed");
+        assert!(write.commit().await.is_err(), "the write of a former run must not be committed");
         let late = here.correct_counters(("reconcile", run, run << 24), RedisFollows::SameRun, &[intent()]).await;
         assert!(matches!(late, Err(StoreError::TakenOver(_))), "{late:?}");
         sqlx::query(expired).execute(&mut two).await.unwrap();

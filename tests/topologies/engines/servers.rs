@@ -129,8 +129,8 @@ fn spawn(folder: &Path, port: u16, arguments: &[String]) -> Child {
 fn program(name: &str, folder: &Path) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
-    // When a server starts, it deletes all temporary tables in TMPDIR, even those of another server. So each server has
-    // its own folder.
+    // When a server starts, it deletes all temporary tables in TMPDIR, even those of another server. So each server
+    // gets its own folder for temporary files.
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder).envs(without_disk());
     command
 }

@@ -27,7 +27,11 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     world.drained(&publisher).await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert!(daemon.stop().success());
-    assert_eq!(world.count("SELECT COUNT(*) FROM partition_owner WHERE owner IS NULL").await, 1, "it was released");
+    assert_eq!(
+        world.count("SELECT COUNT(*) FROM partition_owner WHERE owner IS NULL").await,
+        1,
+        "the partition must be released"
+    );
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 1);
     world.assert_equals(&model).await;
     world.close().await;

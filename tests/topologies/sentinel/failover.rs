@@ -62,11 +62,11 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
     goes_on(&crowd).await;
     let before = stage.group.commands(new, "evalsha").await;
     stage.group.signal(old, "CONT");
-    assert!(stage.group.says(old, "role:master").await, "the test was too late");
+    assert!(stage.group.says(old, "role:master").await, "the test was too slow");
     let took = stage.group.commands(old, "evalsha").await;
     kept.push(idle.like(target(2), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap()));
     goes_on(&crowd).await;
-    assert_eq!(stage.group.commands(old, "evalsha").await, took, "the old master got a like");
+    assert_eq!(stage.group.commands(old, "evalsha").await, took, "the old master must get no like");
     assert!(stage.group.commands(new, "evalsha").await > before);
     stage.group.is_replica(old).await;
     goes_on(&crowd).await;
@@ -90,7 +90,7 @@ async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_m
     let mut kept = vec![unaware.like(target(1), UserId(1), &[]).await.map(|clicked| clicked.counted().unwrap())];
     stage.group.fail_over().await;
     stage.group.is_promoted_over(old).await;
-    assert!(stage.group.says(old, "role:master").await, "the test was too late");
+    assert!(stage.group.says(old, "role:master").await, "the test was too slow");
     kept.push(unaware.like(target(1), UserId(2), &[]).await.map(|clicked| clicked.counted().unwrap()));
     eventually("the old master must have no replicas", || stage.group.says(old, "connected_slaves:0")).await;
     stage.group.set(old, "min-replicas-to-write", "1").await;

@@ -177,7 +177,7 @@ impl Group {
 
     /// Waits until a server is a connected replica of a master.
     pub async fn is_replica(&self, place: usize) {
-        eventually("it is a replica", || async {
+        eventually("the server is a replica", || async {
             self.says(place, "role:slave").await && self.says(place, "master_link_status:up").await
         })
         .await;

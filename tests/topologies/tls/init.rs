@@ -44,7 +44,8 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
         "{refused}"
     );
 
-    // The certificate that MySQL makes itself has no name. So it is enough if the right CA signed it.
+    // The certificate that MySQL makes itself has no name. So tallyd accepts this certificate if the right CA signed
+    // it.
     servers.show_mysql(Certificate::NoName).await;
     let other = FirstDay::new("tlsname");
     assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));

@@ -84,7 +84,7 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
             let said = stderr(&checked);
             assert_eq!(checked.status.code(), Some(78), "{said}");
             let of = |section: &str| said.contains(&format!("{before}{section}{after}"));
-            // MySQL does not require a certificate for the connection, but the account requires one.
+            // MySQL does not require a client certificate for each connection, but this account requires a certificate.
             let by_account = certificate.is_none() && said.contains("Access denied for user 'tallyd'");
             (of("amqp") || said.contains(ended)) && (of("mysql") || by_account) && of("redis")
         })
@@ -187,7 +187,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let key = std::fs::read_to_string(servers.files.path("tallyd.key")).unwrap();
     let (log, configured) = (daemon.log(), format!("{:?}", world.config));
     for line in key.lines().filter(|line| !line.starts_with("---")) {
-        assert!(!log.contains(line) && !configured.contains(line), "a key is shown");
+        assert!(!log.contains(line) && !configured.contains(line), "the output contains a key");
     }
     stop(daemon);
 
