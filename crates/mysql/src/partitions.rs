@@ -1,8 +1,8 @@
 //! Stores each partition's owner, fences and last outbox number. Also logs the events of targets while a reconcile
 //! watches these targets.
 //!
-//! Each batch first writes its partition's row. If a daemon freezes and another daemon takes the partition over, the
-//! first daemon's batch later finds a higher epoch (number of takeovers) in this row and writes nothing. On a single
+//! Each batch first writes its partition's row. If a daemon freezes, another daemon can take its partition over. The
+//! frozen daemon's batch later finds a higher epoch (number of takeovers) in this row, and writes nothing. On a single
 //! server, a lock on the row would be enough. But in clusters with several writable servers (Galera, group
 //! replication), a server does not know the locks of the other servers. In such a cluster, if two transactions write
 //! the same row, the second commit fails. But if one of the transactions only locks the row, both commits succeed.
