@@ -8,9 +8,9 @@
 -- ARGV[2]  the amount to add to its primary number.
 -- ARGV[3]  the amount to add to its second number; 0 if the board has no second number.
 -- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal.
--- ARGV     then three numbers for each key: the number of bits of the second number in a score; for "earliest", the
---          instant at which the remaining time is zero, in seconds since the epoch, else 0; and the length of a step of
---          this time in seconds.
+-- ARGV     then three numbers for each key. First the number of bits of the second number in a score. Then, for
+--          "earliest", the instant at which the remaining time is zero, in seconds since the epoch, else 0. Then the
+--          length of a step of this time in seconds.
 --
 -- The daemon can send an addition several times, but the addition must count only once. So the daemon appends a key to
 -- KEYS, tally:board:{likes}:added, and five arguments to ARGV: "once", a partition, the number of the addition's outbox

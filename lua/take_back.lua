@@ -10,9 +10,10 @@
 -- ARGV[4]  the user's id in decimal.
 -- ARGV[5]  the `at` that like.lua returned.
 --
--- Returns 1 if the click was taken back. Then Redis remembers the state before the click. In three cases, returns 0 and
--- does not change the number: like.lua returned the event to more requests than have failed, the user has clicked again
--- since, or Redis no longer remembers the click. If a newer click is published, it decides the user's state.
+-- Returns 1 if the click was taken back. Then Redis remembers the state before the click. Returns 0, and does not
+-- change the number, if like.lua returned the event to more requests than have failed. Also returns 0 if the user has
+-- clicked again since, or if Redis no longer remembers the click. If a newer click is published, it decides the user's
+-- state.
 --
 -- If the field is not a list of numbers, the script fails and changes nothing.
 

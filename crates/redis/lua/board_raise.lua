@@ -1,5 +1,5 @@
 -- Raises the scores of a live board's members to the scores in MySQL (in a snapshot or an archive), where MySQL's
--- scores are higher. tallyd uses this script if Redis has gone back to an older state of the board.
+-- scores are higher. The daemon uses this script if Redis has gone back to an older state of the board.
 --
 -- KEYS[1]  the board's claim.
 -- KEYS[2]  the live zset.

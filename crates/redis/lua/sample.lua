@@ -11,7 +11,7 @@
 --
 -- The answer is one text, because each element of a list would take as much time as the read of a field. The script is
 -- atomic. So every like that was counted in the bucket before this call has an `at` before the cut (the time in the
--- answer), and every later like has a later `at`.
+-- answer). Every later like has a later `at`.
 
 local now = redis.call('TIME')
 local found = redis.call('HMGET', KEYS[1], '_o', '_', unpack(ARGV))
