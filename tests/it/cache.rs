@@ -268,9 +268,8 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // If the time of a set is more than a minute ahead of the clock, the clock was put back after the set. If the time
-    // of a set is at most a minute ahead, the set can really be newer than the clock. In this case lua/count.lua uses
-    // the set's time as the start.
+    // If a set's time is more than a minute ahead of the clock, the clock was put back after the set. If a set's time
+    // is at most a minute ahead, lua/count.lua treats the set as newer than the clock, and counts from the set's time.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

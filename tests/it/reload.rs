@@ -242,8 +242,8 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // An operator can give a code another name, but only if no counter has the code and its old name was removed by an
-    // earlier reload.
+    // A code can get another name only if no counter has the code, and only after an earlier reload removed the old
+    // name.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 replaces unused, whose code had no rows"));

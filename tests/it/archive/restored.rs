@@ -301,8 +301,8 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    // The test deletes only the board's mark and keeps the data set, so tallyd must not treat this case as a flush of
-    // Redis.
+    // The test deletes only the board's mark. The data set stays the same, so tallyd must not treat this case as a
+    // flush of Redis.
     let mark = stage.mark(&at);
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();

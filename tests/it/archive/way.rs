@@ -100,7 +100,8 @@ async fn a_board_stays_until_late_writes_have_been_waited_for() {
     let mut stage = Stage::new("archive_grace", config).await;
     let at = week("2026-W46");
     stage.write(&at, &board(5)).await;
-    // The week closes on Sunday, 15 November, at 18:00 UTC: it ends at 16:00 UTC, and the grace period is two hours.
+    // The week ends on Sunday, 15 November, at 16:00 UTC. It closes at 18:00 UTC, because the grace period is two
+    // hours.
     let closes = Micros(1_794_765_600_000_000);
     assert_eq!(stage.archive(closes.before(Duration::from_micros(1))).await.periods, []);
     assert_eq!(outcomes(&stage.archive(closes).await), [("2026-W46", Outcome::Archived)]);

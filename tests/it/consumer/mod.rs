@@ -236,8 +236,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
-    // In a list, a malformed event no longer has the number that made it unique, because the number is outside of the
-    // event. Equal malformed events become one dead letter.
+    // The number that makes a malformed body unique is outside of the event, so a list does not contain this number.
+    // Equal malformed events become one dead letter.
     let mut expected: Vec<Vec<u8>> = malformed
         .iter()
         .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {

@@ -22,7 +22,7 @@ use tallyd_mysql::letters::DeadLetter;
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
 
-/// Makes a like of the kind `film`, which only some configurations have.
+/// Makes a like of the kind `film`. Only some of the configurations have this kind.
 fn film(id: u64, user: u64) -> Vec<u8> {
     let at = tallyd::runtime::clock::now();
     format!(r#"{{"type":"like","kind":"film","target_id":"{id}","user_id":"{user}","at":{at}}}"#).into_bytes()

@@ -49,7 +49,7 @@ impl Clicks {
     }
 }
 
-/// Starts a site whose likes are counted by a daemon, while API servers only publish the likes.
+/// Starts a site. Its daemon counts likes, and its API servers only publish likes.
 async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
     let world = World::new(name, &format!("[[rule]]\nmetric = \"like\"\n{settings}")).await;
     let publisher = world.publisher().await;

@@ -67,7 +67,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = Arc::new(world.client());
     let mut tasks = tokio::task::JoinSet::new();
-    // If a thousand calls asked MySQL at the same time, a slow machine would answer after the client's timeout, and the
+    // At most 100 calls run at the same time. With more calls, MySQL could answer after the client's timeout, and the
     // client would count clicks without a check.
     let at_once = Arc::new(Semaphore::new(100));
     for task in 0..1_000_u64 {

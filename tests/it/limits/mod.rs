@@ -1,5 +1,5 @@
-//! The daemon needs a limited number of files and threads, and limited memory, even with a long queue or in a long
-//! outage of MySQL.
+//! The daemon must use a limited amount of memory, files and threads, even with a long queue or during a long outage of
+//! MySQL.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -1,5 +1,5 @@
-//! If a map conflicts with a map in use or with the broker's exchanges and permissions, the daemon rejects it with a
-//! clear error.
+//! If a map conflicts with a map in use, or with the exchanges and permissions in RabbitMQ, the daemon rejects the map
+//! with a clear error.
 
 use super::{Site, settings};
 use crate::common::{eventually, stderr, stdout};

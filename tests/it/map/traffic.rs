@@ -43,8 +43,8 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     let rows = "SELECT COUNT(*) FROM like_record WHERE is_del = 0";
     assert_eq!((site.world.count(rows).await, site.world.count("SELECT COUNT(*) FROM dead_letter").await), (all, 0));
     assert_eq!(site.of_the_old_worker().await, messages + 2, "the old worker gets all its messages");
-    // The daemon must also add the map's likes to Redis, although the number of the map's partition is far above all
-    // other partition numbers.
+    // The number of the map's partition is far above all other partition numbers. The daemon must also add the likes of
+    // this partition to Redis.
     site.world.outbox_added().await;
     let of_video = |video| likes.iter().filter(|((it, _), liked)| *it == video && **liked).count() as i64;
     let expected: BTreeMap<_, _> =

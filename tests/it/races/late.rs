@@ -39,7 +39,7 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
     run.paused().await;
     // The first pass has not sampled this second event, but the second pass does. If the second pass did not wait for
-    // it, it would find a drift of the same size and in the same direction again.
+    // this event, the pass would find a drift of the same size and in the same direction again.
     stage.publish(&first).await;
     let second = stage.count(1, 51).await;
     run.next().await;

@@ -1,6 +1,6 @@
-//! The header of src/jobs/reconcile/mod.rs lists races. Each test forces one race at its exact point: a run of the real
-//! program stops itself there, another program or user acts, and the run continues. A separate test has a site with all
-//! these races at random times, and compares it with a model.
+//! The header of src/jobs/reconcile/mod.rs lists races. Each test forces one race at its exact point. A run of the real
+//! program stops itself there, then the test acts as another program or user, and the run continues. A separate test
+//! has a site with all these races at random times, and compares it with a model.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

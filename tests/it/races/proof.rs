@@ -44,16 +44,16 @@ struct Step {
 /// but not beyond it. So the repair can't have made a right counter wrong, or a wrong counter wrong in the other
 /// direction.
 ///
-/// * The cut is after the start of the run, and at least `grace` before the row was written. The reason is that a run
-///   waits for `grace` after the last sample, then publishes its fence message, and repairs only after the fence.
+/// * The cut is after the start of the run, and at least `grace` before the row was written. A run first waits for
+///   `grace` after the last sample, then publishes its fence message, and repairs only after the fence has passed.
 /// * At any time, Redis' count is the sum of all earlier counts and repairs. If a run was killed, it is unknown whether
 ///   Redis added its repair. So this function keeps all possible sums. Redis adds nothing for a rejected repair, but
 ///   this function checks its measurement, too.
 /// * At any time, MySQL's count is the result of all published events with an `at` up to this time. This is the right
-/// count, with one exception. If an event reached the broker more than `grace` after the cut, it can have been behind
-/// the fence, so the run can't have seen it in MySQL. Compared with MySQL, Redis was then too high by one because of a
-/// like, or too low by one because of an unlike. If an event was published within `grace` after its `at`, the exception
-/// does not apply.
+///   count, with one exception. If an event reached the broker more than `grace` after the cut, it can have been behind
+///   the fence. Then the run did not see this event in MySQL. Compared with MySQL, Redis was then too high by one
+///   because of a like, or too low by one because of an unlike. If an event was published within `grace` after its
+///   `at`, the exception does not apply.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);

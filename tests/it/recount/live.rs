@@ -88,8 +88,8 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     for server in servers {
         server.await.unwrap();
     }
-    // From now on, no video gets comments. The test waits until all events are written, because an event in flight can
-    // hide a drift of the same size for one pass.
+    // From now on, no video gets comments. The test waits until all events are written, because for one pass an event
+    // in flight can hide a drift of the same size.
     world.drained(&publisher).await;
     let report = &world.report(&["recount"])["recounts"][0];
     assert_eq!(report["busy"], 0, "{report}");

@@ -69,8 +69,7 @@ impl Shown {
     }
 }
 
-/// Returns the text in each encoding: unchanged, as hex, as decimal bytes, and as base64 with each of the three
-/// offsets.
+/// Returns the text unchanged, as hex, as decimal bytes, and as base64 for each of three positions.
 fn ways_of_writing(text: &str) -> Vec<String> {
     let bytes = text.as_bytes();
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();

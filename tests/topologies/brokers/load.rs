@@ -1,6 +1,6 @@
 //! A load of likes, unlikes and counts, which continues during all faults of the broker.
 //!
-//! The load retries each call until the broker confirms it, as users and services do. So the test knows the exact
+//! Users and services retry a call until the broker confirms it, and so does this load. So the test knows the exact
 //! result. For likes, the result is the newest event per user and target. For counts, the result is the sum of all
 //! events with different ids.
 

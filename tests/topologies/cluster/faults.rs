@@ -12,7 +12,7 @@ use super::common::proxy::Proxy;
 use super::common::{Model, World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
 
-/// Returns for each node the targets whose counters it has.
+/// Returns for each node the targets whose counters the node has.
 async fn targets_by_node(nodes: &Nodes, world: &World, count: u64) -> Vec<Vec<Target>> {
     let mut by_node = vec![Vec::new(); MASTERS];
     for id in 1..=count {

@@ -53,8 +53,8 @@ async fn has_likes(world: &World, likes: i64) {
     .await;
 }
 
-/// Checks that a running or starting daemon rejects a server with a wrong certificate, and that it continues
-/// automatically when the certificate is right again.
+/// Checks that a daemon rejects a server with a wrong certificate, both at its start and later. When the certificate is
+/// right again, the daemon must continue automatically.
 async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
     let daemon = world.daemon();
