@@ -67,7 +67,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(open(&world).await, 0);
     world.assert_equals(&model).await;
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 150);
-    // The command replays all letters again, although they were already replayed.
+    // The command replays all letters a second time.
     let all: Vec<String> = ids(&world).await.iter().map(|(id, _)| id.to_string()).collect();
     let again: Vec<&str> = ["dead", "replay", "--force"].into_iter().chain(all.iter().map(String::as_str)).collect();
     assert_exits(&world.tallyd(&again), 0, "300 of 300");

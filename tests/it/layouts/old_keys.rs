@@ -48,10 +48,10 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     let world = World::new("old_values", OLD_KEYS).await;
     imported(&world, &[(1, 3), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1)]).await;
     let mut redis = world.redis().await;
-    // In Redis, target 1 has the right count, the count of target 2 is too high, and that of target 3 is too low.
-    // Target 4 has no key, target 5 has a negative count, and the key of target 6 has an expiry. Redis also has a key
-    // for a target that is not in MySQL, and a value that is not a number. Some other keys have no valid id, or have
-    // another type.
+    // In Redis, the count of target 1 is right, the count of target 2 is too high, and the count of target 3 is too
+    // low. Target 4 has no key, target 5 has a negative count, and the key of target 6 has an expiry. Redis also has a
+    // key for a target that is not in MySQL, and a value that is not a number. Some other keys have no valid id, or
+    // have another type.
     for (id, value) in [("1", "3"), ("2", "10"), ("3", "1"), ("5", "-4"), ("6", "7"), ("99", "8"), ("98", "many")] {
         let () = ask(&mut redis, &["SET", &key(&world, id), value]).await;
     }

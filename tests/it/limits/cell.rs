@@ -1,4 +1,4 @@
-//! A control group with a memory limit. systemd makes the same for `MemoryMax=`. If a process exceeds the limit, the
+//! A control group with a memory limit, as systemd makes one for `MemoryMax=`. If a process exceeds the limit, the
 //! kernel kills it.
 
 use std::fs;

@@ -7,7 +7,7 @@ use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, stderr, stdout, target};
 
 /// The first run is frozen at `point`, and a second run repairs the drifts that the first run has found. Then the first
-/// run resumes and ends. `noted` has the outcomes that the rows of the first run must have.
+/// run resumes and ends. `noted` has the outcomes that the first run's rows must have in the end.
 async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output {
     let mut stage = Stage::new(name, "").await;
     drift(&stage.world, target(1), 3).await;
