@@ -1,5 +1,5 @@
 // A client that likes targets. It counts each like once in Redis, immediately, and publishes the event that tallyd
-// writes to MySQL. docs/clients-that-count.md explains each step. like.js is a command that uses it.
+// writes to MySQL. docs/clients-that-count.md explains each step. like.js is a command that uses this client.
 //
 // Ids are text everywhere, because a JavaScript number above 2^53 loses its last digits.
 
@@ -44,13 +44,13 @@ export const defaults = {
   rememberedS: 120, // longer than an event needs to reach MySQL
   clicksMax: 0, // of a user in a window; 0 for no limit
   windowMs: 60_000,
-  // The timeout of each server.
+  // The timeout of a call to a server.
   timeoutMs: 5_000,
-  // After a failure, MySQL gets no query during this time. So not every request has to wait for MySQL.
+  // After a failure, MySQL gets no query during this time, so that not every request has to wait for MySQL.
   mysqlRestMs: 5_000,
 };
 
-// tallyd would reject the event for this reason. So the click must not be counted.
+// The error for an event that tallyd would reject. So the click must not be counted.
 export class Refused extends RangeError {
   constructor(reason, value) {
     super(`${reason}: ${JSON.stringify(value)}`);
@@ -58,13 +58,14 @@ export class Refused extends RangeError {
   }
 }
 
-// Closes a connection without asking the broker, which no longer answers. amqplib treats this as a lost connection.
+// Closes a connection without waiting for the broker, which no longer answers. amqplib treats this as a lost
+// connection.
 const destroy = ({ connection }, error) => connection.connection.stream.destroy(error);
 
 // ------------------------------------------------------------------ the contract: names and formats
 
-// Returns the keys of the target's bucket and of the two hashes with its recent clicks. All three keys are in one slot
-// of a Cluster.
+// Returns the keys of the target's bucket and of the two hashes with its recent clicks. In a Redis Cluster, all
+// three keys are in one slot.
 export function keysOf({ keyPrefix, bucketBits }, kind, targetId) {
   const bucket = (1 << bucketBits) | (crc32(targetId) & ((1 << bucketBits) - 1));
   const tag = `{${kind}:${bucket.toString(16)}}`;
@@ -79,7 +80,7 @@ export function filterKeys(settings, kind, targetId) {
   return [bucket, name, `${name}:config`, `${name}:added`];
 }
 
-// Returns whether Redis has lost the bucket. `loaded` is its field `_`.
+// Returns whether Redis has lost the bucket. `loaded` is the value of the bucket's field `_`.
 export const isMissing = (loaded) => loaded === null;
 
 // Returns the bucket's name in the set `tally:c:missing`, for instance video:3a2f.
@@ -94,13 +95,13 @@ export function numberIn(loaded, value, place) {
   return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
 }
 
-// Checks that an id has only digits, no sign and no leading zero. So each id has only one spelling.
+// Checks that an id has only digits, no sign and no leading zero, so that each id has only one spelling.
 export function anId(text, reason = 'target-id-out-of-range') {
   if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) throw new Refused(reason, text);
   return text;
 }
 
-// Checks a time in microseconds. A JavaScript number is exact for it until the year 2255.
+// Checks a time in microseconds. A JavaScript number can hold such a time exactly until the year 2255.
 export function aTime(at) {
   if (!/^[0-9]{1,18}$/.test(at) || BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new Refused('at-out-of-range', at);
   return Number(at);
@@ -114,8 +115,8 @@ export function eventOf({ kinds }, type, kind, targetId, userId, at, count = nul
   return count === null ? event : { ...event, count };
 }
 
-// Returns the event that changes another number. To retry, publish the same event: tallyd recognizes it by `event_id`
-// and `at`.
+// Returns an event that changes a number other than likes. To retry, publish the same event: tallyd recognizes it by
+// `event_id` and `at`.
 export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, eventId, at) {
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
   anId(targetId);
@@ -185,8 +186,8 @@ export class Client {
     return event;
   }
 
-  // Counts a click in Redis if it changes what the user likes. Returns whether it changed something, and `at`, which
-  // the event must carry. Also returns the target's number of likes, or `null` if it is unknown.
+  // Counts a click in Redis if it changes what the user likes. Returns whether the click changed something,
+  // and `at`, which the event must carry. Also returns the target's number of likes, or `null` if it is unknown.
   async count(type, kind, targetId, userId) {
     const { like, rememberedS, filters } = this.#settings;
     const keys = [...keysOf(this.#settings, kind, targetId), ...(filters ? filterKeys(this.#settings, kind, targetId) : [])];
@@ -204,8 +205,8 @@ export class Client {
     return (await this.#call(TAKE_BACK, keys, [targetId, this.#settings.like, type, userId, at])) === 1;
   }
 
-  // Publishes an event, and returns when the broker has it on disk, in a queue. If publishing fails, the error contains
-  // the event, so the caller can publish it again.
+  // Publishes an event, and returns when the broker has stored it on disk in a queue. If publishing fails, the error
+  // contains the event, so the caller can publish it again.
   async publish(event) {
     for (let tries = TRIES; ; tries -= 1) {
       try {
@@ -218,8 +219,8 @@ export class Client {
     }
   }
 
-  // Reads the targets' numbers of likes, in one round trip. A number is `null` if Redis does not know it. Then ask
-  // MySQL.
+  // Reads the targets' numbers of likes, in one round trip. A number is `null` if Redis does not know it: then
+  // ask MySQL.
   async read(kind, targetIds) {
     const { keyPrefix, like } = this.#settings;
     const buckets = targetIds.map((id) => keysOf(this.#settings, kind, id)[0]);
@@ -236,8 +237,8 @@ export class Client {
     return answers.map(([loaded, value]) => numberIn(loaded, value, like));
   }
 
-  // Reads the numbers as `read` does, and asks MySQL for numbers that Redis does not know. MySQL does not have events
-  // in flight yet.
+  // Reads the numbers as `read` does, and asks MySQL for numbers that Redis does not know. MySQL does not
+  // include events in flight yet.
   async readOrAsk(kind, targetIds) {
     const numbers = await this.read(kind, targetIds);
     const unknown = targetIds.filter((_, place) => numbers[place] === null);
@@ -270,8 +271,8 @@ export class Client {
     return isAllowed === 1 ? 0 : left;
   }
 
-  // Adds to the board. The click counts even if this fails. The event's time decides the periods, so a click is taken
-  // back in the same periods.
+  // Adds the click to the board. The click counts even if this fails. The event's time decides the periods, so the same
+  // periods change if the click is taken back.
   async #countOnBoard(event, delta) {
     const { board, boardPeriods, keyPrefix } = this.#settings;
     if (!board) return;
@@ -305,8 +306,8 @@ export class Client {
 
   #newRedis() {
     const { redisUrl: url, timeoutMs: connectTimeout } = this.#settings;
-    // A call without a connection fails immediately, and the library does not send it later. If the connection breaks,
-    // a call in flight fails. The library never resends the call, because it may have counted.
+    // A call without a connection fails immediately, and the library does not send this call later. If the connection
+    // breaks, a call in flight fails. The library never resends this call, because the call may have counted.
     const redis = createClient({ url, disableOfflineQueue: true, socket: { connectTimeout } });
     return redis.on('error', (error) => console.error(`Redis: ${error.message}`));
   }
@@ -338,7 +339,7 @@ export class Client {
         }),
       );
     } catch (error) {
-      // Close a late connection. A failed connection closes automatically. A nack is only about this event.
+      // Close a late connection. A failed connection closes automatically. A nack concerns only this event.
       if (error instanceof Late) destroy(publisher, error);
       throw error;
     }
@@ -380,7 +381,7 @@ export class Client {
 
   // ---------------------------------------------------------------- MySQL
 
-  // Returns the user's row in MySQL. The row is only needed if Redis has no click of the last minutes.
+  // Returns the user's row in MySQL. The row is needed only if Redis has no recent click of the user.
   async #row(type, kind, targetId, userId) {
     try {
       return (await this.#clicksInMysql(kind, userId, [targetId])).get(targetId) ?? '0-';

@@ -1,4 +1,5 @@
-// Computes the CRC-32 of zlib, PNG and Ethernet. Node has it as zlib.crc32 in 20.15, and from 22.2 on.
+// Computes the CRC-32 of zlib, PNG and Ethernet. Node has zlib.crc32 in 20.15 and later 20.x versions, and from 22.2
+// on.
 export function crc32(text) {
   let crc = ~0;
   for (const byte of Buffer.from(text)) {

@@ -19,7 +19,7 @@ export class Rows {
   #restMs;
   #restsUntil = 0;
 
-  // After a failure, the pool sends MySQL no query during the next `restMs`. So not every request
+  // After a failure, the pool sends MySQL no query during the next `restMs`, so that not every request
   // has to wait for MySQL.
   constructor(uri, timeoutMs, restMs) {
     const big = { supportBigNumbers: true, bigNumberStrings: true };

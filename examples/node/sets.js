@@ -2,7 +2,7 @@
 
 import { aTime, anId, Refused } from './client.js';
 
-// Metrics whose [[rule]] says settable = true, and their kinds.
+// The metrics whose [[rule]] has settable = true, with their kinds.
 export const settable = { unread: ['video'] };
 
 // Returns an event that sets a number to a value (`set`) or to zero (`reset`). The event with the newest `at` wins, in

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// Checks client.js, board.js and sets.js with the test cases in tests/vectors, which tallyd must also pass. It needs no
-// server. To check your own client, replace the imports.
+// Checks client.js, board.js and sets.js with the test cases in tests/vectors, which tallyd must also pass. This check
+// needs no server. To check your own client, replace the imports.
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';

@@ -61,7 +61,7 @@ BOARD_SCRIPT = (LUA / "board.lua").read_text()
 
 
 class Refused(ValueError):
-    """tallyd would reject the event for this reason, so the click must not be counted."""
+    """The error for an event that tallyd would reject. So the click must not be counted."""
 
     def __init__(self, reason, value):
         super().__init__(f"{reason}: {value!r}")
@@ -69,8 +69,8 @@ class Refused(ValueError):
 
 
 def an_id(value, reason="target-id-out-of-range"):
-    """Returns the id as text. It must have only digits, no sign and no leading zero. So each id has only one
-    spelling."""
+    """Returns the id as text. The id must have only digits, no sign and no leading zero, so that it has only
+    one spelling."""
     text = str(value) if type(value) is int else value
     if not isinstance(text, str) or not re.fullmatch("[1-9][0-9]{0,18}", text) or int(text) > 2**63 - 1:
         raise Refused(reason, value)
@@ -84,8 +84,8 @@ def bucket_key(kind, target_id):
 
 
 def keys(kind, target_id):
-    """Returns the keys of the target's bucket and of the two hashes with its recent clicks. All three keys are in one
-    slot of a Cluster."""
+    """Returns the keys of the target's bucket and of the two hashes with its recent clicks. In a Redis Cluster, all
+    three keys are in one slot."""
     bucket = bucket_key(kind, target_id)
     recent = f"{KEY_PREFIX}recent:{bucket[bucket.index('{'):]}"
     return bucket, recent, f"{recent}:former"
@@ -100,8 +100,8 @@ def filter_keys(kind, target_id):
 
 
 def number_in(loaded, value, place=LIKE):
-    """Returns the number in a bucket's answer to HMGET of `_` and the id. `None` means that the number is unknown. It
-    does not mean zero."""
+    """Returns the number in a bucket's answer to HMGET of `_` and the id. `None` means that the number is unknown,
+    not that it is zero."""
     if loaded is None or loaded.startswith(b"~"):
         return None
     numbers = value.split(b",") if value else []
@@ -112,7 +112,7 @@ def number_in(loaded, value, place=LIKE):
 
 
 def is_missing(loaded):
-    """Returns whether Redis has lost the bucket. `loaded` is its field `_`."""
+    """Returns whether Redis has lost the bucket. `loaded` is the value of the bucket's field `_`."""
     return loaded is None
 
 
@@ -142,8 +142,8 @@ def event_of(event_type, kind, target_id, user_id, at, number=None):
 
 
 def count_event_of(kind, target_id, metric, delta, event_id, at):
-    """Returns the event that changes another number. To retry, publish the same event: tallyd recognizes it by
-    `event_id` and `at`."""
+    """Returns an event that changes a number other than likes. To retry, publish the same event: tallyd recognizes it
+    by `event_id` and `at`."""
     if kind not in KINDS:
         raise Refused("unknown-kind", kind)
     target_id = an_id(target_id)
@@ -195,8 +195,8 @@ def call_like(server, *arguments):
 
 
 def count(server, event_type, kind, target_id, user_id):
-    """Counts a click in Redis if it changes what the user likes. Returns whether it changed something, and `at`, which
-    the event must carry. Also returns the target's number of likes, or `None` if it is unknown."""
+    """Counts a click in Redis if it changes what the user likes. Returns whether the click changed something,
+    and `at`, which the event must carry. Also returns the target's number of likes, or `None` if it is unknown."""
     target_id, user_id = an_id(target_id), an_id(user_id, "user-id-out-of-range")
     where = keys(kind, target_id) + (filter_keys(kind, target_id) if FILTERS else ())
     click = (len(where), *where, target_id, LIKE, event_type, user_id, REMEMBERED_S)
@@ -221,9 +221,9 @@ def take_back(server, event):
 
 
 def count_on_board(server, event, delta):
-    """Adds to the board. The click counts even if this fails."""
+    """Adds the click to the board. The click counts even if this fails."""
     if BOARD:
-        # The event's time decides the periods, so a click is taken back in the same periods.
+        # The event's time decides the periods, so the same periods change if the click is taken back.
         boards = board_keys(BOARD, BOARD_PERIODS, event["at"] // 1_000_000, KEY_PREFIX)
         with contextlib.suppress(redis.exceptions.RedisError):
             call(server, BOARD_SCRIPT, len(boards), *boards, event["target_id"], delta)
@@ -238,7 +238,7 @@ def channel_to_publish():
     parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = TIMEOUT_S
     parameters.connection_attempts = 1
     connection = pika.BlockingConnection(parameters)
-    # pika waits for a confirm without a limit. This ends the wait, as pika's heartbeat does.
+    # pika waits for a confirm without a limit. This timer ends the wait by closing the connection.
     late = pika.exceptions.AMQPConnectionError(f"no answer within {TIMEOUT_S} s")
     connection._impl.ioloop.call_later(TIMEOUT_S, lambda: connection._impl._terminate_stream(late))
     try:
@@ -250,7 +250,7 @@ def channel_to_publish():
 
 
 def publish(event, tries=3):
-    """Publishes an event, and returns when the broker has it on disk, in a queue. A real server should keep the
+    """Publishes an event, and returns when the broker has stored it on disk in a queue. A real server should keep the
     connection open."""
     while True:
         tries -= 1
@@ -296,8 +296,8 @@ def click(server, event_type, kind, target_id, user_id):
 
 
 def read(server, kind, target_ids):
-    """Reads the targets' numbers of likes, in one round trip. A number is `None` if Redis does not know it. Then ask
-    MySQL."""
+    """Reads the targets' numbers of likes, in one round trip. A number is `None` if Redis does not know it: then
+    ask MySQL."""
     buckets = [bucket_key(kind, an_id(target_id)) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for bucket, target_id in zip(buckets, target_ids):
@@ -313,8 +313,8 @@ def read(server, kind, target_ids):
 
 
 def read_or_ask(server, kind, target_ids):
-    """Reads the numbers as `read` does, and asks MySQL for numbers that Redis does not know. MySQL does not have events
-    in flight yet."""
+    """Reads the numbers as `read` does, and asks MySQL for numbers that Redis does not know. MySQL does not
+    include events in flight yet."""
     target_ids = [an_id(target_id) for target_id in target_ids]
     numbers = read(server, kind, target_ids)
     unknown = [target_id for target_id, number in zip(target_ids, numbers) if number is None]

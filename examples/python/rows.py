@@ -8,7 +8,7 @@ import pymysql
 
 MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
 TIMEOUT_S = 5
-# After a failure, MySQL gets no query during this time. So not every request has to wait for MySQL.
+# After a failure, MySQL gets no query during this time, so that not every request has to wait for MySQL.
 REST_S = 5
 
 rests_until = 0.0

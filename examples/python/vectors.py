@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks like.py, board.py and sets.py with the test cases in tests/vectors, which tallyd must also pass. It needs no
-server. To check your own client, replace the imports."""
+"""Checks like.py, board.py and sets.py with the test cases in tests/vectors, which tallyd must also pass. This check
+needs no server. To check your own client, replace the imports."""
 
 import datetime
 import json

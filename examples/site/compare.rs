@@ -13,13 +13,13 @@ use crate::traffic::Site;
 use crate::week::Archived;
 use tallyd_core::model::Micros;
 
-/// The most differences that are printed in words. Further differences are only counted.
+/// The maximum number of differences that are printed in words. Further differences are only counted.
 const NAMED_MAX: usize = 5;
 
 /// The numbers of pairs, likes and videos in one store.
 #[derive(Default)]
 pub struct View {
-    /// The number of pairs of a user and a video. Only the clicks and the rows have pairs.
+    /// The number of pairs of a user and a video, in the clicks or in the rows. Counters have no pairs.
     pub pairs: u64,
     /// The sum of all videos' likes.
     pub likes: i64,
@@ -37,7 +37,7 @@ pub struct Comparison {
     pub redis: View,
     pub dead_letters: u64,
     pub archived: Option<Archived>,
-    /// How many members of the board of all time have a wrong score.
+    /// The number of members with a wrong score on the board of all time.
     pub hall: Option<u64>,
     /// The first differences, in words.
     pub named: Vec<String>,

@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::log::{Fact, Log};
 
-/// The timeout for the daemon to listen on all queues.
+/// The time within which the daemon must listen on all queues.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// The timeout for the daemon to stop. This timeout is longer than the daemon's `[daemon] drain_max_s`.
+/// The time within which the daemon must stop. This time is longer than the daemon's `[daemon] drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
-/// The exit code of a command if the daemon's own run holds the job's lock.
+/// The exit code of a command if the daemon is running the same job and so holds the job's lock.
 const TRY_LATER: i32 = 75;
 
 /// How long a command is retried while the daemon holds the job's lock.
@@ -34,7 +34,7 @@ pub struct Tallyd {
     folder: PathBuf,
 }
 
-/// The running daemon. Dropping it stops the process.
+/// The running daemon. Dropping this value stops the process.
 pub struct Daemon {
     child: Child,
     pub log: Log,
@@ -58,8 +58,8 @@ impl Tallyd {
         Ok(Self { program: program.to_owned(), config: config.to_owned(), folder })
     }
 
-    /// Prepares a command in its own process group. So Ctrl-C reaches only the demo. The demo then stops the daemon
-    /// cleanly.
+    /// Prepares a command in a separate process group, so that Ctrl-C reaches only the demo. The demo then stops the
+    /// daemon cleanly.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         // The systemd unit sets the same variables.

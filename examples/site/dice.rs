@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Dice(u64);
 
 impl Dice {
-    /// Makes a generator. Each start and each `stream` gives different numbers.
+    /// Makes a generator. Each start of the demo and each `stream` gives different numbers.
     pub fn new(stream: u64) -> Self {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
         Self((u64::from(nanos) ^ (stream << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
@@ -24,7 +24,7 @@ impl Dice {
 /// Chooses places by Zipf's law with exponent 1. The second place is chosen half as often as the first place, the third
 /// place a third as often, and so on.
 pub struct Zipf {
-    /// For each place: the sum of the shares of this place and all places before.
+    /// For each place, the sum of its own share and the shares of all places before it.
     sums: Vec<f64>,
 }
 
@@ -39,7 +39,7 @@ impl Zipf {
         Self { sums: shares.collect() }
     }
 
-    /// Returns a random place, from 1.
+    /// Returns a random place. The first place is 1.
     pub fn roll(&self, dice: &mut Dice) -> u64 {
         let all = self.sums.last().copied().unwrap_or_default();
         let rolled = dice.below(1 << 50) as f64 / (1_u64 << 50) as f64 * all;

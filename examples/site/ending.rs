@@ -11,7 +11,7 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// The demo damages a video again until the command explains the drift, but at most this number of times.
+/// The maximum number of times that the demo damages a video until the command explains the drift.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the demo's last steps.
@@ -66,7 +66,7 @@ pub async fn end(
     Ok(Ended { last, verified, daemon: status })
 }
 
-/// Loses one more like, and shows what tallyd reports to an operator about its video.
+/// Loses one more like, and shows what tallyd reports to an operator about the video of this like.
 async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
     let mut faults = Faults::new(site).await?;
     for _ in 0..EXPLAINED_MAX {

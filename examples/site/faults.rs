@@ -8,19 +8,19 @@ use tallyd_rabbitmq::Publisher;
 use crate::dice::Dice;
 use crate::traffic::{Site, target};
 
-/// How many faults of each kind one burst has.
+/// The number of faults of each kind in one burst.
 const LOST: u64 = 20;
 const DOUBLED: u64 = 20;
 const MALFORMED: u64 = 8;
 
-/// The counts of faults so far.
+/// The numbers of faults so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Harm {
-    /// How many clicks count in Redis but were never published.
+    /// The number of clicks that count in Redis but were never published.
     pub lost: u64,
-    /// How many likes count twice in Redis.
+    /// The number of likes that count twice in Redis.
     pub doubled: u64,
-    /// How many messages were sent that are not events.
+    /// The number of sent messages that are not events.
     pub malformed: u64,
 }
 
@@ -37,7 +37,7 @@ impl Faults {
         Ok(Self { publisher, dice: Dice::new(u64::from(u32::MAX)), harm: Harm::default() })
     }
 
-    /// Causes a burst of all kinds of faults. Returns how many faults of each kind it has caused.
+    /// Causes a burst of all kinds of faults, and returns the number of faults of each kind.
     pub async fn strike(&mut self, site: &Site) -> Result<Harm> {
         for _ in 0..LOST {
             self.lose(site).await?;

@@ -16,13 +16,13 @@ const PERIOD: &str = "total";
 /// The number of members of the board.
 const MEMBERS: u64 = 2_000;
 
-/// How many likes the demo adds after the loss.
+/// The number of likes that the demo adds after the loss.
 const SINCE: u64 = 300;
 
 /// The stage of the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The demo has filled the board. The daemon has not saved its first snapshot yet.
+    /// The demo has filled the board. The daemon has not saved the board's first snapshot yet.
     Filled,
     /// Redis has lost the board and gets new likes.
     Lost,
@@ -68,7 +68,7 @@ impl Hall {
         Ok(SINCE)
     }
 
-    /// Returns how many members have a wrong score.
+    /// Returns the number of members with a wrong score.
     pub async fn different(&self, servers: &Servers) -> Result<u64> {
         let mut range = redis::cmd("ZRANGE");
         range.arg(servers.keys.board(HALL, PERIOD)).arg(&[0, -1]).arg("WITHSCORES");

@@ -32,7 +32,7 @@ pub enum Fact {
     Warning(String),
 }
 
-/// The fields of a line that the demo needs.
+/// The fields that the demo needs from a line.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Line {
@@ -50,11 +50,11 @@ struct Line {
     members: u64,
 }
 
-/// The log file, which remembers how far it was read.
+/// The log file, and the position up to which it was read.
 pub struct Log {
     path: PathBuf,
     file: File,
-    /// The beginning of a line that the daemon has not written to its end yet.
+    /// The beginning of a line that the daemon has not finished yet.
     rest: Vec<u8>,
 }
 
@@ -84,7 +84,7 @@ fn fact(line: &[u8]) -> Option<Fact> {
         return None;
     }
     let Ok(line) = serde_json::from_slice::<Line>(line) else {
-        // The line is not JSON, but for instance the message of a panic.
+        // The line is not JSON. It is, for instance, the message of a panic.
         return Some(Fact::Warning(String::from_utf8_lossy(line).into_owned()));
     };
     let Line { events, refused, lag_ms, run, seconds, members, .. } = line;

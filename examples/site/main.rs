@@ -1,5 +1,5 @@
 //! The program of the demo. It simulates users who like and unlike videos, and causes faults. At the end it compares
-//! the clicks with MySQL and Redis. `dev/demo` starts it, on its own servers.
+//! the clicks with MySQL and Redis. `dev/demo` starts this program, on separate servers.
 //!
 //! The steps: empty servers (`servers`) -> the daemon as a child (`daemon`) -> clicks through the client (`traffic`,
 //! noted in `model`), faults every few seconds (`faults`), a week that closes (`week`), one line a second (`play`) ->
@@ -67,7 +67,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Returns whether MySQL and Redis equal the clicks.
+/// Returns whether MySQL and Redis match the clicks.
 async fn run(stop: &CancellationToken) -> Result<bool> {
     let args = parse(std::env::args().skip(1))?;
     stop_on_signals(stop)?;
@@ -123,7 +123,7 @@ fn stop_on_signals(stop: &CancellationToken) -> Result<()> {
                 _ = hang_up.recv() => {}
             }
             if first.get_or_insert_with(Instant::now).elapsed() > ONE_SIGNAL {
-                // dev/demo then stops the daemon, which it finds by the pid file.
+                // dev/demo then finds the daemon by its pid file, and stops it.
                 std::process::exit(INTERRUPTED.into());
             }
             stop.cancel();

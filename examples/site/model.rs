@@ -1,7 +1,7 @@
 //! A model of all clicks, which the demo compares with MySQL and Redis. It does no I/O.
 //!
 //! If a click's event is never published, only Redis has counted the click. So the click is not part of the model. The
-//! user never clicks that video again, because the state of the pair is unknown.
+//! user never clicks that video again, because the state of this pair is unknown.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ pub const VIDEOS: u32 = 20_000;
 /// How many users the site has.
 pub const USERS: u64 = 4_000;
 
-/// The most pairs. This number limits the size of the model and of MySQL, even if the demo runs long.
+/// The maximum number of pairs. This number limits the size of the model and of MySQL, even if the demo runs long.
 const PAIRS_MAX: usize = 1_000_000;
 
 /// A user and a video.
@@ -72,7 +72,7 @@ impl Model {
         self.known.get(place as usize).copied()
     }
 
-    /// Ends a click that did not happen.
+    /// Ends a click that failed and did not count.
     pub fn cancel(&mut self, pair: Pair) {
         self.busy.remove(&pair);
     }

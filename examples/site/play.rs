@@ -18,10 +18,10 @@ use crate::servers::Servers;
 use crate::traffic::Site;
 use crate::week::{self, Week};
 
-/// How often the daemon's log is read.
+/// The time between two reads of the daemon's log.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often the log is read for one status line.
+/// The number of reads of the log for one status line.
 const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
@@ -62,7 +62,7 @@ pub struct Play<'a> {
     played: Played,
     /// Whether the board of all time has a snapshot.
     hall_saved: bool,
-    /// The values since the last status line.
+    /// The values counted since the last status line.
     second: Status,
     clicks_before: u64,
     /// Whether a reconcile is running.
@@ -94,7 +94,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Runs for this time, or until `stop`. After that, waits until all published events are committed.
+    /// Runs the demo for this time, or until `stop`. Then waits until all published events are committed.
     pub async fn run(&mut self, play_for: Option<Duration>, stop: &CancellationToken) -> Result<Played> {
         self.screen.legend();
         let enough = stop.child_token();

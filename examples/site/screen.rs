@@ -40,7 +40,7 @@ pub struct Status {
     pub dead: u64,
 }
 
-/// The standard output. If the program that reads the output closes it, the demo stops.
+/// The standard output. If the reader closes the output, the demo stops.
 pub struct Screen {
     colours: bool,
     started: Instant,
@@ -107,7 +107,7 @@ impl Screen {
         *lines += 1;
     }
 
-    /// Prints something that happened.
+    /// Prints a line about something that happened.
     pub fn happened(&self, what: &str, text: &str) {
         let colour = match what {
             "faults" | "tallyd" => YELLOW,

@@ -15,14 +15,14 @@ use tallyd_redis::{Cache, layout};
 
 use crate::traffic::{KIND, Site};
 
-/// The demo only deletes data with these names. dev/demo writes the names into the configuration.
+/// The demo deletes only data with these names. dev/demo writes the names into the configuration.
 const NAME: &str = "tallyd_demo";
 const QUEUES: &str = "tally";
 
 /// The timeout is long, because one pipeline reads all of Redis, which takes long on a busy machine.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections to read the servers.
+/// The connections for reading the servers.
 pub struct Servers {
     pub mysql: MySqlPool,
     pub redis: MultiplexedConnection,

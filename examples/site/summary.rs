@@ -1,4 +1,4 @@
-//! Prints the summary: the clicks, beside the content of MySQL and Redis.
+//! Prints the summary: the clicks, next to the content of MySQL and Redis.
 
 use crate::compare::{Comparison, View};
 use crate::ending::Ended;
@@ -8,7 +8,7 @@ use crate::play::Played;
 use crate::screen::{Screen, counted, grouped};
 use crate::week::Week;
 
-/// Prints the summary. Returns whether everything equals the clicks.
+/// Prints the summary. Returns whether everything matches the clicks.
 pub fn print(screen: &Screen, played: &Played, ended: &Ended, found: &Comparison) -> bool {
     screen.line("");
     tell(screen, played, ended);

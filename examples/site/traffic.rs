@@ -20,10 +20,10 @@ use crate::model::{Model, Pair, USERS, VIDEOS};
 /// The kind of all targets, from the default `[kinds]`.
 pub const KIND: &str = "video";
 
-/// The board that each like adds to.
+/// The board to which each like adds.
 pub const BOARD: &str = "videos";
 
-/// How many clicks are in flight at the same time.
+/// The number of clicks that are in flight at the same time.
 const IN_FLIGHT: u64 = 64;
 
 /// The percentage of clicks by users who return to a video, mostly to unlike it.
@@ -32,7 +32,7 @@ const AGAIN_PERCENT: u64 = 20;
 /// If clicks are late by at most this time, the users catch up in a burst. After a longer delay, the pace starts again.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
-/// While the broker is unreachable, a click is published this number of times, with this pause between two tries.
+/// The number of attempts to publish a click while the broker is unreachable, and the pause between two attempts.
 const PUBLISH_TRIES: u32 = 40;
 const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 

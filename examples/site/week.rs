@@ -24,7 +24,7 @@ pub struct Week {
     pub scores: HashMap<String, u64>,
 }
 
-/// The result of comparing the archive.
+/// The result of comparing the archive with the board.
 pub struct Archived {
     /// The count of rows in MySQL.
     pub rows: usize,

@@ -38,7 +38,7 @@ ROW = """<li>%s <button data-path="/like/%d" onclick="click(this)">Like</button>
 
 
 def ask(path, events=None):
-    """Returns the gateway's answer. With events, it publishes them by POST."""
+    """Returns the gateway's answer. If there are events, publishes them with POST."""
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     body = None if events is None else json.dumps(events).encode()
     with urllib.request.urlopen(urllib.request.Request(GATEWAY + path, body, headers), timeout=10) as answer:
@@ -46,12 +46,12 @@ def ask(path, events=None):
 
 
 def event(kind, video, user):
-    # The time of the click. If a like is sent again with the same time, tallyd counts it only once.
+    # The time of the click. If the same like is sent again with this time, tallyd counts it only once.
     return {"type": kind, "kind": "video", "target_id": str(video), "user_id": str(user), "at": time.time_ns() // 1000}
 
 
 def visit():
-    """Plays visitors until the process ends. Clicks during an outage of the gateway are sent again later."""
+    """Simulates visitors until the process ends. Sends clicks again that failed during an outage of the gateway."""
     popularity = [1 / rank for rank in range(1, len(VIDEOS) + 1)]
     while True:
         videos = random.choices(range(1, len(VIDEOS) + 1), popularity, k=CLICKS_A_SECOND)
