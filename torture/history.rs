@@ -74,9 +74,9 @@ pub struct Window {
     /// The time when the fault was undone.
     pub end: Micros,
     pub loses: Loses,
-    /// Calls from this time on may be lost. For boards, this is the time of the last snapshot.
+    /// Calls that were made from this time on may be lost. For boards, this is the time of the last snapshot.
     pub loses_since: Micros,
-    /// Calls up to this time may be lost. For boards, this is the time of the restore.
+    /// Calls that were made up to this time may be lost. For boards, this is the time of the restore.
     pub loses_until: Micros,
 }
 

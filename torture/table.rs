@@ -131,7 +131,7 @@ pub fn figures(injected: &[Injected], violations: &[Violation], history: &Histor
     json!({ "faults": faults, "violations": counts, "calls": calls(history) })
 }
 
-/// Returns the number of calls for each answer, and the durations of clicks.
+/// Returns how many calls got each answer, and how long clicks took.
 fn calls(history: &History) -> Value {
     let count = |is: fn(&Answer) -> bool| history.calls.iter().filter(|call| is(&call.answer)).count();
     let clicks = |is_wanted: &dyn Fn(&Call) -> bool| {

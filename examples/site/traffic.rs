@@ -29,7 +29,7 @@ const IN_FLIGHT: u64 = 64;
 /// The percentage of clicks by users who return to a video, mostly to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
-/// If clicks are late by at most this time, the users catch up in a burst. After a longer delay, the pace starts again.
+/// After a delay of at most this time, the users send the delayed clicks in a burst. After a longer delay, they skip them.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
 /// The number of attempts to publish a click while the broker is unreachable, and the pause between two attempts.

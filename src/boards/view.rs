@@ -1,4 +1,4 @@
-//! The types in which boards are shown to operators, as text and as JSON. Pure.
+//! Describes boards for operators, as text and as JSON. Pure.
 
 use std::fmt;
 use std::time::Duration;

@@ -190,7 +190,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     daemon.logged("\"reloaded\"").await;
     let changed = &events(&daemon, "reloaded")[0]["changed"];
     assert_eq!(changed, "[consumer] future_max, [log] level, [reconcile] changed_cron");
-    // Now a scheduled job starts, the log has more lines, and the daemon accepts events further in the future.
+    // The new settings apply: a job starts on schedule, the log has more lines, and later times are accepted.
     daemon.logged("\"job-started\"").await;
     let publisher = world.publisher().await;
     let like = LikeEvent {

@@ -71,8 +71,8 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         let mut root = site.stack.mysql().await?;
         root.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS_LEAST}"))).await?;
         let mut rivals = Vec::new();
-        // Daemons and users lose their connections. Daemons and users also lose their new connections, until the other
-        // clients have all connections.
+        // Daemons and users lose their connections. When one of them reconnects, it loses the new connection, too. In the
+        // end the rivals hold all connections.
         while Instant::now() < until {
             if let Ok(rival) = site.stack.rival().await {
                 rivals.push(rival);

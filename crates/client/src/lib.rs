@@ -160,7 +160,7 @@ pub enum TakenBack {
 }
 
 impl Client {
-    /// Makes a client of the servers in `settings`. The client connects with the first call, and connects again after
+    /// Makes a client for the servers in `settings`. The client connects with the first call, and connects again after
     /// each failure.
     ///
     /// # Errors

@@ -117,7 +117,7 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
     found
 }
 
-/// Reports that MySQL went back to an older state, until a full reconcile that started later has succeeded.
+/// Reports that MySQL went back to an older state. The report ends when a later full reconcile has succeeded.
 fn went_back(status: &Status) -> Option<Trouble> {
     let at = status.mysql_went_back_at?;
     let is_since = |job: &&Job| {

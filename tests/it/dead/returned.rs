@@ -13,7 +13,8 @@ use tallyd_rabbitmq::Link;
 use super::{assert_exits, ids};
 use crate::common::{World, body, eventually, stack, stderr, stdout, target};
 
-/// Declares all queues, and puts messages into the queue of returned messages, as the broker does.
+/// Declares all queues. Then moves messages to the queue of returned messages, as the broker does after too many
+/// returns.
 async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     let link = world.broker.connect("test").await.unwrap();
     world.broker.declare_for(&link, world.broker.partitions()).await.unwrap();

@@ -136,7 +136,7 @@ fn program(name: &str, folder: &Path) -> Command {
 }
 
 /// If root runs the tests, the servers use the account of Debian's package. Otherwise the program that copies a Galera
-/// node would write as `nobody`.
+/// node would run as the user `nobody`.
 fn is_root() -> bool {
     let output = Command::new("id").arg("-u").output().unwrap();
     output.stdout == b"0\n"

@@ -172,7 +172,7 @@ async fn move_in(connection: &mut MySqlConnection, at: &BoardPeriod, moved: Move
     if query.execute(&mut *connection).await.context(ACTION)?.rows_affected() == 0 {
         return Ok(false);
     }
-    // The rows move one after another, in an order in which two rows never have the same place.
+    // The rows move one after another. Their order is chosen so that two rows never have the same place.
     let (sql, first, last) = if to > place {
         (
             "UPDATE leaderboard_archive SET place = place - 1 WHERE board = ? AND period = ? AND copy = ? \

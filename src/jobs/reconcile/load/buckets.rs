@@ -29,7 +29,7 @@ const PAGE_MEASURED: usize = 20_000;
 /// Maximum number of busy counters in memory.
 const BUSY_MAX: usize = 20_000;
 
-/// Maximum number of fields of lost buckets in memory.
+/// Maximum number of fields in memory, over all lost buckets.
 const FIELDS_MAX: usize = 500_000;
 
 pub(super) struct Loader<'l, 'a> {
