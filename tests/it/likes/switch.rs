@@ -148,7 +148,10 @@ async fn counting_is_not_handed_over_while_many_events_wait() {
     daemon.logged("events wait in the queues").await;
     daemon.logged("\"reload-refused\"").await;
     let announced = world.cache.writers().await.unwrap().unwrap();
-    assert!(announced.starts_with(r#"{"api":[],"#), "the daemon announced a switch, although it did not switch: {announced}");
+    assert!(
+        announced.starts_with(r#"{"api":[],"#),
+        "the daemon announced a switch, although it did not switch: {announced}"
+    );
     held.rollback().await.unwrap();
     assert!(daemon.stop().success());
     world.close().await;
