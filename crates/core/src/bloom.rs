@@ -27,9 +27,9 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape for `expected` users. `false_positive` is the share of wrong "yes" answers for users that are
-    /// not in the filter. If the largest filter cannot hold `expected` users at this rate, returns the shape of the
-    /// largest filter.
+    /// Returns the size and the hash count of a filter for `expected` users. `false_positive` is the share of wrong
+    /// "yes" answers for users that are not in the filter. If the largest filter cannot hold `expected` users at this
+    /// rate, returns the shape of the largest filter.
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
@@ -92,7 +92,7 @@ impl Window {
         Self { from: from * 8, bytes: vec![0; bytes] }
     }
 
-    /// Sets those of the user's bits that are in this part.
+    /// Sets the user's bits in this part of the filter. Ignores the user's bits in other parts.
     pub fn add(&mut self, shape: Shape, user: UserId) {
         for bit in shape.bits(user) {
             let Some(place) = bit.checked_sub(self.from) else { continue };

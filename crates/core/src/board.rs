@@ -38,7 +38,7 @@ pub struct Board {
     /// How long the archiver waits for late writes after a period ends.
     #[serde(default = "hour")]
     pub archive_grace: Pause,
-    /// Number of top places to archive. 0: all. Lower places are lost when the board leaves Redis.
+    /// Number of top places to archive. 0: all. The other places are lost when Redis deletes the board.
     #[serde(default)]
     pub archive_top: u32,
     /// How long MySQL keeps an archive. 0: forever.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// The maximum duration of an order. Without a maximum, an order would never end if the operator forgot it.
+/// The longest time for which an operator's order is valid. Without a maximum, an order would never end if the operator
+/// forgot it.
 pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
 
 /// The maximum length of a reason, in characters.
@@ -77,7 +78,7 @@ pub struct Order {
     pub command: Command,
     /// The time when the order was given, by MySQL's clock.
     pub since: Micros,
-    /// The time when the order ends, by MySQL's clock.
+    /// The time after which the order is no longer valid, by MySQL's clock.
     pub until: Micros,
     /// The user and host that gave the order.
     pub by: String,
@@ -86,7 +87,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// The command line that ends the order.
+    /// Returns the command that an operator runs to cancel this order.
     pub fn undo(&self) -> String {
         match self.command {
             Command::Pause => format!("tallyd resume {}", self.task),

@@ -40,9 +40,9 @@ pub struct Truth {
 /// A logged event about a user and a watched target, or the state of this user's row before such an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
-    /// The event, or the row's state before an event.
+    /// The logged event, or the state of the user's row before the logged event.
     pub event: LikeEvent,
-    /// True if `event` is the row's state before an event.
+    /// True if the field `event` is a row state. False if it is a logged event.
     pub is_former: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct WatchedCount {
 pub struct Watched {
     /// The logged like and unlike events, with the row states before these events.
     pub likes: Vec<WatchedEvent>,
-    /// Logged changes of all other counters.
+    /// The logged changes of all counters that do not count likes.
     pub counts: Vec<WatchedCount>,
 }
 
@@ -75,9 +75,9 @@ pub enum Judgement {
     Busy,
 }
 
-/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if MySQL contains no event
-/// for the target that is newer than the cut. The current value of a quiet target is also its value as of the cut. The
-/// clock that sets the `at` of events differs from Redis' clock by at most `skew`.
+/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if all its events in MySQL
+/// are older than the cut. The current value of a quiet target is also its value as of the cut. The clock that sets the
+/// `at` of events differs from Redis' clock by at most `skew`.
 pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
     let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
@@ -126,12 +126,12 @@ pub fn value_at<'a>(
     Some(now - since)
 }
 
-/// Computes the value as of `cut` of a counter that does not count likes. Uses the current value `now` and the logged
-/// changes. The log must begin before the cut.
+/// Computes the value that a counter had at the time `cut`. The counter does not count likes. Uses the current value
+/// `now` and the logged changes. The log must begin before the cut.
 ///
 /// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
-/// if an event is within `skew` of the cut. A set event before the cut causes no problem, because it overrides only
-/// changes that were also before the cut.
+/// if an event is within `skew` of the cut. If an event set the counter before the cut, the event overrides only
+/// changes before the cut. So the value at the cut is known.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,

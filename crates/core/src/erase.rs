@@ -24,7 +24,7 @@ pub enum Subject {
 /// The result of removing the subject's events from a message's body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
-    /// The number of events that contained the subject.
+    /// The number of removed events: they were about the user or target to erase.
     pub removed: usize,
     /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
@@ -33,7 +33,7 @@ pub struct Cleared {
     pub unclear: bool,
 }
 
-/// The answer to the question whether an event is about the subject.
+/// Whether an event names the user or target to erase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Yes,
@@ -50,7 +50,7 @@ impl Subject {
         }
     }
 
-    /// The subject's id in decimal. On boards this text is also the subject's member name.
+    /// The subject's id in decimal. A board contains the subject as a member with this text.
     pub fn member(&self) -> String {
         self.id().to_string()
     }
@@ -157,8 +157,8 @@ impl Subject {
     }
 }
 
-/// Returns the name that replaces an erased member in an archive: `0`, then `0:1`, `0:2`. The name must not be in
-/// `taken`, because a zset contains each member once.
+/// Returns the name that replaces an erased member in an archive: `0`, then `0:1`, `0:2`. `taken` contains the
+/// archive's members. The returned name is not in `taken`, because two members cannot have the same name.
 pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
     let names = std::iter::once("0".to_owned()).chain((1..).map(|number| format!("0:{number}")));
     // The search always finds a name, because the list of names is endless and `taken` is not.

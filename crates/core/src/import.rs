@@ -5,13 +5,13 @@
 //! longer contains. The pass recognises imported rows by their `update_at`, the signature:
 //!
 //! * If the table has no times, `update_at` is the import's start.
-//! * If the table has times, `update_at` is the row's time in whole seconds, minus two seconds, plus the microseconds
-//!   of the import's start.
+//! * If the table has times, the whole seconds of `update_at` are two seconds before the row's time. The fraction of a
+//!   second is that of the import's start.
 //!
-//! The site's table can contain times that were rounded up to the next second. Because of the two seconds, the imported
-//! row is older than the event that made the site's row. So every event for this row wins over the imported row. The
-//! microseconds of the start are never whole milliseconds. So the time of an event never matches the signature if the
-//! event's clock gives whole milliseconds.
+//! The site's table can contain times that were rounded up to the next second. The import subtracts two seconds, so
+//! that the imported row is older than the event that wrote the site's row. So every event for this row wins over the
+//! imported row. The start is never a whole number of milliseconds. If an event's clock gives whole milliseconds, the
+//! event's time differs from every signature.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -60,7 +60,8 @@ pub struct Start(Micros);
 impl Start {
     /// Returns the start time of an import that begins now.
     pub fn at(now: Micros) -> Self {
-        // Many clocks give only whole milliseconds, and the start must differ from their times.
+        // Many clocks give only whole milliseconds. The start of the import must differ from every time of these
+        // clocks.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 
@@ -117,7 +118,7 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // The number of rows before the difference, in both tables together.
+        // The number of rows that are before the differing row: rows of the first table plus rows of the second table.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {
@@ -135,7 +136,7 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     found
 }
 
-/// Returns the key directly before a row's key. Ids begin at 1.
+/// Returns the largest key that is smaller than a row's key. Ids begin at 1.
 pub fn before((target, user): Key) -> Key {
     (target, UserId(user.0.saturating_sub(1)))
 }

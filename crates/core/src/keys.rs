@@ -35,10 +35,10 @@ pub struct Keys {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
-    /// The part of the key that holds the counter. It is the counter's place in the text of a bucket's field, `entity:`
-    /// with a field's name, or `string`.
+    /// Where the value of `key` holds the counter. In a bucket: the counter's position in the field's text. Otherwise:
+    /// `entity:` with a field's name, or `string`.
     pub part: String,
-    /// The key of the target's bucket, or `None` if the counter itself is in the bucket.
+    /// The key of the target's bucket, or `None` if `key` is already the bucket's key.
     pub bucket: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl Keys {
         Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
     }
 
-    /// Returns a copy of the names with other metrics.
+    /// Returns a copy of these key names that knows `metrics` instead of the former metrics.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { metrics: by_code(metrics), ..self.clone() }

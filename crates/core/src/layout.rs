@@ -59,7 +59,8 @@ impl Layout {
     /// Creates a layout. If `template` is empty, the layout uses the default names.
     ///
     /// # Errors
-    /// Fails if the names cannot be used. The error is the end of a sentence that begins with the key pattern.
+    /// Fails if the names cannot be used. The caller writes the key pattern before the error, so that both form a
+    /// sentence.
     pub fn new(form: Form, bucket_bits: u8, template: &str) -> Result<Self, String> {
         let template = match (form, template) {
             (Form::Packed, "") => None,
@@ -106,7 +107,8 @@ impl Layout {
         (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
     }
 
-    /// Returns the layout's letter. The letter is never a hex digit. The layout `packed` has no letter.
+    /// Returns the letter that bucket numbers of this layout begin with. The letter is never a hex digit. For the
+    /// layout `packed`, returns an empty text.
     fn letter(&self) -> &'static str {
         match self.form {
             Form::Packed => "",

@@ -31,13 +31,13 @@ impl Micros {
     /// 9999-12-31T23:59:59.999999Z: the last instant that MySQL's `DATETIME(6)` holds.
     pub const MAX: Self = Self(253_402_300_799_999_999);
 
-    /// Returns the instant that is `by` earlier.
+    /// Subtracts `by` from this instant.
     #[must_use]
     pub fn before(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// Returns the instant that is `by` later.
+    /// Adds `by` to this instant.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
@@ -104,12 +104,12 @@ pub struct BoardMember {
     pub score: f64,
 }
 
-/// The freeze of a board's period in Redis. A frozen period receives no more writes. The greater of two freezes is
-/// newer, because run numbers grow.
+/// Says which archiver run froze a board's period in Redis. A frozen period receives no more writes. The greater
+/// `Freeze` is the newer one, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
-    /// The number of the first archiver run that changed the board since Redis last lost all data. After each loss of
-    /// all data, this number is higher than before.
+    /// After Redis has lost all data, the next archiver run that changes the board writes its number here. So this
+    /// number grows after each loss of all data.
     pub generation: u64,
     /// The number of the run that restored the frozen zset, or 0 if the zset was never restored. `None` if the period
     /// was never frozen.
@@ -117,7 +117,7 @@ pub struct Freeze {
 }
 
 impl Freeze {
-    /// The freeze of a board that no archiver run has changed since Redis last lost all data.
+    /// Stands for a missing freeze: Redis has lost all data, and no archiver run has changed the board since then.
     pub const UNCLAIMED: Self = Self { generation: u64::MAX, note: None };
 }
 

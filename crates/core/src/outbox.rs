@@ -1,10 +1,10 @@
-//! Outboxes: their rows, how far Redis contains each outbox, and which rows are missing from a sample that was read
-//! from Redis. Pure.
+//! Outboxes: their rows, the offset up to which Redis contains each outbox, and the rows that a sample from Redis
+//! lacks. Pure.
 //!
-//! For a counter with `writer = "daemon"`, Redis contains the value of the table `counter` minus the outbox rows that
-//! have not been added to the bucket. A sample also contains the bucket's offsets, which show the rows that have been
-//! added. So a reconcile does not have to wait until the other rows are added. It compares a counter exactly, even
-//! while the counter changes.
+//! For a counter with `writer = "daemon"`, Redis lags behind the table `counter`. The difference is the sum of the
+//! outbox rows that Redis has not yet added to the bucket. A sample also contains the bucket's offsets, which show the
+//! rows that have been added. So a reconcile does not have to wait until the other rows are added. It compares a
+//! counter exactly, even while the counter changes.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -60,12 +60,12 @@ impl OutboxOffsets {
         }
     }
 
-    /// Iterates over the partitions with an offset, sorted by partition.
+    /// Iterates over the pairs of partition and offset, sorted by partition.
     pub fn iter(&self) -> impl Iterator<Item = (u16, u64)> {
         self.0.iter().map(|(partition, number)| (*partition, *number))
     }
 
-    /// Whether no partition has an offset.
+    /// True if there are no offsets.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -119,9 +119,9 @@ pub struct OutboxLag {
     additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
     /// Rows up to these offsets are deleted.
     pruned: OutboxOffsets,
-    /// Rows up to these offsets were in Redis before the sample, even if the bucket's offsets are lower. A bucket has
-    /// offsets only for rows that changed the bucket. If a bucket was reset to an older state, it has also lost its
-    /// newer offsets.
+    /// When the sample was taken, Redis contained all rows up to these offsets. The bucket's own offsets can be lower.
+    /// A bucket has offsets only for rows that changed the bucket. If a bucket was reset to an older state, it has also
+    /// lost its newer offsets.
     applied: OutboxOffsets,
 }
 
@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         /// Two partitions commit batches. Each batch is added to the two buckets some time later, or never. At any
-        /// time, the sampled buckets plus the missing rows must give the counters.
+        /// time, the sampled buckets plus the missing rows must equal the counters in MySQL.
         #[test]
         fn what_a_bucket_holds_and_what_waits_make_the_counter(
             batches in prop::collection::vec((0..2_u16, 1..5_u64, -9..9_i64), 0..40),

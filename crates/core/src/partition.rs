@@ -74,7 +74,7 @@ impl FromIterator<(u16, String)> for Partitions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionBy {
-    /// The likes of one target go to all partitions.
+    /// The likes of one target are spread over all partitions.
     User,
     /// All likes of a target go to the same partition.
     Target,

@@ -28,7 +28,7 @@ impl Serialize for Pause {
     }
 }
 
-/// The format of config.toml, in the largest unit that gives a whole number.
+/// Writes the duration as in config.toml, in the largest unit that gives a whole number.
 impl fmt::Display for Pause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.as_nanos();

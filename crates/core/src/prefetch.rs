@@ -35,8 +35,8 @@ impl MessageSizes {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Sets a new mean after the received messages have needed too much memory. The new mean weights each message by
-    /// its size, so that a few large messages raise the mean.
+    /// Computes the mean size again after the received messages have needed too much memory. The new mean weights each
+    /// message by its size, so that a few large messages raise the mean.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
@@ -73,17 +73,18 @@ impl PrefetchLimit {
         self.0.min(prefetch)
     }
 
-    /// Records how often a message was returned. Each message with at most five returns raises the limit by one.
+    /// Adapts the limit to the number of times that a message was returned. If the number is at most five, the limit
+    /// grows by one.
     pub fn note(&mut self, returns: i64) {
         self.0 = match returns {
-            // Crashes of hosts and normal stops can cause up to five returns.
+            // If hosts crash or daemons stop normally, a message can be returned up to five times.
             ..=5 => self.0.saturating_add(1),
             6..=10 => self.0.min(100),
             _ => 1,
         };
     }
 
-    /// Records a session with this `prefetch` that ended before it acknowledged a message.
+    /// Lowers the limit after a session ended before it acknowledged a message. `prefetch` is this session's prefetch.
     pub fn failed(&mut self, prefetch: u16) {
         self.0 = (prefetch / FAILED_LEAVES).max(1);
     }

@@ -3,10 +3,10 @@
 //! that the writer added. Pure.
 //!
 //! A counter is *raised again* if the last run found it too high, and its drift is now larger than after the last run.
-//! If the last run lowered the counter, the drift after that run was zero. A run stops its repairs of a metric if at
-//! least [`RAISED_MIN`] of the metric's counters were raised again both in this run and in the previous run. If a run
-//! stops its repairs, the drift of each counter stays. If the drift grows, the next run also stops its repairs.
-//! Otherwise the next run repairs the counters.
+//! If the last run lowered the counter, the drift after that run was zero. A run counts the metric's counters that were
+//! raised again. If this run and the previous run each count at least [`RAISED_MIN`], this run stops its repairs of the
+//! metric. Then the run changes no drift. If the drift grows, the next run also stops its repairs. Otherwise the next
+//! run repairs the counters.
 //!
 //! Likes are sometimes lost or counted twice, but not for the same hundred targets in three runs. So another program
 //! writes these counters.
@@ -24,14 +24,16 @@ pub const RAISED_MIN: u64 = 100;
 pub struct TooHigh {
     /// The drift as a positive number.
     pub by: u64,
-    /// The drift that the run left: zero if the run lowered the counter, or `by` if the run stopped its repairs.
+    /// The drift after the run. If the run lowered the counter, this is zero. If the run stopped its repairs, this is
+    /// `by`.
     pub left: u64,
 }
 
 /// The counters that one run found too high.
 pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 
-/// Counts the counters that were raised again, in this run and in the previous run.
+/// For each metric, the number of counters that were raised again: one number for this run, and one for the previous
+/// run.
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
@@ -56,7 +58,7 @@ impl RaisedAgain {
         note(&mut self.by_this, &self.last, key, by);
     }
 
-    /// If the metric's repairs must stop, returns how many of its counters are raised again.
+    /// If this run must stop its repairs of the metric, returns how many of the metric's counters were raised again.
     pub fn stops(&self, metric: Metric) -> Option<u64> {
         let raised = |by: &BTreeMap<Metric, u64>| by.get(&metric).copied().filter(|raised| *raised >= RAISED_MIN);
         raised(&self.by_last).and_then(|_| raised(&self.by_this))

@@ -28,7 +28,7 @@ pub struct Placed {
     pub score: f64,
 }
 
-/// Counts of the members that are before a page of a board.
+/// Says how many members of a board are before a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
     /// The number of members before the page's first member.

@@ -56,8 +56,8 @@ impl RepairLimits<'_> {
 }
 
 /// Returns the amount to add to a counter, from its drifts at two instants. If both drifts have the same sign, the
-/// amount corrects the smaller drift. Otherwise the amount is zero. An event in flight can appear as drift at one of
-/// the instants, but not at both.
+/// smaller drift decides the amount. Otherwise the amount is zero. An event in flight can appear as drift at one of the
+/// instants, but not at both.
 pub fn confirmed_delta(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {
         (1, 1) => -first.min(second),

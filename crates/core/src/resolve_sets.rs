@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::event::{CountEvent, SetEvent};
 use crate::model::{CounterKey, Difference, Micros};
 
-/// The last set of a counter. In comparisons, the newer set is greater. If two sets have the same `at`, the set with
-/// the larger value is greater.
+/// The last set event of a counter. The derived order compares `at` first, then the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LastSet {
     /// The event's `at`, or 0 if no event has set the counter.
@@ -36,12 +35,13 @@ pub struct Standing {
 pub struct Resolved {
     /// The set events that are newer than the last set of their counter, sorted by key.
     pub won: Vec<(CounterKey, LastSet)>,
-    /// The count events that no set event makes void, sorted by their keys in the ledger.
+    /// The valid count events, sorted by their keys in the ledger. A set event makes the older count events of its
+    /// counter void.
     pub live: Vec<CountEvent>,
 }
 
-/// Returns the newest set of each counter. If two sets have the same `at`, the larger value wins, in any order of
-/// arrival.
+/// Returns the newest set event of each counter. If two set events have the same `at`, the event with the larger value
+/// wins. The order of arrival does not matter.
 pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
     for SetEvent { target, metric, value, at } in sets {
@@ -52,7 +52,7 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, Last
     newest
 }
 
-/// Selects the valid events. `known` maps each counter to its last set.
+/// Selects the valid events. `known` contains each counter's last set event.
 pub fn resolve(
     sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,

@@ -10,7 +10,7 @@ pub const OF_RECOUNT: &[&str] = &["after", "limit"];
 /// The placeholders of an `[[import]]` of likes: the last row of the previous page, and the maximum number of rows.
 pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
 
-/// The placeholders of an `[[import]]` of another metric's counters.
+/// The placeholders of an `[[import]]` of numbers other than likes.
 pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 
 /// The placeholders of an `[[export]]`.
@@ -197,8 +197,8 @@ fn word_length(text: &str) -> usize {
     text.find(|letter| !is_of_word(letter)).unwrap_or(text.len())
 }
 
-/// Returns the length of a quoted part, including its quotes. A doubled quote does not end the part. In a string, a
-/// quote after a backslash does not end the part either.
+/// Returns the length of a quoted part, including its quotes. The text continues after a doubled quote. In a string,
+/// the text also continues after a backslash and a quote.
 fn quoted(text: &str, quote: char) -> Result<usize, String> {
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((place, letter)) = letters.next() {

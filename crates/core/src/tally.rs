@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_digest_is_the_same_everywhere() {
-        // FNV-1a's own test vector for "a", without a score, is 0xaf63dc4c8601ec8c.
+        // The published FNV-1a hash of "a" is 0xaf63dc4c8601ec8c. The test then adds the score's bytes.
         let member = BoardMember { member: b"a".to_vec(), score: 1.0 };
         let score = [0, 0, 0, 0, 0, 0, 0xf0, 0x3f];
         let by_hand =

@@ -32,7 +32,7 @@ impl Template {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// Fails if the pattern is invalid. The error is the end of a sentence that begins with the pattern.
+    /// Fails if the pattern is invalid. The caller writes the pattern before the error, so that both form a sentence.
     pub fn parse(pattern: &str) -> Result<Self, String> {
         let (mut parts, mut rest) = (Vec::new(), pattern);
         while let Some((before, after)) = rest.split_once('{') {
@@ -119,10 +119,10 @@ impl Template {
         pattern
     }
 
-    /// Returns the target of a name, or `None` if the name is not for this kind and metric.
+    /// Reads the target from a key name. Returns `None` if the key name does not belong to this kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
-        // Names for this kind and metric differ only in the id, which the pattern contains once.
+        // All key names for this kind and metric differ only in the id. Each name contains the id once.
         let before: usize =
             self.0.iter().take_while(|part| **part != Part::Id).map(|part| part.len(kind, metric)).sum();
         let (head, tail) = (around.get(..before)?, around.get(before + 1..)?);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// always have events in flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// An increase is also not reported if it is at most the former value divided by this number.
+/// A larger increase is not reported either if it is at most 1 / `TOLERATED_PART` of the former value.
 const TOLERATED_PART: u64 = 20;
 
 /// Returns a short name for a set of compared counters. The results of two runs can be compared if their names are
@@ -28,7 +28,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Describes a value that has increased since `before` by more than `TOLERATED_MIN` and `TOLERATED_PART` allow.
+    /// Describes a value whose increase since `before` must be reported (see `TOLERATED_MIN` and `TOLERATED_PART`).
     /// Returns `None` if there is no such value.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
         let more = |before: &str, after: &str, now: u64, then: u64| {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// The unit of a time that is an integer: the number of units since 1970.
+/// The unit of an integer time. The integer is the number of units since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -36,7 +36,7 @@ impl Unit {
 
     /// Returns the last microsecond of the unit that begins at `from`.
     pub(crate) fn end(self, from: Micros) -> Micros {
-        // The last unit before the largest allowed time can end after that time.
+        // If `from` is near the largest allowed time, the end of its unit would exceed that time.
         Micros(from.0.saturating_add(self.micros() - 1).min(Micros::MAX.0))
     }
 }

@@ -8,7 +8,8 @@ use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Micros};
 use crate::rules::{Rules, Writes};
 
-/// The kinds and metrics whose counters API servers write in Redis. The daemon writes all other counters.
+/// The kinds and metrics with `writer = "api"`: API servers write these counters in Redis. The daemon writes all other
+/// counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writers {
     by_api: BTreeSet<(Kind, Metric)>,
@@ -29,18 +30,19 @@ impl Writers {
         Self { by_api: numbers.filter(|(kind, metric)| rules.of(*kind, *metric).writer == Writes::Api).collect() }
     }
 
-    /// Returns the writer of this metric of this kind.
+    /// Returns who writes the counters with this kind and metric.
     pub fn of(&self, kind: Kind, metric: Metric) -> Writes {
         if self.by_api.contains(&(kind, metric)) { Writes::Api } else { Writes::Daemon }
     }
 
-    /// Returns true if API servers write a counter that the daemon wrote according to `before`, the former list.
+    /// `before` is the former list. Returns true if API servers write a counter now, and the daemon wrote this counter
+    /// before.
     pub fn hands_to_api(&self, before: &Self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_handed = |number: &(Kind, Metric)| self.by_api.contains(number) && !before.by_api.contains(number);
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))
     }
 
-    /// Adds the counters that API servers write according to the list `other`.
+    /// Adds the counters in the list `other` to this list.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
         self.by_api.extend(&other.by_api);
@@ -130,7 +132,7 @@ mod tests {
         assert!(!after.hands_to_api(&after, &kinds, &metrics));
         assert!(!after.hands_to_api(&Writers::default().union(&after), &kinds, &metrics));
         let only_articles = Kinds(BTreeMap::from([("article".to_owned(), 2)]));
-        assert!(!after.hands_to_api(&before, &only_articles, &metrics), "an unknown kind had no writer");
+        assert!(!after.hands_to_api(&before, &only_articles, &metrics), "an unknown kind was handed to API servers");
     }
 
     proptest! {

@@ -136,8 +136,8 @@ fn mapped<'a>(
     let value = key.as_deref().and_then(|key| source.values.get(key));
     value.map(|value| Scalar::Text(Cow::Borrowed(value))).ok_or_else(|| {
         let is = match found.map_or(Scalar::Missing, scalar) {
-            // For a boolean or null, the message shows the value and not its type, because `values` can contain `true`
-            // and not `false`.
+            // For a boolean or null, the message shows the value. The type would not help: `values` can contain `true`
+            // but lack `false`.
             Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
             scalar => scalar.to_string(),
         };
@@ -202,7 +202,7 @@ fn said(name: &str, source: Option<&Source>) -> String {
     }
 }
 
-/// Adds the field's pointer to the refusal. If an id is a UUID, also adds advice to the refusal.
+/// Adds the JSON pointer of the rejected field to the error. If an id is a UUID, also adds advice to the error.
 fn with_pointer(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
     let fields = map.fields().map(|(name, source)| (name, said(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));

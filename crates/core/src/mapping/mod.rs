@@ -28,7 +28,7 @@ pub const TYPES: [&str; 5] = ["like", "unlike", "count", "set", "reset"];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Map {
-    /// Name in commands, messages and the queue's name: 1 to 32 of a-z, 0-9, - and _.
+    /// Name of the map in commands, messages and queue: 1 to 32 of a-z, 0-9, - and _.
     pub name: String,
     /// Number in MySQL and Redis. Never reuse it.
     #[schemars(range(min = 1, max = MAP_NUMBER_MAX))]
@@ -100,7 +100,7 @@ impl Map {
     }
 }
 
-/// A field's place in an event, or the same value for all events.
+/// Where a field gets its value: from a place in the event, or from a constant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -147,7 +147,7 @@ pub fn no_toggle(value: &str) -> Option<&'static str> {
     )
 }
 
-/// If the value is a UUID, returns the end of a sentence that says why a UUID cannot be an id.
+/// If the value is a UUID, returns advice to append to the error message.
 pub fn no_uuid(value: &str) -> Option<&'static str> {
     let bytes = value.as_bytes();
     let is_uuid = bytes.len() == 36

@@ -3,9 +3,9 @@
 //! These races are possible:
 //!
 //! * A is a like. B is an unlike of the same user and target in the same second. The daemon writes A and then B, and
-//!   crashes before it acknowledges the two events. The broker delivers both again. An event in the same second as the
-//!   row's version always wins, and the row gets a version that is one microsecond newer. So A wins again for a moment.
-//!   But the broker redelivers events in the order of the queue, so B arrives after A and wins.
+//!   crashes before it acknowledges the two events. The broker delivers both again. If an event has the same second as
+//!   the row, the event wins. The row's time then grows by one microsecond. So A wins again for a moment. But the
+//!   broker redelivers events in the order of the queue, so B arrives after A and wins.
 //! * The broker redelivers only A. The row already has A's state, so the second delivery changes nothing.
 //! * A is a like. B is an event from an earlier second, but B arrives after A. A wins, because the newer version wins
 //!   for all events.

@@ -68,14 +68,16 @@ impl PeriodKind {
     }
 }
 
-/// The instant at which the remaining time of [`PeriodKind::Total`] is zero, in seconds since the epoch. It is in 2097.
+/// For [`PeriodKind::Total`], a remaining time is the time until this instant, in seconds since 1970. The instant is in
+/// 2097.
 pub const TOTAL_ENDS_S: i64 = 60 << 26;
 
 /// One day, week or month, or all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
     kind: PeriodKind,
-    /// The first day. For a week, the Monday of the ISO week in its name.
+    /// The period's first day. If the period is a week, this is the Monday of the ISO week that gives the week its
+    /// name.
     first_day: Date,
 }
 
@@ -275,8 +277,8 @@ impl Calendar {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
         let first = match ambiguous.offset() {
-            // The clock jumps over midnight, so the day begins with the jump. The search for the jump starts at an
-            // earlier instant: midnight by the offset that is valid after the jump.
+            // The clock jumps over midnight, so the day begins with the jump. The search for the jump must start before
+            // the jump. So it starts at midnight in the offset that is valid after the jump.
             AmbiguousOffset::Gap { after, .. } => after
                 .to_timestamp(midnight)
                 .ok()
@@ -287,14 +289,14 @@ impl Calendar {
         first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// Finds the board's week that contains the day. The week has the name of an ISO week. Returns the Monday of this
-    /// ISO week. The subtractions fail only at the calendar's ends.
+    /// Finds the board's week that contains the day. An ISO week gives this week its name. Returns the Monday of the
+    /// ISO week. The subtractions fail only at the first and last days of the calendar.
     fn monday(&self, day: Date) -> Date {
         let shifted = day.checked_sub(self.week_starts.shift()).unwrap_or(day);
         shifted.checked_sub(shifted.weekday().to_monday_zero_offset().days()).unwrap_or(shifted)
     }
 
-    /// The first day of the week that is named after this Monday's ISO week.
+    /// Returns the first day of a board's week. `monday` begins the ISO week that gives the board's week its name.
     fn first_of_week(&self, monday: Date) -> Date {
         monday.checked_add(self.week_starts.shift()).unwrap_or(monday)
     }
