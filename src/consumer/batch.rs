@@ -116,7 +116,8 @@ impl Event {
         }
     }
 
-    /// Whether the event is a count or a set, and is older than `floor` (the time of the ledger's oldest entries).
+    /// Whether the event is older than `floor` (the time of the ledger's oldest entries). Returns false for likes,
+    /// because the ledger has no likes.
     pub(super) fn is_before(&self, floor: Micros) -> bool {
         !matches!(self, Self::Like(_)) && self.at() < floor
     }
@@ -149,7 +150,7 @@ pub(super) struct Batch {
     pub bytes: usize,
     /// The traces of the first messages that have a trace.
     pub traceparents: Vec<String>,
-    /// The readings of this machine's clock that were taken while the messages were decoded.
+    /// The times that the session read from this machine's clock when it decoded the messages.
     pub clock: Clock,
 }
 
@@ -178,8 +179,8 @@ impl Batch {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps the first part of the batch and returns the second. The second part gets the fences, because they follow
-    /// all events. If the batch [can be split](Self::can_split), both parts are smaller than the batch.
+    /// Keeps the first part of the batch and returns the second. The second part of the batch gets the fences, because
+    /// fences follow all events. If the batch [can be split](Self::can_split), both parts are smaller than the batch.
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
         // One part gets the events and the other part the dead letters. A batch that has only events or only dead

@@ -31,7 +31,7 @@ use tallyd_core::partition::PartitionName;
 use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
 
-/// A batch is split after this number of errors, if a smaller transaction can avoid such an error.
+/// If a smaller transaction can avoid an error, the writer splits the batch after this number of such errors.
 const TOO_MUCH_MAX: u32 = 2;
 
 /// A batch is logged if its write takes longer than this. Most batches take a few milliseconds, and the largest batches
@@ -68,8 +68,8 @@ pub(super) struct Written {
 /// The batch must be returned to the broker.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// Another daemon took over the partition, the clocks differ, or MySQL failed for longer than `database_away_max`
-    /// or until the session ended.
+    /// Another daemon took over the partition, or the clocks differ. This error also occurs if MySQL fails for longer
+    /// than `database_away_max`, or if the session ends while MySQL fails.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The session ended before the broker had accepted the dead letters over the quota.
@@ -83,7 +83,7 @@ enum Outcome {
     Again,
     /// The part must be split in halves.
     Split,
-    /// MySQL refuses the part's only event.
+    /// This part of the batch has one event, and MySQL refuses this event.
     Refused(StoreError),
     /// Some of the part's events are older than the ledger's oldest entries.
     Forgotten(Micros),
@@ -139,7 +139,8 @@ impl BatchWriter {
     async fn write_parts(&mut self, batch: Batch) -> Result<Written, WriteError> {
         let mut outage = Outage::new(Work::Writing(self.name.clone()));
         let mut written = Written::default();
-        // Events that MySQL refuses become dead letters together, in the last part.
+        // The last part of the batch contains all events that MySQL refuses. The writer writes these events as dead
+        // letters.
         let mut refused = Batch { clock: batch.clock, ..Batch::default() };
         let mut parts = vec![batch];
         let mut tries = Tries::default();

@@ -34,7 +34,7 @@ impl ReceivedCounts {
         } += 1;
     }
 
-    /// Adds the counts to the metrics, and resets them.
+    /// Adds the counts to the metrics, and then sets the counts to zero.
     pub(super) fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
         let metrics = &telemetry().consumer;

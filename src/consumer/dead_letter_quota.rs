@@ -1,6 +1,6 @@
 //! Enforces the dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need no
-//! coordination. If a later replay of an event could succeed, its dead letter over the quota goes to the queue of
-//! returned messages. Any other dead letter over the quota is only counted.
+//! coordination. If a dead letter exceeds the quota and a later replay could succeed, the daemon sends the letter to
+//! the queue of returned messages. The daemon only counts all other dead letters that exceed the quota.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -27,7 +27,8 @@ use tallyd_rabbitmq::{Broker, Publisher};
 /// Maximum number of published messages whose confirms have not arrived yet.
 const IN_FLIGHT: usize = 500;
 
-/// One partition's share of the quota. This type also handles the letters that exceed the share.
+/// One partition's share of the quota. This type also handles the dead letters that exceed the partition's share of the
+/// quota.
 pub(super) struct DeadLetterQuota {
     broker: Broker,
     /// The publisher has a separate connection, because under a memory alarm the broker reads nothing from a connection

@@ -14,16 +14,16 @@
 //!   the partition and increments its epoch. C: daemon 1 resumes and writes. The transaction of daemon 1 locks the
 //!   partition's row first, finds a newer epoch and writes nothing. The session of daemon 1 ends.
 //! * A and B: two writers write the same row. The second writer waits for the first writer's lock, and its statement
-//!   then reads the state that the first writer wrote. If the writers read old states first, both can find no row and
-//!   try to insert it. The second insert then violates the primary key. The second writer runs its whole transaction
-//!   again and finds the row.
+//!   then reads the state that the first writer wrote. Some writers read the old states first. Then both writers can
+//!   find that the row is missing, and both insert the row. The second insert violates the primary key. The second
+//!   writer runs its whole transaction again and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. When the channel is closed, the broker requeues the
 //!   unacknowledged messages and activates the next consumer in one step. So a job's fence message never overtakes an
 //!   event that a daemon has received. An empty queue without a consumer has no messages in flight.
-//! * A: daemon 1 is the first daemon to read that an operator has paused the consumers. B: the broker makes daemon 2
-//!   the active consumer. Within a second daemon 2 reads the pause, too. Each daemon ends its session in the same way
-//!   as at the stop, so no event is lost or applied twice, and the events keep their order.
+//! * A: an operator pauses the consumers, and daemon 1 reads the pause before daemon 2. B: the broker makes daemon 2
+//!   the active consumer. Less than a second later, daemon 2 also reads the pause. Each daemon ends its session in the
+//!   same way as at the stop, so no event is lost or applied twice, and the events keep their order.
 //! * A: a like. B: an unlike of the same user, which is delivered before the like (after a redelivery or a changed
 //!   route). The event with the newer `at` wins.
 //! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event
@@ -114,7 +114,8 @@ enum SessionEnd {
     /// not been sent to MySQL.
     #[error("a message was redelivered {0} times")]
     Redelivered(i64),
-    /// Messages are larger than expected when the prefetch was chosen. The value is the size of the inbox in bytes.
+    /// The session chose the prefetch for smaller messages than the messages that arrived. The value is the size of the
+    /// inbox in bytes.
     #[error("the received messages exceed the memory limit: they have {0} bytes")]
     LargeMessages(usize),
     #[error("the broker cancelled the consumer")]
@@ -270,7 +271,7 @@ impl Partition {
         let exact = loop {
             let mut conn = self.store.acquire().await?;
             match conn.limit("test the faster way to write rows", |it| likes::upserts_in_order(it, self.number)).await {
-                // Other partitions run the same test on adjacent rows.
+                // The consumers of other partitions run the same test on adjacent rows at the same time.
                 Err(error) if error.is_contention() && rivals.has_room() => rivals.wait().await,
                 tried => break tried?,
             }
@@ -347,8 +348,8 @@ impl Partition {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
             self.broker.declare_for(link, partitions).await?;
-            // If another daemon has added partitions since the count was read, this daemon can have restored a binding
-            // that the other daemon removed. So the count is read again.
+            // Another daemon can add partitions and remove a binding after this daemon read the count. Then this daemon
+            // can restore the removed binding by mistake. So this daemon reads the count again.
             let noted = self.store.noted_partitions().await?;
             // A count below `partitions` comes from a MySQL server that lags, and is ignored.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {

@@ -2,8 +2,8 @@
 //!
 //! Likes: the newest event per (target, user) is written. The changes of the counters are computed from the rows' old
 //! states. Counts and sets: the ledger filters out counts that were applied before. The transaction locks settable
-//! counters, and `tallyd_core::resolve_sets` decides which of their events take effect. Events of targets that a
-//! reconcile watches are logged.
+//! counters. For the events of these counters, `tallyd_core::resolve_sets` decides which events take effect. Events of
+//! targets that a reconcile watches are logged.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -20,7 +20,8 @@ use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 
-/// After a transaction finds an event that was applied before, this number of later transactions ask the ledger.
+/// If a transaction finds an event that was applied before, the writer checks the ledger in this number of later
+/// transactions.
 const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
@@ -103,9 +104,9 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. The ledger is asked after a
-/// failed transaction. If the ledger then contains one of the events, the next transactions also ask the ledger,
-/// because more such events can follow.
+/// Applies counts and sets. Almost every count is new, so a transaction normally does not read the ledger. After a
+/// failed transaction, the next transaction reads the ledger. If the ledger contains one of the events, the following
+/// transactions also read the ledger. They can contain more events that were applied before.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The number of later transactions that must still ask the ledger.
@@ -168,8 +169,8 @@ impl Counts {
     }
 }
 
-/// Decides which sets and counts of settable counters take effect, and how the counters change. All these counters are
-/// locked first, in a fixed order, because another partition can write the same counters.
+/// Decides which events of settable counters take effect, and how these events change the counters. All these counters
+/// are locked first, in a fixed order, because another partition can write the same counters.
 async fn apply_settable(
     tx: &mut MySqlConnection,
     sets: BTreeMap<CounterKey, LastSet>,
@@ -223,8 +224,8 @@ impl EventCapture {
         self.of_likes().is_some()
     }
 
-    /// Logs each like event of a watched target with the row's former state. This includes events without an effect: a
-    /// newer event in the batch replaced them, or the row was newer.
+    /// Logs each like event of a watched target with the row's former state. The log also has the events that change
+    /// nothing, because the batch or the row has a newer event.
     pub(super) async fn log_likes(
         &self,
         tx: &mut MySqlConnection,
@@ -258,7 +259,7 @@ impl EventCapture {
         watches::log_counts(tx, watch, &logged).await
     }
 
-    /// Returns the watch if it includes the likes of any target.
+    /// Returns the watch if it includes the likes of at least one target.
     fn of_likes(&self) -> Option<u64> {
         self.watch.filter(|_| self.keys.iter().any(|(_, metric)| *metric == self.like))
     }

@@ -214,9 +214,9 @@ impl DriftHints {
         if late(differences, now.before(looks_back), by_api).is_empty() {
             return Ok(());
         }
-        // In a backlog, ordinary events are also older than `looks_back`. An event needs a hint only if a run has begun
-        // after it. Otherwise the next run lists the event's target, because each run lists all targets that changed
-        // since the previous run began.
+        // In a backlog, ordinary events are also older than `looks_back`. An event needs a hint only if a reconcile
+        // began after the event. Otherwise the next run lists the event's target, because each run lists all targets
+        // that changed since the previous run began.
         let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();

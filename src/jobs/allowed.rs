@@ -13,8 +13,8 @@ use tallyd_core::job_name::JobName;
 pub(super) struct Allowed {
     /// The token is cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
-    /// The tasks that read operators' orders. In a command, no other task reads these orders. The tasks are aborted
-    /// when this struct is dropped.
+    /// The tasks that read operators' orders. If a command executes the run, its process has no other task that reads
+    /// these orders. The tasks are aborted when this struct is dropped.
     _following: JoinSet<()>,
 }
 

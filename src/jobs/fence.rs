@@ -9,8 +9,8 @@
 //! configured with too few partitions sends no fences, because its fences would miss the events in the other
 //! partitions' queues.
 //!
-//! Several jobs send fences. Each job numbers its own fences. Otherwise a job could read the higher number of another
-//! job, and conclude that a later run of its own has overtaken it.
+//! Several jobs send fences. Each job numbers its own fences. If all jobs shared the numbers, a job could read the
+//! higher number of another job. The job would then wrongly conclude that a later run of the same job had started.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -67,7 +67,8 @@ enum FenceState {
 }
 
 impl Fences<'_> {
-    /// Returns the number of messages in the partitions' queues that no consumer has received.
+    /// Returns the number of messages that wait in the queues of all partitions. Messages that a consumer has received
+    /// do not count.
     pub async fn waiting(&self) -> Result<u64> {
         let in_use = InUse::read(self.store, self.broker).await?;
         Ok(self.publisher.waiting(&in_use.partitions).await?)
@@ -126,9 +127,9 @@ impl Fences<'_> {
         Ok(waiting)
     }
 
-    /// Sends the fence to one partition's queue if needed, and returns its progress there. `noted` is the newest fence
-    /// that is committed in the partition. Also returns whether the fence has been sent, by this call or an earlier
-    /// one.
+    /// Sends the fence to one partition's queue, if it was not sent before. Returns whether the fence has passed this
+    /// queue. `noted` is the newest fence that is committed in the partition. Also returns whether the fence has been
+    /// sent, by this call or an earlier one.
     async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
         if sent && noted == number {
             return Ok((FenceState::Passed, sent));

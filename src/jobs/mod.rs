@@ -40,7 +40,7 @@ pub struct JobSpec {
     pub mode: String,
     /// Returns the schedule that a configuration has for the mode. The text is empty if the mode has no schedule.
     pub cron: Cron,
-    /// A request makes the mode due independently of its schedule.
+    /// If this request is made, the mode runs soon, independently of its schedule.
     pub request: Request,
     /// The time at which the mode becomes due if it never ran.
     pub first_run: FirstRun,
@@ -52,7 +52,7 @@ pub struct JobSpec {
 /// Reads a mode's schedule from a configuration.
 pub type Cron = for<'a> fn(&'a Config, &str) -> &'a str;
 
-/// Does one run. Returns when the mode is due again.
+/// Does one run. Returns the rule that decides when the mode runs next.
 pub type Run = for<'a> fn(Work<'a>) -> BoxFuture<'a, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
@@ -149,7 +149,7 @@ impl Request {
 /// `anyhow::Error`, and [`From`] converts it back.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The run cannot be done now, for a reason other than the data. The same call can succeed later.
+    /// The run cannot be done now, but its input has no problem. The same call can succeed later.
     #[error("{0}")]
     NotNow(String),
     /// An operator has paused the job, or a task that the job needs.

@@ -39,8 +39,8 @@ use tallyd_rabbitmq::Link;
 /// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
-/// The loop lets messages gather for this time before it takes them in. Without this wait, the runtime's thread would
-/// wake up for every few messages. These wake-ups would cost more than all other work on the messages.
+/// The loop waits for this time before it reads the messages that have arrived. Without this wait, the runtime's thread
+/// would wake up for every few messages. These wake-ups would cost more than all other work on the messages.
 const GATHER: Duration = Duration::from_millis(1);
 
 /// An idle loop wakes up at this interval to show that it is alive.
@@ -49,7 +49,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// A session that has lasted for this time is considered to work, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
 
-/// A batch that is being filled, and the acker of its last message.
+/// A batch that the session fills, and the handle that acknowledges the batch's last message.
 #[derive(Default)]
 struct Open {
     batch: Batch,
@@ -148,7 +148,7 @@ struct Session<'a> {
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
     learned: &'a mut Learned,
-    /// The outage of the connection, if there is one. The outage ends when a batch is written, or after some time
+    /// The current outage of the connection to the broker. The outage ends when a batch is written, or after some time
     /// without a failure. Until then, a new session begins after a delay, because a connection can seem to work
     /// although it does not.
     outage: &'a mut Outage,
@@ -173,8 +173,8 @@ impl Session<'_> {
         let mut gather: Option<Instant> = None;
         loop {
             if self.writing.is_none() {
-                // While a batch is written, only the writer's tries update the heartbeat. Otherwise a writer that hangs
-                // would not be noticed.
+                // While the writer writes a batch, only the writer updates the heartbeat, at each try. Otherwise a
+                // writer that hangs would not be noticed.
                 self.partition.heartbeat.beat();
             }
             self.unacked.note(&self.vitals);
@@ -237,7 +237,7 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
-    /// Whether the inbox has more than twice the bytes that should be in flight, and a smaller prefetch is possible.
+    /// Returns true if the inbox has more than twice the intended number of bytes, and if the prefetch can be reduced.
     fn is_overfull(&self) -> bool {
         let bytes_max = self.config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2);
         self.inbox.bytes > bytes_max && self.prefetch > PREFETCH_MIN
@@ -262,8 +262,8 @@ impl Session<'_> {
                 break;
             };
             self.inbox.push(delivery.context("receive")?);
-            // Messages are much larger than expected when the prefetch was chosen. The session ends before they fill
-            // the memory.
+            // The messages are much larger than the session expected when it chose the prefetch. The session ends
+            // before the messages fill the memory.
             if self.is_overfull() {
                 self.learned.sizes.learn(self.inbox.sizes());
                 return Err(SessionEnd::LargeMessages(self.inbox.bytes));
@@ -273,7 +273,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Moves messages from the inbox into the open batch. Returns true if another prefetch would fit better.
+    /// Moves messages from the inbox into the open batch. Returns true if a different prefetch would suit the size of
+    /// these messages better.
     fn fill(&mut self) -> Result<bool, SessionEnd> {
         while !self.is_full() {
             let Some(message) = self.inbox.pop() else { break };

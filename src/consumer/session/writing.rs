@@ -21,7 +21,7 @@ use crate::telemetry::{Close, Step, telemetry};
 /// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
 
-/// The result of a task: the writer, the acker of the batch's last message, and the result of the batch.
+/// A task returns the writer, the handle that acknowledges the batch's last message, and the result of the batch.
 type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
@@ -107,9 +107,9 @@ impl Session<'_> {
     }
 
     /// Closes the channel. When the channel is closed, the broker requeues the unacknowledged messages and activates
-    /// the next consumer in one step. So no fence message overtakes an event that this session has received. If this
-    /// consumer were only cancelled, it would keep its messages while the next consumer is active. Also waits until the
-    /// running transaction commits or fails. Returns the writer if no transaction was running.
+    /// the next consumer in one step. So no fence message overtakes an event that this session has received. If the
+    /// session only cancelled this consumer, the consumer would keep its messages while the next consumer is active.
+    /// Also waits until the running transaction commits or fails. Returns the writer if no transaction was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();

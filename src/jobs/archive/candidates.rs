@@ -14,8 +14,8 @@ use tallyd_redis::boards::BoardKeys;
 
 #[derive(Default)]
 pub(super) struct Candidates {
-    /// Maps each board to its periods, newest first. A board without periods is included, because the run must claim a
-    /// board before it freezes the board's first period.
+    /// Maps each board to its periods, newest first. The map also contains boards that have no periods yet. The run
+    /// must claim such a board before it freezes the board's first period.
     pub boards: BTreeMap<String, Vec<Candidate>>,
     pub open: Vec<PeriodReport>,
 }

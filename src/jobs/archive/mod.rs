@@ -21,53 +21,56 @@
 //!
 //! # The races
 //!
-//! Writers do not check whether the archiver is running. Writers add to the live key, and Redis creates this key again
-//! after a freeze.
+//! Writers do not check whether the archiver is running. Writers always add to the live key. A freeze renames the live
+//! key, so the next addition creates the live key again.
 //!
 //! * A writer adds before the freeze: the write is part of the frozen zset.
 //! * A writer adds after the freeze: the live key is created again and holds only late writes. The run moves the late
 //!   writes into the frozen zset page by page. One script adds a member to the frozen zset and removes it from the live
 //!   zset. So each member is added once, even if the script runs twice or after its timeout.
-//! * A writer adds during the merge: the member is moved in this merge or in the next run.
-//! * A writer adds after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and writes a
-//!   new copy beside the archive. Readers get the old copy until the new copy is verified.
+//! * A writer adds a member during the merge: this merge or the next run moves the member into the frozen zset.
+//! * A writer adds a member after "done": the next run stops the expiry of the frozen zset (PERSIST) and records
+//!   "frozen" again. The run then merges the late member, and writes a second copy. Readers get the first copy until
+//!   the run has verified the second copy.
 //! * A writer adds just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it
 //!   exists.
-//! * A writer adds after the frozen zset is removed: the live key has only late writes, not the board. A live key is
-//!   frozen only in two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise
-//!   the live key stays, and every report contains the key and the reason.
-//! * A writer subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to
-//!   zero, so the archive keeps the higher score. This error is accepted, because it can only happen after
-//!   `archive_grace`.
-//! * A run crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
-//!   board. The next run begins the copy again and writes the same places. Each run repeats EXPIRE for a zset whose
-//!   archive is done.
-//! * Two runs want to run concurrently: the job's lock lets only one of them run. If the lease of the first run expires
-//!   while its process is paused, a second run takes over, and the first run resumes later. MySQL refuses each write of
-//!   the first run, because the write locks the row of the job's lock and finds the number of the second run. Redis
-//!   cannot check that lock. So a run writes its claim of a board to Redis before it reads the board's progress. Every
-//!   script that changes a closed period does nothing if another run has claimed the board. The claim contains a random
-//!   number, because after a failover MySQL can assign the number of a run a second time. If the first run claims the
-//!   board after the second run, the scripts of the second run are refused, and the second run fails. At its next read
-//!   from MySQL, the first run detects the takeover and stops. The next run does all remaining work.
+//! * A writer adds a member after the frozen zset was removed: the live key then contains only late writes, and not the
+//!   whole board. A live key is frozen only in two cases: MySQL has no row of the period, or Redis went back to an
+//!   older state (below). Otherwise the live key stays, and every report contains the key and the reason.
+//! * A writer subtracts from a member that only the frozen zset has: the live key has no score for this member.
+//!   `board.lua` removes a member whose score falls to zero, so the subtraction is lost. The archive keeps the higher
+//!   score. This error is accepted, because it can only happen after `archive_grace`.
+//! * A run crashes between two steps ([`FAULT_POINTS`]): the next run begins the copy again and writes the same places.
+//!   If MySQL has no row for a frozen key yet, the frozen key contains the complete board. Each run repeats EXPIRE for
+//!   a zset whose archive is done.
+//! * Two runs start at the same time: only the run that gets the job's lock continues. If the lease of the first run
+//!   expires while its process is paused, a second run takes over, and the first run resumes later. Each write first
+//!   locks the row of the job's lock. In this row the first run finds the number of the second run, and the write
+//!   fails. Redis cannot check that lock. So a run writes its claim of a board to Redis before it reads the board's
+//!   progress. Every script that changes a closed period does nothing if another run has claimed the board. The claim
+//!   contains a random number, because after a failover MySQL can assign the number of a run a second time. If the
+//!   first run claims the board after the second run, the scripts of the second run are refused, and the second run
+//!   fails. At its next read from MySQL, the first run detects the takeover and stops. The next run does all remaining
+//!   work.
 //! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. If a board was not verified before it
-//!   was lost, the run reports the loss and never records "done" for it. Nothing is frozen in its place. If the period
-//!   was "done" before the flush, nothing is lost, and the period is recorded as ended. If a second copy (with late
-//!   writes) was in progress, the first archive is complete, and the late writes are reported as lost.
+//!   was lost, the run reports the loss and never records "done" for it. The run then freezes no other zset as this
+//!   period's board. If the period was "done" before the flush, nothing is lost, and the period is recorded as ended.
+//!   If a second copy (with late writes) was in progress, the first archive is complete, and the late writes are
+//!   reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
 //!   again. Such a Redis server can have a live zset of a period that is frozen according to MySQL, but not according
-//!   to this server. This live zset is the board in its former state, and not a zset of late writes. If this zset were
-//!   added to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
-//!   (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
+//!   to this server. This live zset contains the whole board in an older state. It does not contain only late writes.
+//!   If this zset were added to its archive, the scores would count twice. So its scores are raised to the archive's
+//!   scores instead (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
-//!   the state "done" can be older than the archive of the late writes. Redis stores how many members were moved into a
-//!   frozen zset. If this count is higher than the count in MySQL, the board is archived again. If a zset was removed
-//!   from Redis since the backup, this zset and its late writes are lost.
+//!   the state "done" can come from a time before the late writes were archived. Redis stores how many members were
+//!   moved into a frozen zset. If this count is higher than the count in MySQL, the board is archived again. If a zset
+//!   was removed from Redis since the backup, this zset and its late writes are lost.
 //! * A clock is wrong: MySQL's clock decides when a period is over. If the clock of the host or of Redis differs from
 //!   MySQL's clock by minutes, the run does nothing.
-//! * Something else changes the frozen zset or the rows after the copy: the run then finds that a page of the zset
-//!   differs from its rows. The zset is kept without an expiry, and the report contains the first place that differs.
-//!   The run continues with the other boards.
+//! * Another program changes the frozen zset, or the copied rows, after the copy: the run finds a page of the zset that
+//!   differs from its rows in MySQL. The zset is kept without an expiry, and the report contains the first place that
+//!   differs. The run continues with the other boards.
 
 mod candidates;
 mod copy;
@@ -110,7 +113,8 @@ pub const FAULT_POINTS: [&str; 13] = [
     "archive:ended",
 ];
 
-/// Fault points of the steps that raise a board to its archive, because Redis went back to a state before the freeze.
+/// Fault points for a Redis server that went back to a state before the freeze. In these steps, the run raises the
+/// scores in Redis to the archived scores.
 pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raised", "archive:noted-again"];
 
 /// Fault points of the steps that delete an archive or a snapshot.

@@ -61,8 +61,8 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
-        // The live zset is the board before its freeze, and not only late writes. The Redis server took over or was
-        // started with an older state.
+        // This Redis server has an older state, from before the freeze. So the live zset contains the whole board, and
+        // not only late writes.
         (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(expire_after))
             if live && went_back(keys, row) =>
         {
@@ -70,15 +70,15 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
         }
         // The copied rows are verified, so if the zset is lost, only late writes are lost.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
-        // The frozen zset is lost. A live zset has only late writes and never the board, so it is not frozen a second
-        // time.
+        // The frozen zset is lost. A live zset can contain only late writes, so the run does not freeze the live zset a
+        // second time.
         (PeriodState::Frozen | PeriodState::Done, false, _) => {
             Plan::Keep(if backup == Backup::None { Reason::Lost } else { Reason::LostWithBackup })
         }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(Reason::Unknown),
         (PeriodState::Frozen, true, Some(expire_after)) => Plan::Archive { expire_after },
-        // More `late_members` than in the row means that MySQL went back to an older state, in which the late writes
-        // are not archived.
+        // If Redis has more `late_members` than the row, MySQL went back to an older state. In that state, the late
+        // writes are not archived.
         (PeriodState::Done, true, Some(expire_after)) if live || late_members > row.late_members => {
             Plan::Archive { expire_after }
         }
@@ -124,7 +124,8 @@ mod tests {
 
     const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
 
-    /// The row of a period that was archived once. In the state "done" and in later states, the row's copy is verified.
+    /// The row of a period that a run has archived. In the state "done" and in later states, the row's copy is
+    /// verified.
     fn row(state: PeriodState) -> PeriodRow {
         let copy = (state != PeriodState::Frozen).then_some(0);
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
@@ -133,7 +134,7 @@ mod tests {
 
     const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
 
-    /// The facts about a period that has no data.
+    /// The input of `decide` for a period that has no data.
     const FACTS: Facts = Facts {
         keys: BoardKeys { live: false, frozen: false, freeze: FROZEN, late_members: 4 },
         row: None,
@@ -178,7 +179,7 @@ mod tests {
             let facts = Facts { keys: keys(Freeze { generation, note }), row: Some(ended), ..FACTS };
             assert_eq!(decide(facts), expected, "{generation} {note:?}");
         }
-        // Redis has no zset; it has both zsets; the archive is deleted; `expire_after` is unknown.
+        // The cases are: Redis has no zset, Redis has both zsets, the archive is deleted, `expire_after` is unknown.
         for (live, frozen, state, expire_after, expected) in [
             (false, false, Done, Some(STAY), Plan::NoteEnded),
             (true, true, Done, Some(STAY), ARCHIVE),

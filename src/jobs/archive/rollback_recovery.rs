@@ -6,10 +6,10 @@
 //! the freeze and the generation. If the freeze that Redis records is older than the freeze that MySQL records, Redis
 //! has gone back in time. The live zset then contains the former scores plus later additions, and the two cannot be
 //! separated. So each member gets the highest of its scores in Redis, the archive and the snapshot, and no score is
-//! added twice. Writes that Redis lost when it went back stay lost. If the period was archived with late writes, the
-//! changes since Redis went back are lost, too. After this step, the period is archived in the same way as the first
-//! time. Redis counts the pages that were raised. If another Redis server takes over before the freeze, this server has
-//! a different count, and its zset is not frozen.
+//! added twice. The run cannot recover the writes that Redis lost. If the archive contains late writes, the changes
+//! that writers made after Redis went back are lost, too. After this step, the period is archived in the same way as
+//! the first time. Redis counts the pages whose scores the run has raised. If another Redis server takes over before
+//! the freeze, the new server has a different count. Then the run does not freeze the zset of the new server.
 //!
 //! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
 //! holds only late writes.
@@ -23,7 +23,7 @@ use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::boards::PeriodRow;
 
 /// Raises the scores in the live zset to MySQL's scores, and records that the period must be archived again. After
-/// that, the zset can be frozen. Returns the count of pages that were raised.
+/// that, the zset can be frozen. Returns the number of pages whose scores the run has raised.
 pub(super) async fn raise_to_archive(
     run: &BoardRun<'_>,
     at: &BoardPeriod,

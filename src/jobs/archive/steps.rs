@@ -1,8 +1,8 @@
 //! The steps for one period. Each step can run again, so that the next run can continue where this run ended.
 //!
 //! First the run claims the board, keeps a frozen zset or freezes the live zset, and records that the board is frozen.
-//! Then it merges late writes, copies the zset, trims the rows and verifies the end. Finally it records that the period
-//! is done, and lets the zset expire.
+//! Then the run merges late writes, copies the zset, deletes surplus rows and checks that the rows equal the zset.
+//! Finally the run records that the period is done, and lets the zset expire.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
 
-/// A zset that no run has removed expires at this time after the end of `expire_after`.
+/// If no run removes a frozen zset after `expire_after`, Redis removes the zset when this additional time is over.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Steps<'a> {
@@ -131,7 +131,8 @@ impl<'a> Steps<'a> {
         Ok(Facts { keys, row, backup, expire_after: candidate.expire_after, now: self.run.now })
     }
 
-    /// Freezes the live zset. If the zset was raised to MySQL's scores, `pages` is the count of raised pages.
+    /// Freezes the live zset. If the run has raised the zset's scores to MySQL's scores, `pages` is the number of these
+    /// pages.
     async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Frozen> {
         let note = freeze.note.unwrap_or(0);
         let frozen = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
@@ -158,8 +159,8 @@ impl<'a> Steps<'a> {
         }
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
-        // The new copy is written beside the verified copy. The verified copy stays the archive until the new copy is
-        // verified.
+        // The run writes the new copy in addition to the verified copy. Readers get the verified copy until the new
+        // copy is verified, too.
         let copy = row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1);
         let copied = self.copier.copy(at, copy, *top).await?;
         fault::point("archive:copied");
@@ -167,7 +168,7 @@ impl<'a> Steps<'a> {
         fault::point("archive:trimmed");
         self.copier.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        // A zset that was restored from the rows also lacks the members that the first archive left out.
+        // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
         let restored = row.filter(|row| row.restored_at.is_some());
         let left_out = restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out));
         let tally = copied.tally;
@@ -202,8 +203,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Lets the zset of an archived board expire after `stay` and [`SAFETY_NET`]. Also deletes the copy that is no
-    /// longer the archive.
+    /// Lets the zset of an archived board expire after `stay` and [`SAFETY_NET`]. Also deletes the older copy, which
+    /// the new archive has replaced.
     async fn let_expire(&self, at: &BoardPeriod, copy: Option<u8>, stay: Duration) -> Step<()> {
         let stay = stay.saturating_add(SAFETY_NET);
         self.run.taken(self.run.cache.expire_frozen(at, self.run.number, stay).await?)?;

@@ -23,7 +23,7 @@ pub(in crate::jobs) enum Backup {
     None,
     /// MySQL has a snapshot, and Redis has lost no part of the board since then.
     Intact,
-    /// MySQL has a snapshot. Since the snapshot Redis has lost the board or a part of the board.
+    /// MySQL has a snapshot. After the snapshot was taken, Redis lost the board or a part of the board.
     Lost,
 }
 
@@ -38,20 +38,20 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
 }
 
 /// Whether the live zset is still the board of the snapshot. The snapshot's mark in Redis does not prove this, because
-/// Redis can evict the zset and keep the mark. Writers then begin a new zset. If the best members of the snapshot
-/// together have less than half of their saved scores, the zset is a new one.
+/// Redis can evict the zset and keep the mark. Writers then begin a new zset. The run adds up the live scores of the
+/// snapshot's best members. If the sum is less than half of the sum in the snapshot, the zset is new.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;
-    // Only the primary part of each score is compared. The other part, which decides between equal members, can be a
-    // time that decreases with every change.
+    // Only the primary part of each score is compared. A score can have a second part, which orders members with equal
+    // primary parts. This second part can be a number that decreases with every change.
     let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
     let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
     Ok(live * 2.0 >= saved)
 }
 
-/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. Returns false if Redis lost all its
-/// data, because Redis then has a newer generation than MySQL.
+/// Whether Redis went back to a state from before the freeze, although MySQL has recorded the freeze. After a flush,
+/// the data in Redis gets a newer generation than the recorded one, so the result is false.
 pub(in crate::jobs) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
     keys.freeze < row.frozen
 }

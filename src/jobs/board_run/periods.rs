@@ -106,7 +106,8 @@ impl Scope {
         }
     }
 
-    /// Returns the candidate for a period that is recorded in MySQL; `None` if the period is out of scope.
+    /// Returns the candidate for the period `at`, which MySQL has recorded. Returns `None` if the period is out of
+    /// scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;

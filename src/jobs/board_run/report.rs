@@ -28,7 +28,7 @@ pub struct PeriodReport {
     pub left_out: u64,
     /// The count of members that this run merged: late members, or members added since a loss.
     pub late_members: u64,
-    /// The duration of the work on the period, in milliseconds. Zero if nothing was done.
+    /// The time that the run needed for the period, in milliseconds. Zero if nothing was done.
     pub took_ms: u64,
     /// The reason for the outcome, or the time until which the period stays in Redis.
     pub reason: Option<String>,
@@ -89,7 +89,8 @@ impl PeriodReport {
         Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
     }
 
-    /// Sets the duration of the work, if the run did something for the period.
+    /// Stores the time that the run needed for the period. If the outcome shows that the run changed nothing, the time
+    /// stays zero.
     pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,

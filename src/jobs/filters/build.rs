@@ -13,9 +13,9 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
-/// Maximum size of a bit string in memory, in bytes. A larger filter is built part by part, and the run reads all users
-/// who like the target again for each part. One part has room for 2.8 million users. The largest possible filter has 32
-/// parts.
+/// Maximum size of a bit string in memory, in bytes. The run builds a larger filter in several parts. For each part,
+/// the run reads all users who like the target. One part has room for 2.8 million users. The largest possible filter
+/// has 32 parts.
 const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;

@@ -23,21 +23,21 @@
 //! happens either completely before or completely after a build begins. The same is true for a swap. All keys of a
 //! target are in one slot of a Redis Cluster.
 //!
-//! * *A like before "begin"* is in MySQL before the build reads the users who like the target, because the fence
-//!   follows the like's event. If the event was published after the fence, Redis remembers the click for `[client]
-//!   recent_keep`. The clicks are read before the users, and the newer hash of clicks before the older hash. Clicks
-//!   move from the newer to the older hash, so a click that moves between the two reads is read once or twice. If Redis
-//!   forgets a click during the reads, the click is old, and its like is already in MySQL. For a filter of several
-//!   parts, the clicks and the users are read again for each part.
+//! * *A like before "begin"*: the fence follows the like's event, so the like is in MySQL before the build reads the
+//!   users. If the event was published after the fence, Redis remembers the click for `[client] recent_keep`. The
+//!   clicks are read before the users, and the newer hash of clicks before the older hash. Clicks move from the newer
+//!   to the older hash, so a click that moves between the two reads is read once or twice. If Redis forgets a click
+//!   during the reads, the click is old, and its like is already in MySQL. For a filter of several parts, the clicks
+//!   and the users are read again for each part.
 //! * *A like after "begin" and before the swap* is noted beside the filter (`added`). The like's bits are also set in
-//!   the former filter, if the bits were computed for that filter's shape. The like stays noted until its bits are in
-//!   the new filter, because the script for the fold refuses to run during a build.
-//! * *A like after the swap* is in the new filter's bits, or is noted beside the filter. If a client computed the bits
-//!   for another shape, or cannot compute bits, the user is noted instead.
-//! * *A like that the daemon counts* (`writer = "daemon"`) is noted after its commit, when its outbox row is added to
-//!   Redis. If the like is committed before the build reads the users from MySQL, the build reads this user, too. If
-//!   the like is committed later, it is noted after "begin". Until the outbox row is added, a reader can get a wrong
-//!   "no".
+//!   the former filter, if the bits were computed for that filter's shape. During a build, the script that removes
+//!   notes refuses to run. So Redis keeps the note of the like until the new filter has the like's bits.
+//! * *A like after the swap*: like.lua sets the like's bits in the new filter, or notes the user in the key `added`. If
+//!   a client computed the bits for another shape, or cannot compute bits, the user is noted instead.
+//! * *A like that the daemon counts* (`writer = "daemon"`): the daemon commits the like in MySQL. Later the daemon adds
+//!   the like's outbox row to Redis, and notes the user in Redis. If the like is committed before the build reads the
+//!   users from MySQL, the build reads this user, too. If the like is committed after this read, the daemon notes the
+//!   user after "begin", and the note stays in Redis. Until the outbox row is added, a reader can get a wrong "no".
 //! * A reader checks the remembered clicks, then the noted users, then the bits. lua/filter_has.lua and lua/like.lua
 //!   each do all three checks in one script. An unlike leaves the user's bits set. The bits also stay set if a counted
 //!   like is reverted. Bits that stay set can only cause a wrong "perhaps".
@@ -49,31 +49,33 @@
 //!   begins, the script discards the pieces that the crashed run has written. After the swap, the next run adds the
 //!   noted users to the filter's bits (fold).
 //! * A run freezes, and resumes after a second run has begun. The filter's config has the number of the second run,
-//!   which is higher. So the first run's scripts for begin, pieces and swap do nothing. After the swap of the second
-//!   run, the config has no number, and the pieces and the swap of the first run still do nothing. If the first run
-//!   begins a build after that swap, users are noted unnecessarily until the next run. The fold of the first run is
-//!   applied only to a filter of the shape that its bits were computed for. This fold sets only bits of users who like
-//!   the target.
-//! * Redis executes a call twice, or late after a timeout: each piece contains its position, and the script refuses the
-//!   piece at any other position. If the begin is repeated, the script discards the written pieces, so the next piece
-//!   is refused. If the swap is repeated, `next` is empty and nothing is swapped.
-//! * A click changes no counter (result 0). The click's event is still published, because it is possible that no
-//!   earlier event of this like reached MySQL. So like.lua notes the user of every like, even if the click changes no
+//!   which is higher. So the first run's scripts, which begin a build, write pieces and swap the filter, do nothing.
+//!   The swap of the second run removes the number from the config. After that, the first run still cannot write pieces
+//!   or swap. If the first run begins a build after the second run's swap, Redis notes users unnecessarily until the
+//!   next run. The first run can add noted users to a filter (fold) only if the filter has the expected shape. A fold
+//!   sets only the bits of users who like the target.
+//! * Redis executes a call twice, or executes a call after its timeout. Each piece contains its position, and the
+//!   script refuses a piece that arrives for another position. If Redis executes the script that begins a build twice,
+//!   the script discards the written pieces. Then Redis refuses the next piece. If the swap is repeated, `next` is
+//!   empty and nothing is swapped.
+//! * A click changes no counter (result 0). The API server still publishes the click's event, because earlier events of
+//!   this like may not have reached MySQL. So like.lua notes the user of every like, even if the click changes no
 //!   counter.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
 //!   again. The fence of that run follows every event that was published before the flush.
-//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If the
-//!   noted users are lost, their count is lower than the config says. Without the config, there is no filter. A filter
-//!   that lacks a part never answers "no", and the next run drops and rebuilds it.
+//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If Redis
+//!   loses noted users, the number of notes is lower than the number in the config. Without the config, there is no
+//!   filter. A filter that lacks a part never answers "no", and the next run drops and rebuilds it.
 //! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter can lack likes
 //!   whose events are in MySQL. After such an event Redis has another data set, and a run in progress ends. The next
 //!   run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a
 //!   filter of another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour,
 //!   because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
-//!   between a failover and the next run, and in the second for which a reader caches the epoch.
-//! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
-//!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
-//!   the next run continues its work.
+//!   between a failover and the next run. A reader caches the epoch for one second, so a wrong "no" is also possible in
+//!   this second.
+//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. The client
+//!   then uses a separate command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during
+//!   the move fails, and the next run continues its work.
 //! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
 //!   These likes are in no filter until you rebuild the filter with `tallyd filters rebuild`. A run notices this if
 //!   more users like a target than were ever put into its filter.
@@ -108,7 +110,8 @@ use tallyd_redis::keys::KindNames;
 
 pub const MODE: &str = "keep";
 
-/// The points at which a test can end the process, in order. There is one between any two steps.
+/// The points at which a test can end the process, in order. Between two consecutive steps, there is always such a
+/// point.
 pub const FAULT_POINTS: [&str; 7] = [
     "filters:dropped",
     "filters:begun",
@@ -129,7 +132,8 @@ const BUILDS: usize = 500;
 /// If no run was active for this time, no filter is trusted, because it is unknown whether API servers noted all likes.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// If no run was completed for this time, no filter is trusted, because noted users are kept only for a week.
+/// If no run was completed for this time, the next run trusts no filter, because Redis keeps noted users only for a
+/// week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
 /// The interval between checks of all targets, including targets that did not change.
@@ -175,8 +179,8 @@ impl Filters {
         }
     }
 
-    /// Executes the run `number` of the job. The caller holds the job's lock. Ends between two steps when `stop` is
-    /// cancelled.
+    /// Executes the run `number` of the job. The caller holds the job's lock. If the token `stop` is cancelled, the run
+    /// ends before its next step.
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
         let LastMarks { newest, newest_age, done, done_age } =
             self.store.last_marks(JobName::Filters.name(), MODE, number).await?;
@@ -186,8 +190,8 @@ impl Filters {
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
         let redis = self.cache.data_set().await?;
-        // If the count of buckets has changed, the filters have other names in Redis, and the state of filters with the
-        // earlier names is unknown.
+        // The names of filters in Redis depend on the number of buckets. If this number has changed, the state of the
+        // filters with the new names is unknown.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         let now = self.cache.now().await?;
         let mark =
@@ -216,8 +220,8 @@ impl Filters {
         Ok(run.report)
     }
 
-    /// Returns the state that this run continues from. The mark of the newest run tells which filters are trusted. The
-    /// mark of the last completed run tells which targets need no check.
+    /// Returns the state that this run continues from. From the mark of the newest run, this run learns which filters
+    /// it can trust. From the mark of the last completed run, this run learns which targets need no check.
     fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
         let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
@@ -287,8 +291,8 @@ impl Run<'_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have too few likes for a filter. If such a target once had enough likes
-                // and a filter, an earlier run checked it while its likes decreased.
+                // Nearly all targets of a site have too few likes for a filter. Some of these targets had enough likes
+                // for a filter in the past. An earlier run checked such a target when its likes decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
                 self.keep(page).await?;
                 after = range.until;
@@ -342,8 +346,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Fails if Redis' data set changed during the run. With another data set, Redis can lack counted likes, and this
-    /// run's mark is no longer valid. With the same data set, the filters in Redis are trusted for another hour.
+    /// Fails if Redis' data set changed during the run. After a flush or a failover, Redis has a different data set and
+    /// can lack counted likes. Then this run's mark is no longer valid. With the same data set, the filters in Redis
+    /// are trusted for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,

@@ -15,7 +15,7 @@ pub(crate) struct Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Nothing,
-    /// Users are noted beside the filter, and the run must set their bits.
+    /// Redis has noted users who are not in the filter yet. The run must set the bits of these users.
     Fold(Shape),
     /// Build a filter. `drops_former` is set if the former filter can lack some users. Such a former filter is dropped
     /// immediately.
@@ -53,8 +53,9 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     }
 }
 
-/// Whether more users like the target than were ever put into its filter. If so, likes were counted without an update
-/// of the filter. A small difference is accepted, because the counter can be slightly wrong.
+/// Whether the number of the target's likes is higher than the number of users that were added to its filter. If so,
+/// likes were counted without an update of the filter. A small difference is accepted, because the counter can be
+/// slightly wrong.
 fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }

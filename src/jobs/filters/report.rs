@@ -12,7 +12,7 @@ pub struct Report {
     pub looked_at: u64,
     pub built: u64,
     pub users: u64,
-    /// The count of users who were noted beside a filter and are now in the filter's bits.
+    /// The number of noted users whose bits this run has set in a filter.
     pub folded: u64,
     /// The count of removed filters. A filter is removed if its target has too few likes now, or if Redis can have lost
     /// a part of the filter.
@@ -26,7 +26,7 @@ pub struct Report {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// A hash of Redis' data set and of the filters' names in Redis.
+    /// A number that changes if Redis gets a different data set, or if the filters get different names in Redis.
     pub data_set: u64,
     /// The number of the run that began the current epoch. The filters of this epoch are trusted.
     pub epoch: u64,

@@ -4,8 +4,8 @@
 //! The first measurement is cheap, because its fence is sent immediately. Nearly all counters are right at this
 //! measurement. The other counters are *suspects*. The suspects of many pages are measured again together. A suspect
 //! that is still busy is watched. If API servers count one of the suspects, the second measurement waits a whole
-//! `publish_grace`. If the run finds a drift, it stores the drift with the suspect. After the next measurement that
-//! gives a result for the suspect, the run repairs the part of the drift that both measurements agree on.
+//! `publish_grace`. If the run finds a drift, it stores the drift with the suspect. Later, another measurement of the
+//! suspect gives a second drift. If both drifts have the same direction, the run repairs the smaller drift.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ pub(super) struct Comparer<'a> {
     published: Vec<u64>,
 }
 
-/// For each bucket of one kind: how many of MySQL's counters are not zero in Redis, modulo 2^16. The list is empty if
-/// the run does not need it.
+/// A number for each bucket of one kind: how many counters from MySQL are not zero in Redis (modulo 2^16). The list is
+/// empty if the run does not need it.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
@@ -193,8 +193,8 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Records which place the run has reached, if no suspects are left. A dry run repairs no drifts, so it records
-    /// nothing. For the same reason a run records nothing while its repairs are held back.
+    /// If no suspects are left, this function stores the place that the run has reached. A dry run repairs no drifts,
+    /// so it records nothing. For the same reason a run records nothing while its repairs are held back.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -306,9 +306,9 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Records undecided counters. At each sample of such a counter, the producer's time of an event was so close to
-    /// the sample that it is unknown which came first. The next run measures these counters first, so this run can
-    /// report that everything was compared.
+    /// Records undecided counters. At each sample of such a counter, the time of an event was very close to the time of
+    /// the sample. So it is unknown whether the sample includes the event. The next run measures these counters first,
+    /// so this run can report that everything was compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
         for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {

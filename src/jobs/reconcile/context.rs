@@ -112,7 +112,7 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    /// Provides the pace of the reconcile. Operators can change this pace.
+    /// The orders of operators, for example the speed of the reconcile.
     pub control: Control,
 
     pub limits: Limits,
@@ -159,8 +159,8 @@ impl Servers {
         self.cache.now().await.context("read Redis' clock")
     }
 
-    /// Ends all watches of the run. If this fails, the run does not fail, because the next run ends the watches, and
-    /// watches also expire.
+    /// Ends all watches of the run. If MySQL does not end the watches, the run continues. The next run ends these
+    /// watches, and watches also expire.
     pub(super) async fn unwatch(&self, run: u64) {
         if let Err(error) = self.store.unwatch(run).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -216,8 +216,8 @@ impl<'a> RunContext<'a> {
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, it can
-    /// have other values, without the measured drift.
+    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, its
+    /// values can differ from the measured values. Then a repair would be wrong.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());

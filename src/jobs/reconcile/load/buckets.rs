@@ -44,12 +44,12 @@ struct Page {
     since: Since,
 }
 
-/// The amounts that are missing in the buckets being loaded, computed from a page of rows.
+/// The result for one page of rows from MySQL: the amounts that the load must add to its buckets.
 #[derive(Default)]
 struct Lacking {
     /// The additions that must be made to the buckets.
     repairs: Vec<Repair>,
-    /// Counters for which only a measurement can show the missing amount.
+    /// Counters that the load must measure, because the page does not show how much is missing in Redis.
     to_measure: Vec<CounterKey>,
 }
 
@@ -62,8 +62,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     /// is not loaded.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // The last outbox rows are read first. The load includes all outbox rows up to these. Because of the buckets'
-        // offsets, the outbox does not add these rows again, even if it sends them late.
+        // The last outbox rows are read first. The load includes these rows and all earlier outbox rows. Because of the
+        // buckets' offsets, the outbox does not add these rows again, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.number;
@@ -138,9 +138,10 @@ impl<'l, 'a> Loader<'l, 'a> {
 
     /// Computes the amounts that were missing in the buckets at their cuts (the instants at which the buckets were
     /// read). Some counters must be measured instead: counters to which the daemon has added since the cut, and all
-    /// counters of layouts that are not packed. Counters that the cut does not show (retired metrics, and fields that
-    /// are not numbers) must also be measured. The load adds nothing for counters that only Redis has. These are
-    /// orphans or belong to likes in flight, and the comparison handles them.
+    /// counters of layouts that are not packed. The load must also measure counters whose value at the cut is unknown
+    /// (retired metrics, and fields that are not numbers). The load adds nothing for counters that only Redis has. Such
+    /// counters are orphans, or the events of their likes have not reached MySQL yet. The comparison handles both
+    /// cases.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
@@ -165,8 +166,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         lacking
     }
 
-    /// Measures counters, and adds the amounts that they lack. Counters that are written during the measurement are
-    /// busy.
+    /// Measures counters, and adds to Redis the amounts that are missing there. Counters that are written during the
+    /// measurement are busy.
     async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
         let measurements = self.measure.measure(keys, Duration::ZERO, None).await?.measurements;
         loading.busy.extend(with_busy(&measurements));
@@ -184,8 +185,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // The counters that are still busy are written all the time. The load watches these counters now, so that the
-        // memory is free for other busy counters.
+        // If a counter is still busy, the site writes it all the time. If there are many such counters, the load
+        // watches them now and not at its end. This frees memory for other busy counters.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
@@ -200,8 +201,8 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // The accepted skew is zero: if the order of an event and the cut is unclear, the event's time by the
-            // producer's clock is used. A later comparison repairs a wrong result.
+            // The accepted skew is zero. So the time that the producer gave the event always decides whether the event
+            // was before the cut. A later comparison repairs a wrong result.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;
@@ -209,7 +210,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Returns the amounts that counters lack, for all counters with a known drift.
+    /// Returns the amounts that are missing in Redis. The result contains each counter whose drift is known and not
+    /// zero.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
         let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
             Judgement::Drift(drift) if drift != 0 => {
@@ -262,7 +264,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 }
 
-/// Whether the amounts that buckets lack can be computed from a page, for counters that the daemon adds to Redis.
+/// Whether the kind has counters that the daemon adds to Redis and whose missing amounts the load can compute from a
+/// page.
 fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     let targets = Target { kind, id: TargetId(0) };
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))

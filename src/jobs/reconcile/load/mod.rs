@@ -13,10 +13,10 @@
 //! likes, because their `at` is within `overlap`.
 //!
 //! If a layout of Redis keys was abandoned and is configured again, its counters are outdated. So the run treats the
-//! layout as lost. Each run records the configured layouts in which API servers count. If a layout is missing in the
-//! last run's record, no daemon has updated that layout. After an aborted move or a switch, the layout's buckets can
-//! still be marked as loaded. The run removes these marks before it compares anything, and loads the buckets like lost
-//! buckets.
+//! layout as lost. Each run stores the names of the configured layouts to which API servers write. If a layout is
+//! missing in the last run's record, no daemon has updated that layout. After a switch, or after a move that was
+//! aborted, the buckets of this layout can still be marked as loaded. The run removes these marks before it compares
+//! anything. Then the run loads these buckets in the same way as lost buckets.
 
 mod buckets;
 mod touched;
@@ -34,7 +34,7 @@ use buckets::Loader;
 use tallyd_redis::Cache;
 use tallyd_redis::load::Unloaded;
 
-/// Maximum number of scheduled loads of a few buckets per hour.
+/// Scheduled runs load a few lost buckets at most this number of times per hour.
 const LOADS_MAX: u64 = 3;
 
 /// Fails if the daemon counts in a layout that is not in this configuration. Without this check, the run would record
@@ -117,7 +117,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
 }
 
 /// Whether the next load must wait, because Redis has lost buckets too often. Each load reads the whole table
-/// `counter`, and the loads would never end if Redis keeps evicting buckets.
+/// `counter`. If Redis evicts buckets again and again, runs without this limit would load all the time.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.options.wait_max.is_some();

@@ -4,18 +4,19 @@
 //! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows that
 //! were committed before the cut. The script that reads a bucket at the cut also raises the bucket's offsets to these
 //! numbers. So the load must set each counter to the value that includes exactly the rows up to these offsets. The
-//! missing amount is this value minus the value in the bucket at the cut. A page of MySQL's rows has the counter's
-//! value in one snapshot. If that snapshot has no outbox row after `outbox` for the counter, the page's value is also
-//! the value at the offsets, and no measurement is needed. All other counters are measured.
+//! missing amount is this value minus the value in the bucket at the cut. The load reads counters from MySQL in pages,
+//! and each page is one snapshot. If a page's snapshot has a later outbox row (after `outbox`) for a counter, the load
+//! measures this counter. Otherwise the value in the page includes exactly the rows up to the offsets, and the load
+//! uses this value.
 //!
 //! * A: `outbox` is read. B: an outbox row is committed. C: the page is read. The page includes the row's addition, and
 //!   the outbox also adds it to the bucket. The page's snapshot has the row, so the row's counter is measured.
-//! * A: the page is read. B: a row is committed. The page does not include the row's addition, and the outbox adds it
-//!   to the bucket. The page's value is the value that the load needs. The next page's snapshot has the row, but the
-//!   row's counter can belong to the earlier page.
-//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket already has the
-//!   addition at the cut, and its offset is above `outbox`. The page's snapshot has the row, so the row's counter is
-//!   measured.
+//! * A: the page is read. B: a row is committed. The counter's value in the page does not include the row's addition.
+//!   The load uses this value, and the outbox adds the row to the bucket later. The snapshot of the next page contains
+//!   the row, although the counter of this row can belong to the earlier page.
+//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. At the cut, the bucket already
+//!   contains the row's addition, and the bucket's offset is higher than the number in `outbox`. The page's snapshot
+//!   has the row, so the row's counter is measured.
 //! * A: a row is committed. B: `outbox` is read, and then the bucket is read at the cut. C: the outbox reaches the row.
 //!   The page includes the row's addition. Because of the bucket's offset, the outbox does not add the row again.
 //! * A: rows of one partition are read up to number 7. B: number 6 is committed. This cannot happen, because numbers
@@ -35,7 +36,7 @@ use tallyd_core::outbox::{OutboxOffsets, Since};
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
-/// The counters of one kind that outbox rows after `outbox` change, in the snapshot of the last page.
+/// The counters of one kind that have outbox rows after `outbox` in the last page's snapshot.
 pub(super) enum Touched {
     Keys {
         kind: Kind,
@@ -43,7 +44,7 @@ pub(super) enum Touched {
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
     },
-    /// The counters are unknown: the outbox has possibly added to any counter.
+    /// It is unknown which counters have such outbox rows. So every counter must be measured.
     Any,
 }
 
