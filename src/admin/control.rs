@@ -54,7 +54,7 @@ pub(crate) struct Wanted {
     pub reason: String,
 }
 
-/// A task's order before a request, and its order after the request.
+/// The operator's order (pause or throttle) for a task before an HTTP request, and the order after this request.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub before: Option<Order>,

@@ -103,8 +103,8 @@ impl Asked {
 }
 
 impl Admin {
-    /// Creates the port for `[admin] listen`, and the task that observes the servers. Returns `None` if `listen` is
-    /// empty.
+    /// Prepares the HTTP port that `[admin] listen` configures, and the task that observes the servers. Returns `None`
+    /// if `listen` is empty.
     pub(crate) fn new(
         live: &ConfigHandle,
         broker: &Broker,

@@ -2,8 +2,8 @@
 //! configuration stays in force.
 //!
 //! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B
-//! happens after A, so the daemon judges every event that it receives after C by the new configuration. The daemon
-//! judged the events that it received before A by the old configuration.
+//! happens after A, so the daemon judges every event that it receives after C by the new configuration. For the events
+//! that the daemon received before A, it used the old configuration.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -39,8 +39,8 @@ const EVERY: Duration = Duration::from_secs(10);
 /// takes at most half a second.
 const FOLLOWED: Duration = Duration::from_secs(11);
 
-/// API servers can begin to count only if at most this number of messages wait, and at most this number of outbox rows.
-/// Daemons can write so many messages within a few seconds.
+/// API servers can't begin to count while more than this number of messages wait, or while more than this number of
+/// outbox rows wait. The daemons can write this number of messages within a few seconds.
 const WAITING_MAX: u64 = 10_000;
 
 /// A daemon's announcement, and the instant from which it is valid.
@@ -51,13 +51,14 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Makes an announcement of `writers` that is valid from now on. The names of kinds and metrics come from `config`.
+    /// Creates an announcement with `writers`. The announcement is valid from now on. The names of kinds and metrics
+    /// come from `config`.
     pub(super) fn new(writers: &Writers, config: &Config) -> Self {
         let since = clock::now();
         Self { text: writers.encode(&config.kinds, &config.metrics, since), since }
     }
 
-    /// Makes an announcement of the configuration's writers.
+    /// Creates an announcement with the writers that `config` defines.
     pub(super) fn of(config: &Config) -> Self {
         Self::new(&Writers::from(config), config)
     }
@@ -72,7 +73,7 @@ impl Announcement {
     }
 }
 
-/// Keeps the latest announcement in Redis until the stop.
+/// Keeps the latest announcement in Redis until `stop` is cancelled.
 pub(super) async fn run(
     cache: Cache,
     mut decided: watch::Receiver<Announcement>,
@@ -108,8 +109,8 @@ impl Decider {
     /// metrics from the daemon, the call returns after the API servers have started to count.
     ///
     /// # Errors
-    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If `new` may have
-    /// been announced before the failure, announces `now` again.
+    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If clients can
+    /// have read an announcement of `new` before the failure, the call announces `now` again.
     pub(super) async fn prepare(&self, now: &Config, new: &Config, stop: &CancellationToken) -> Result<()> {
         let (before, after) = (Writers::from(now), Writers::from(new));
         if !after.hands_to_api(&before, &now.kinds, &now.metrics) {
@@ -129,7 +130,7 @@ impl Decider {
         Ok(())
     }
 
-    /// Announces the writers of the configuration that now applies.
+    /// Announces the writers that `config` defines. This configuration is now in force.
     pub(super) fn decide(&self, config: &Config) {
         self.decided.send_replace(Announcement::of(config));
     }

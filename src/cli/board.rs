@@ -83,7 +83,8 @@ pub(super) enum BoardCommand {
         /// Change nothing. Print the board that would be restored.
         #[arg(long)]
         dry_run: bool,
-        /// Add the current scores in Redis to the snapshot. Use this option if Redis evicted only this board.
+        /// Add the scores that are now in Redis to the scores of the snapshot. Use this option if Redis evicted only
+        /// this board.
         #[arg(long)]
         add: bool,
         /// Print the report as text or as JSON.

@@ -62,7 +62,7 @@ pub(super) struct Lasts {
 pub(super) enum TaskArg {
     /// Write messages from the broker to MySQL.
     Consumer,
-    /// Add the consumer's written counts to Redis.
+    /// Add counts to Redis after the consumer has written them to MySQL.
     Outbox,
     /// Compare Redis with MySQL.
     Reconcile,

@@ -24,8 +24,8 @@ pub(super) struct EraseArgs {
     /// Erase this target, for example video:42.
     #[arg(long, value_name = "KIND:ID")]
     target: Option<String>,
-    /// Also remove the id from this board. Repeat the option for more boards. Without this option, remove a target only
-    /// from boards that a [[rule]] feeds.
+    /// Also remove the id from this board. Repeat the option for more boards. Without this option, the erase removes a
+    /// target only from boards that a [[rule]] feeds.
     #[arg(long, value_name = "NAME")]
     board: Vec<String>,
     /// Continue where the last run for the same user or target was stopped or killed.

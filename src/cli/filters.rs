@@ -58,7 +58,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     let running = servers.store.running_jobs().await?.into_iter().find(|run| run.job == job);
     if let Some(owner) = running.map(|run| run.owner).or_else(|| Some(last.first()?.owner.clone())) {
         let text = format!(
-            "{owner} updated filters within the last {} minutes: restart it without [filter], then try again after that time",
+            "{owner} updated filters within the last {} minutes: restart this daemon without [filter], then try again after that time",
             IDLE_MIN.as_secs() / 60
         );
         return Err(JobError::NotNow(text).into());

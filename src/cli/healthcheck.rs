@@ -17,7 +17,7 @@ use crate::telemetry::status::printable;
 pub(super) struct HealthcheckArgs {
     #[command(flatten)]
     port: PortArgs,
-    /// Check only whether the process makes progress, even if it can't write events.
+    /// Check only whether the process makes progress. A daemon that can't write events can still pass this check.
     #[arg(long)]
     live: bool,
 }
@@ -40,7 +40,11 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
 
 /// If a request has no token, the port's answer is only the status code.
 fn code_lines(status: StatusCode, word: &str) -> (bool, Vec<String>) {
-    let why = if status.is_success() { word.to_owned() } else { format!("not {word}: add --token-file to see why") };
+    let why = if status.is_success() {
+        word.to_owned()
+    } else {
+        format!("the daemon is not {word}: add --token-file to see why")
+    };
     (status.is_success(), vec![why])
 }
 

@@ -26,7 +26,7 @@ const RUNS_MAX: u32 = 4;
 /// Interval between two checks whether the daemon's run has ended.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
-/// Interval between two checks whether Redis has lost counters that readers need.
+/// Interval of the check that Redis still has all counters that API servers need.
 const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
@@ -158,8 +158,8 @@ fn proof(report: &Report) -> String {
     }
 }
 
-/// Runs a reconcile. With `waits`, waits while another run has the lock: the daemon can start a run between two runs of
-/// the migration.
+/// Runs a reconcile. If `waits` is true and another run has the lock, waits for the lock. The daemon can start its own
+/// run after one run of the migration and before the next.
 async fn run_when_free(
     config: &Config,
     options: &RunOptions,
@@ -177,7 +177,7 @@ async fn run_when_free(
     }
 }
 
-/// Returns when Redis has lost buckets of the layout that API servers read. The daemon needs the job's lock to load
+/// Waits until Redis has lost buckets of the layout that API servers read. The daemon needs the job's lock to load
 /// these buckets again.
 async fn until_lost(first: &Cache, config: &Config) {
     let mut had_all = false;

@@ -42,7 +42,7 @@ pub(super) struct MapArgs {
 
 #[derive(Debug, Subcommand)]
 enum MapCommand {
-    /// Remove a map that is in no configuration: unbind and delete its queue, and forget the map.
+    /// Remove a map that no configuration contains: unbind and delete its queue, and forget the map.
     Remove {
         /// Remove the map of this name.
         name: String,

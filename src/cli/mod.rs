@@ -91,7 +91,8 @@ enum Command {
     /// Compare an old site's numbers with `counter`. Exit with 2 if the difference grows from run to run. Change
     /// nothing.
     Compare(compare::CompareArgs),
-    /// Write likes to an old table as an [[export]] defines, so that the site can return to that table.
+    /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
+    /// table.
     Export(export::ExportArgs),
     /// Archive the boards of finished periods, and remove expired boards from Redis.
     Archive(board::ArchiveArgs),

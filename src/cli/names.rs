@@ -58,7 +58,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The user may have answered hours after the question, so the state is checked again.
+    // The user can answer the question hours later. So the command checks again that all daemons are stopped.
     all_stopped(&servers).await?;
     if !servers.store.rename_code(of, code, from, to).await? {
         return Err(JobError::NotNow(format!("the {word} {from} was changed meanwhile: try again")).into());

@@ -80,7 +80,7 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     Ok(match report {
         _ if report.ended == End::Stopped && was_paused(&servers, JobName::Reconcile)? => EXIT_TRY_LATER,
         _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
-        // Unknown counters are drift, too: a run that is not a dry run would load them.
+        // Unknown counters are drift, too: without --dry-run, the run would load them.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,
     })

@@ -49,8 +49,8 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-/// If an operator paused the job and so stopped the run, reports the pause. The command can be repeated after the
-/// pause.
+/// If the run stopped because an operator paused the job, prints the pause and returns true. The command can be
+/// repeated after the pause.
 pub(super) fn was_paused(servers: &Servers, job: JobName) -> Result<bool> {
     let Some(order) = servers.control.paused(needed_by(job)) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;

@@ -119,12 +119,12 @@ impl Origins {
     }
 
     pub fn of(&self, key: &Key) -> Origin {
-        // One variable can set a whole list. Then this variable is the origin of each setting in the list.
+        // If one variable sets a whole list, this variable is the origin of each value in the list.
         let list = || self.0.get(&key.above()).filter(|origin| matches!(origin, Origin::Variable(_)));
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }
 
-    /// Returns a problem. The problem's place is that of the first key in `keys` that is set.
+    /// Returns a problem that shows where the first configured key in `keys` was set.
     pub fn problem(&self, keys: &[Key], text: String) -> Problem {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }
@@ -133,8 +133,8 @@ impl Origins {
         self.of(key) != Origin::Default
     }
 
-    /// Returns the origin of the first key in `keys` that is set. If no key is set, returns the origin of the first
-    /// key's section.
+    /// Returns the origin of the first key in `keys` that is set. If no key is set, searches for the section of the
+    /// first key, and returns where this section was set.
     pub(super) fn nearest(&self, keys: &[Key]) -> Option<Origin> {
         let set = keys.iter().find(|key| self.has(key)).map(|key| self.of(key));
         set.or_else(|| {

@@ -113,7 +113,8 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
 }
 
 /// Replaces a variable such as `TALLYD__AMQP__URL_FILE`, which names a file, by the address in this file. So an address
-/// with a password can stay in a file. Returns the key, the variable, and the problem if the file can't be used.
+/// with a password can stay in a file. Returns each key and its variable. If the file of a variable can't be used, also
+/// returns the problem.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -250,15 +251,15 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
         // API servers switch between the layouts at different moments. Until all servers have switched, a server can
-        // count in the first layout a moment after the event got its `at`. The `at` can also come from another node's
-        // clock.
+        // add an event to the first layout slightly later than the event's `at`. The `at` can also come from another
+        // node's clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));
     }
 }
 
-/// Returns true if the problem is real. Wrong values are removed before the next checks, and a removed value can cause
-/// false problems.
+/// Returns true if the problem is real. The loader removes wrong values before the next checks. A check can then report
+/// a problem only because a value was removed.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
     let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());

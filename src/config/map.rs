@@ -99,7 +99,7 @@ fn values(config: &Config, map: &Map) -> Vec<Text> {
     }
     let metrics = map.metric.as_ref().and_then(Source::possible).into_iter().flatten();
     for metric in metrics.filter(|metric| *metric == LIKE || config.metrics.named(metric).is_none()) {
-        let text = format!("metric becomes \"{metric}\": write a name of [metrics] other than like");
+        let text = format!("metric becomes \"{metric}\": allowed are the names in [metrics], except like");
         texts.push(("metric", text));
     }
     texts

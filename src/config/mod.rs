@@ -183,8 +183,8 @@ pub struct Consumer {
     /// How long the daemon remembers `count` events, to count each once (1h to 27d). The daemon rejects older count,
     /// set and reset events. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
-    /// Maximum open dead letters, split equally between partitions. Further ones that another configuration could
-    /// accept go to the queue `tally.returned`. The daemon only counts the rest.
+    /// How many dead letters can be open. Partitions share this number equally. Later dead letters go to the queue
+    /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
     /// Milliseconds that a batch waits for more events. A longer wait makes batches larger, but adds latency.
@@ -245,8 +245,8 @@ impl Config {
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the MySQL servers of `[[import]]` and `[[export]]`. For each server, returns its block, the block's name
-    /// in problems, and the server.
+    /// Returns the MySQL servers of `[[import]]` and `[[export]]`. For each server, returns the key of its block, the
+    /// name that problems use for the block, and the server.
     fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
         let imports = self.imports.iter().enumerate();
         let imports =

@@ -18,20 +18,21 @@ pub struct Reconcile {
     /// When to recount the next slice of all targets. Empty: never. For large tables instead of `full_cron`: `0 20 * *
     /// * *` recounts everything once a day at a steady cost.
     pub scrub_cron: String,
-    /// Slices for `scrub_cron`, of about equal size.
+    /// Number of equal slices that `scrub_cron` recounts.
     #[schemars(range(min = 1, max = 10_000))]
     pub scrub_parts: u64,
     /// Clock of an event's `at`. With `[redis.also]` it is always `producer`.
     pub event_clock: EventClock,
     /// For `event_clock = "producer"`: largest clock difference to Redis, and longest time between setting `at` and
-    /// counting. Runs skip targets with an event this close to a comparison.
+    /// counting. Runs skip a target if an event is closer than this to a comparison.
     pub clock_skew_max: Pause,
-    /// Longest time between counting in Redis and publishing, with all retries. In a recount: between a row and its
-    /// event. At least twice `[amqp] timeout_ms`. Only recounts and runs on `writer = "api"` wait this long.
+    /// Longest time between counting in Redis and publishing, with all retries. For recounts: longest time between a
+    /// row and its event. At least twice `[amqp] timeout_ms`. Only recounts and reconciles of `writer = "api"` wait
+    /// this long.
     pub publish_grace: Pause,
     /// Longest time that a run waits for a fence.
     pub fence_max: Pause,
-    /// A changed run also covers this time before the last run's end, for publishes longer than `publish_grace`.
+    /// A `changed` run starts this much before the last run's end, for publishes longer than `publish_grace`.
     pub overlap: Pause,
     /// Maximum rows of `counter` per page: one for each target, metric and partition. Each row takes about 200 bytes.
     #[schemars(range(min = 1, max = 1_000_000))]
@@ -39,7 +40,7 @@ pub struct Reconcile {
     /// Milliseconds that a page should take. The daemon adapts the page size.
     #[schemars(range(min = 10, max = 60_000))]
     pub page_target_ms: u64,
-    /// Milliseconds between pages. Larger values mean a slow, fixed pace.
+    /// Milliseconds between pages. Larger values slow runs down.
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
     /// Runs wait while MySQL's `Threads_running` exceeds this. 0: never.
@@ -62,12 +63,13 @@ pub struct Reconcile {
     pub repair_abs_max: i64,
     /// How long the tables `repair` and `job_run` keep rows.
     pub repair_keep: Pause,
-    /// How often to check Redis for lost counters, and load them.
+    /// How often the daemon checks Redis for lost counters to load.
     pub watch_every: Pause,
 }
 
 /// A client of this project publishes an event within this time: it makes three attempts, each with 5 s to connect and
-/// 5 s for the confirm. The Rust client and the gateway take twice `[amqp] timeout_ms`, by default 20 s.
+/// 5 s for the confirm. In the Rust client and the gateway, a publish lasts at most twice `[amqp] timeout_ms`, by
+/// default 20 s.
 const PUBLISH_GRACE: Pause = Pause::from_secs(3 * (5 + 5));
 
 impl Default for Reconcile {

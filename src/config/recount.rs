@@ -1,4 +1,4 @@
-//! `[[recount]]`: counters of a metric that another table determines.
+//! `[[recount]]`: another table determines the counters of a metric.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ pub struct Recount {
 }
 
 impl Recount {
-    /// Returns the name in commands, reports and the history of runs, for example `video:comment`.
+    /// Returns the recount's name in commands, reports and the history of runs, for example `video:comment`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.kind, self.metric)
     }

@@ -70,7 +70,8 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
         ("mysql", &one.mysql.url, &other.mysql.url),
         ("redis", &one.redis.url, &other.redis.url),
     ] {
-        // Printing an address leaves out its user, password and options, so these parts are compared separately.
+        // A printed address does not contain the user, the password and the options, so the code compares these parts
+        // separately.
         let seen = |url: &ServerUrl| url.to_string();
         if seen(one) == seen(other) && one.expose() != other.expose() {
             found.push(format!("[{section}] url or password"));

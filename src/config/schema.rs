@@ -50,7 +50,7 @@ fn mend(schema: &mut Value) {
             if inner.get("default").is_some_and(Value::is_null) {
                 inner.remove("default");
             }
-            // If the value of `format` is not a text, `format` is a key of a section and is kept.
+            // If the value of `format` is not a string, `format` is a configuration key. Then it stays in the schema.
             match inner.get("format").and_then(Value::as_str) {
                 None | Some(LENGTH_OF_TIME) => {}
                 Some(format) => {
@@ -89,7 +89,7 @@ fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     schema.insert("x-taplo".to_owned(), json!({ "docs": { "enumValues": docs } }));
 }
 
-/// Returns the schema of the key `name` below `schema`.
+/// Searches `schema` for the key `name`, and returns the schema of this key.
 pub(super) fn below<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     let named = schema.get("properties").and_then(|known| known.get(name));
     let any = || schema.get("additionalProperties").filter(|any| any.is_object());

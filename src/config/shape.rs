@@ -9,8 +9,8 @@ use super::parse_pause;
 use super::problem::Faults;
 use super::schema::{allowed, below, bounds, is_length_of_time, names};
 
-/// The least similarity (0 to 1) of an unknown name to a known name at which the unknown name is most likely a typing
-/// error.
+/// If the similarity (0 to 1) of an unknown name and a known name is at least this number, the unknown name is probably
+/// a typing error.
 const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;

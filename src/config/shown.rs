@@ -21,7 +21,7 @@ fn table(loaded: &Loaded) -> Table {
             *known = Value::String(ServerUrl::masked(url));
         }
     }
-    // An empty list of blocks is not a setting.
+    // A list without blocks sets nothing, so the output does not contain the list.
     table.retain(|_, value| value.as_array().is_none_or(|blocks| !blocks.is_empty()));
     table
 }

@@ -19,7 +19,7 @@ const UNSURE: [&str; 2] = ["preferred", "required"];
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
-    /// The configuration block that contains the keys. Problems call the block by the name in `section`.
+    /// The configuration block that contains the keys. Error messages contain the block's name from `section`.
     block: Key,
     section: &'static str,
     authorities: Option<&'a str>,
@@ -215,13 +215,14 @@ pub fn ssl_mode(url: &ServerUrl) -> Option<String> {
     option(url, "ssl-mode")
 }
 
-/// Returns the first value of an option of an address, in lower case.
+/// Returns the value of the option `name` in the address `url`, in lower case. If `url` contains the option twice,
+/// returns the first value.
 fn option(url: &ServerUrl, name: &str) -> Option<String> {
     options(url, name).next()
 }
 
-/// Returns all values of an option of an address, in lower case. The library also accepts the name of the option
-/// without the hyphen.
+/// Returns all values of the option `name` in the address `url`, in lower case. The library also accepts the name of
+/// the option without the hyphen.
 fn options(url: &ServerUrl, name: &str) -> impl Iterator<Item = String> {
     let plain = name.replace('-', "");
     let pairs: Vec<(String, String)> =

@@ -52,7 +52,7 @@ fn queues(page: &mut Page, seen: &Observed) {
         page.gauge("tallyd_returned_messages", "Messages in the queue of returned messages", returned as f64);
     }
     if let Some(rows) = seen.outbox_rows {
-        page.gauge("tallyd_outbox_rows", "Rows of the outbox that are not in Redis yet", rows as f64);
+        page.gauge("tallyd_outbox_rows", "Rows of the outbox whose additions are not in Redis yet", rows as f64);
     }
 }
 
@@ -85,7 +85,7 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
         let now = telemetry.jobs.get(job).waits.map(|(waits, _)| waits);
         WaitsFor::ALL.iter().map(move |why| ([("job_name", *job), ("reason", why.name())], flag(now == Some(*why))))
     });
-    page.gauges("tallyd_job_waiting", "1 while a run in this process waits for this reason", waits);
+    page.gauges("tallyd_job_waiting", "1 while the reason in `reason` makes a run in this process wait", waits);
 }
 
 fn reconciles(page: &mut Page, seen: &Observed) {

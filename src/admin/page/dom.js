@@ -1,5 +1,5 @@
-// Changes only elements with new content, so that a user can read, select and copy the other elements. All data of the
-// daemon is inserted as text, never as markup.
+// The functions change an element only if its content must change. So a user can read, select and copy the unchanged
+// elements. All data of the daemon is inserted as text, never as markup.
 
 const byId = (id) => document.getElementById(id);
 

@@ -2,7 +2,8 @@
 //! `/v1/history`.
 //!
 //! The data can be malicious, especially error texts from the servers, so the script inserts the data only as text. The
-//! content security policy blocks other scripts and resources from other origins.
+//! content security policy blocks all scripts except the page's own script. It also blocks all resources from other
+//! origins.
 
 use std::sync::LazyLock;
 

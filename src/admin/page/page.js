@@ -6,12 +6,13 @@ const RECONCILES_SHOWN = 6;
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
-// Maps a time to the point of the plots at this time. The points of earlier daemon processes stay in the plots.
+// Maps each time to the values that the plots show at this time. The values of earlier daemon processes stay in the
+// plots.
 const history = new Map();
 const starts = new Set();
 let told = null;
 let awaySince = null;
-// Maps a path to the error that occurred while the page showed the data of this path.
+// If the page can't show the data that it received from an API path, this map contains the path and the error.
 const unshown = new Map();
 
 new Plot("plot-events", "Events per second", [{ name: "events per second", label: "", of: (one) => one.events_s }], rate, 4);
@@ -240,7 +241,7 @@ function showUnshown() {
 }
 
 function take(status) {
-  // If the daemon's version changed, the new daemon can have another page, so the browser loads the page again.
+  // A daemon of another version can serve a different page. If the version changed, the browser loads the page again.
   if (told && told.version !== status.version) location.reload();
   time.offset = status.now - Date.now() * 1000;
   time.stopped = null;
@@ -248,7 +249,7 @@ function take(status) {
   told = status;
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
-  // The plots keep a daemon's start permanently, so it is added only if showAll() succeeded.
+  // The plots never remove a daemon's start. If showAll() fails, the code does not add the start.
   starts.add(status.started_at);
   tick();
 }

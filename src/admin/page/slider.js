@@ -9,8 +9,8 @@ class Slider {
     this.element = make("div", { role: "slider", tabindex: "0", "aria-label": title, "aria-valuemin": "0" }, svg);
     svg.setAttribute("aria-hidden", "true");
     this.say(null, 0, "unknown");
-    // On focus, the last point is selected and stays selected. Otherwise the slider's text would change while a user
-    // listens.
+    // On focus, the last point is selected and stays selected. Otherwise the slider's text would change while a screen
+    // reader reads the text aloud.
     this.element.addEventListener("focus", () => choose(this.last));
     this.element.addEventListener("blur", () => choose(null));
     this.element.addEventListener("keydown", (event) => {

@@ -199,7 +199,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// Classifies `error` by the server's own error, which is one of its causes.
+/// Classifies `error`. The server's own error decides the class, and is one of the causes of `error`.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)

@@ -83,7 +83,10 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             checks.push(Check::ok(What::MysqlNames, "all codes have the same meaning as in MySQL"))
         }
         Ok(changes) => checks.extend(changes.iter().map(|change| {
-            Check::ok(What::MysqlNames, format!("{change}: a daemon notes this in MySQL at its next start or reload"))
+            Check::ok(
+                What::MysqlNames,
+                format!("{change}: a daemon writes this change to MySQL at its next start or reload"),
+            )
         })),
         Err(error) => match error.downcast::<ConfigError>() {
             Ok(ConfigError(problems)) => checks.extend(
@@ -211,7 +214,7 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
             Ok(_) => Check::ok(What::MysqlReplicas, format!("the replica {name} answers")),
             Err(error) => {
                 let error = anyhow::Error::from(error).context(format!("the replica {name}"));
-                let away = "start the replica, or remove it from [reconcile] replicas; meanwhile runs wait";
+                let away = "start the replica, or remove it from [reconcile] replicas; until then, reconcile runs wait";
                 Check::failed(What::MysqlReplicas, error, away, "also GRANT SELECT to the account on the replica")
             }
         });

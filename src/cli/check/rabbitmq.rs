@@ -87,8 +87,8 @@ async fn of_map(
     Ok(())
 }
 
-/// Returns a connection to a node that answers, and the check of each node. If no node answers, the error contains the
-/// checks.
+/// Returns a connection to a node that answers, and the check of each node. If no node answers, returns the check of
+/// each node as the error.
 async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let (mut links, mut failed) = (Vec::new(), Vec::new());
     for (name, asked) in broker.probe_nodes().await {

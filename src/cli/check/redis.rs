@@ -27,7 +27,7 @@ const AWAY: &str = "start Redis, or correct [redis] url; meanwhile the daemon st
 
 const SILENT: &str = "look for slow commands (SLOWLOG GET), and check again";
 
-const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations/security.md says; or correct [redis]";
+const REFUSED: &str = "correct [redis], for example the password; if the account does not exist, create it: run accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations/security.md says";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let cache = &servers.cache;
@@ -137,7 +137,8 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     });
 }
 
-/// If a bucket exceeds the server's limits, the bucket permanently takes up to ten times the memory.
+/// If a bucket exceeds the server's limits for listpacks, Redis permanently needs up to ten times as much memory for
+/// this bucket.
 async fn listpack(config: &Config, cache: &Cache) -> Check {
     let asked = async { anyhow::Ok((cache.setting(LISTPACK_ENTRIES).await?, cache.setting(LISTPACK_VALUE).await?)) };
     let (entries, bytes) = match asked.await {
@@ -151,7 +152,7 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
         return Check::warning(
             What::RedisListpack,
             format!(
-                "{LISTPACK_ENTRIES} is {entries}, but some buckets have {likely} fields when the average is {FIELDS_MEAN_MAX} targets"
+                "{LISTPACK_ENTRIES} is {entries}, but if buckets have {FIELDS_MEAN_MAX} targets on average, some buckets have {likely} fields"
             ),
             "CONFIG SET hash-max-listpack-entries 512, and set it in the server's configuration",
         );

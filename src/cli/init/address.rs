@@ -43,7 +43,7 @@ pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String>
         url.set_path(path);
     }
     if url.username().is_empty() {
-        // Setting a user fails only if the address has no host.
+        // `set_username` fails only if the address has no host.
         let _ = url.set_username(ACCOUNT);
     }
     Ok(url.as_str().into())

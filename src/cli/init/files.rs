@@ -30,7 +30,7 @@ struct NewFile {
     reader: Reader,
 }
 
-/// Fails if the folder is not writable, so that the user learns this before the questions.
+/// Fails if the folder is not writable. `tallyd init` checks the folder before it asks the user questions.
 pub(super) fn check_writable(folder: &Path) -> Result<()> {
     let above = folder.ancestors().find(|path| path.is_dir()).unwrap_or(folder);
     tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))

@@ -36,9 +36,10 @@ pub(super) struct Look {
     pub daemon: Config,
     /// The same configuration with the accounts of administrators.
     admin: Config,
-    /// True if MySQL is checked as an administrator.
+    /// True if the check of MySQL uses an administrator's account.
     sees_tables: bool,
-    /// True if the current server is checked as an administrator. In this case, a refused login is an error.
+    /// True if the check of the current server uses an administrator's account. In this case, a refused login is an
+    /// error.
     is_admin: bool,
     pub facts: Facts,
 }

@@ -14,12 +14,12 @@ use tallyd_redis::topology::{Topology, Watched};
 /// MySQL allows 32 characters in an account's name, and `_migrate` is appended to the name.
 const ACCOUNT_MAX: usize = 24;
 
-/// Facts about the servers. A fact is `None` if no account could read it.
+/// Facts about the servers. If no account could read a fact from its server, the fact is `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// The server's name and version, for example `RabbitMQ 3.10.8`.
     pub rabbitmq: Option<String>,
-    /// True if the plugin for several partitions is enabled.
+    /// True if RabbitMQ has enabled the plugin that several partitions need.
     pub plugin: Option<bool>,
     /// MySQL's version, for example `10.11.14-MariaDB`.
     pub mysql: Option<String>,

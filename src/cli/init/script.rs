@@ -42,8 +42,8 @@ fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Returns the assignments that read the passwords of a server's accounts. If the script can't use a password file, it
-/// stops at the assignment.
+/// Returns the assignments that read the passwords of a server's accounts. If the script can't use a password file, the
+/// script stops where it reads this file.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,
@@ -86,7 +86,8 @@ fn redis_client(config: &Config) -> String {
     client
 }
 
-/// Returns the account and the password that replace a name in ops/.
+/// `name` is an account in the files of ops/. Returns the account that replaces `name`, and the password of this
+/// account.
 fn renamed(plan: &Plan, server: Server, name: &str) -> (String, Password) {
     let account = plan.account(server);
     match name {
@@ -219,7 +220,7 @@ mod tests {
                 "REDIS_NODES:=cache:6380}",
             ],
         );
-        // All names of ops/ have been replaced.
+        // The script contains no placeholder and no account from the files of ops/.
         assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("'tallyd"), "{text}");
         let lines = text.lines().map(str::trim);
         assert!(
