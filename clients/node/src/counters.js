@@ -18,8 +18,8 @@ export function bucketOf({ bucketBits }, kind, targetId) {
 
 export const keyOf = ({ keyPrefix }, bucket) => `${keyPrefix}c:{${bucket}}`;
 
-// Returns the number from Redis' answer to HMGET of a bucket's fields `_` and the id. `null` means that the number is
-// unknown, not zero.
+// Returns a target's number. `loaded` is the bucket's field `_`, and `value` is the field of the target's id. `null`
+// means that the number is unknown, not zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -27,7 +27,7 @@ export function numberIn(loaded, value, place) {
   return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
 }
 
-// Returns the numbers of targets, and the names of the buckets that Redis has lost.
+// Returns each target's number, and the names of the buckets that Redis has lost.
 export function numbersIn(layout, kind, metric, targetIds, answers) {
   const numbers = answers.map(([loaded, value]) => numberIn(loaded, value, layout.metrics[metric]));
   const unloaded = targetIds.filter((_, place) => answers[place][0] === null);

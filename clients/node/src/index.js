@@ -79,8 +79,8 @@ export class Tallyd {
     return result;
   }
 
-  // Publishes events together, each as one message. An event without `at` gets the current time. A count without
-  // `event_id` gets a new id.
+  // Publishes a list of events, with one message per event. An event without `at` gets the current time. A count
+  // without `event_id` gets a new id.
   async publishMany(events) {
     // Check all events before publishing the first event.
     const known = [...events].map((event, place) => {
@@ -123,7 +123,8 @@ export class Tallyd {
 
   // ---------------------------------------------------------------- reading
 
-  // Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not zero.
+  // Reads the number of each target. In the returned map, each key is an id as the caller passed it. `null` means that
+  // the number is unknown, not zero.
   async counts(kind, targetIds, metric = 'like') {
     const { given, ids } = this.#asked(kind, targetIds);
     if (ids.length === 0) return new Map();

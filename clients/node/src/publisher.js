@@ -260,7 +260,7 @@ export class Publisher {
       return new NackedError(message, event);
     }
     if (error instanceof Return) {
-      const message = `no queue takes the event (${error.message}): exchange ${exchange} has no binding for it. Start the daemon once, which declares the queues, then publish \`event\` again`;
+      const message = `no queue takes the event (${error.message}): exchange ${exchange} has no binding for it. Start the daemon once: it declares the queues. Then publish \`event\` again`;
       return new ReturnedError(message, event);
     }
     if (error.cause?.code === 404) {

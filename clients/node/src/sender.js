@@ -1,8 +1,9 @@
 // Sends events to RabbitMQ. If API servers must count the number, the event goes to the gateway instead, and the
 // gateway counts the number.
 //
-// The gateway gets half of the deadline. If the gateway does not answer, RabbitMQ gets the same event in the other
-// half. So the event is not lost. If the event's number in Redis is then wrong, the next reconcile corrects it.
+// The gateway gets the first half of the deadline. If the gateway does not answer, the client sends the same event to
+// RabbitMQ in the second half of the deadline. So the event is not lost. If the event's number in Redis is then wrong,
+// the next reconcile corrects it.
 
 import { GatewayError, LimitedError, PublishError, RefusedError, RejectedError, UnconfirmedError } from './errors.js';
 import { numberOf, routingKeyOf } from './events.js';
@@ -27,8 +28,8 @@ export class Sender {
     this.#settings = { partitionBy, deadlineMs };
   }
 
-  // Resolves when the broker has all events on disk, in a queue, or when the deadline has passed. The result has each
-  // event in the published form, or its error.
+  // Resolves when the broker has all events on disk, in a queue, or when the deadline has passed. For each event, the
+  // result has the event as it was published, or an error.
   async publish(events, traceparent) {
     const endsAt = performance.now() + this.#settings.deadlineMs;
     const byApi = (await this.#writers?.byApi()) ?? new Set();

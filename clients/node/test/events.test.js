@@ -100,7 +100,7 @@ test('the routing key follows the setting', () => {
 test('no two clicks have the same instant', () => {
   const times = [5_000_000, 5_000_000, 4_999_000, 6_000_000, 1_000_000];
   const clock = new Clock(() => times.shift());
-  // The last time follows the corrected clock.
+  // Before the last call, the clock goes back by five seconds. The last call returns this corrected time.
   assert.deepEqual(Array.from({ length: 5 }, () => clock.at()), [5_000_000, 5_000_001, 5_000_002, 6_000_000, 1_000_000]);
 });
 

@@ -67,8 +67,8 @@ impl Changed {
     }
 }
 
-/// Arguments of count.lua: "add" or "set", the amount or number, and a time. The time is for numbers that can be set:
-/// the call does nothing if the number was set after that time.
+/// Arguments of count.lua: "add" or "set", the amount or number, and a time. The time is given only for a number that
+/// can be set. If the number was set after that time, count.lua changes nothing.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
 /// The result of a change.
@@ -131,9 +131,9 @@ impl Client {
         self.change(target, metric, Change::Reset, None).await
     }
 
-    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies the event
-    /// once, even if the first event arrived, too. If the client had taken the change back in Redis, this call counts
-    /// the change again.
+    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. Even if the event arrives
+    /// twice, the daemon applies the event only once. If the client had taken the change back in Redis, this call
+    /// counts the change again.
     ///
     /// # Errors
     ///
@@ -161,8 +161,8 @@ impl Client {
         };
         // The routing key is the target's id. So all changes of one number go through one partition in order, and
         // change one row of `counter`. The routing key of a like is the user's id, because this spreads the likes of a
-        // popular target over all partitions. Counts need no spreading, because a batch adds up all changes of a
-        // target.
+        // popular target over all partitions. For counts, one partition per target is enough, because a batch adds up
+        // all changes of a target.
         self.publish_body(&target.id.to_string(), &body).await
     }
 
@@ -265,7 +265,7 @@ impl Client {
         if changed.added == 0 {
             return Ok(TakenBack::Yes);
         }
-        // The client does not take a set back, because that could undo newer sets that are published. A reconcile
+        // The client never undoes a `set` event in Redis, because this could also undo a newer `set` event. A reconcile
         // corrects the number.
         if !matches!(changed.change, Change::Add { .. }) {
             return Ok(TakenBack::Unknown);
@@ -287,12 +287,12 @@ impl Client {
         let on = OnBoard { board, member: member.as_bytes() };
         if let Err(error) = self.add_to_board(on, self.cache.keys.metric(metric), delta).await {
             let error = Chain(&error).to_string();
-            warn!(event = "board-refused", error, "adding to the board {board} failed, but the number counts: {error}");
+            warn!(event = "board-refused", error, "the number was counted, but adding it to the board {board} failed: {error}");
         }
     }
 
-    /// Counts the change in the second layout, if there is one. The first layout has already decided that the change is
-    /// allowed.
+    /// Counts the change in the second layout, if there is one. The call for the first layout has already checked that
+    /// the change is allowed.
     async fn count_also(&self, of: (Target, Metric), step: Step<'_>) {
         let Some(also) = &self.also else { return };
         let Ok(call) = self.count_call(also, of, step, true) else { return };

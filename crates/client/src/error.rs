@@ -41,11 +41,11 @@ pub enum ClientError {
     /// The period is archived, and neighbours of a member can only be read from Redis.
     #[error("{0}: the period is archived, and a member's neighbours can only be read from Redis")]
     Archived(BoardPeriod),
-    /// The archive of the period was deleted, because the board's `archive_keep` is over.
-    #[error("{0}: the archive of the period was deleted, because archive_keep is over")]
+    /// The archive of the period was deleted, because it was older than the board's `archive_keep`.
+    #[error("{0}: the archive of the period was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
     /// Redis lost the period during the archiving, and MySQL has no verified copy of the period.
-    #[error("{0}: Redis lost its frozen zset before it was archived")]
+    #[error("{0}: Redis lost the frozen zset of the period before the archiving ended")]
     Lost(BoardPeriod),
     /// Redis refused an addition to a board, or is unreachable.
     #[error("board {board}")]
@@ -98,7 +98,7 @@ pub enum LikeError {
     NotPublished {
         /// The counted like.
         counted: Counted,
-        /// Whether the like still counts in Redis.
+        /// Whether the client has taken the like back in Redis.
         taken_back: TakenBack,
         /// The reason why the broker did not confirm the event.
         #[source]
@@ -109,8 +109,9 @@ pub enum LikeError {
 /// The reason why a change of a number was not counted, or not published.
 #[derive(Debug, thiserror::Error)]
 pub enum CountError {
-    /// Nothing was published. Either tallyd does not accept such a change, Redis failed to make the change, or Redis'
-    /// answer was lost. If the answer was lost, the change may count in Redis until a reconcile corrects the number.
+    /// Nothing was published. There are three possible reasons: tallyd does not accept such a change, Redis failed to
+    /// make the change, or Redis' answer was lost. If the answer was lost, the change may count in Redis until a
+    /// reconcile corrects the number.
     #[error("count a number")]
     NotCounted(#[source] ClientError),
     /// The client published the event twice, and the broker did not confirm it. The broker may have the event

@@ -13,8 +13,8 @@ use tallyd_redis::Cache;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::recent::Seen;
 
-/// The largest number of targets whose filter shape the client remembers. This number of shapes needs about 5 MB. At
-/// this limit the client forgets all shapes, and learns them again.
+/// The maximum number of filter shapes that the client remembers, one per target. These shapes need about 5 MB. At this
+/// limit the client forgets all shapes, and learns them again.
 const SHAPES_MAX: usize = 100_000;
 
 /// How long the epoch is cached. Until this time has passed after a failover, the client may wrongly trust a filter
@@ -24,7 +24,7 @@ const EPOCH_KEPT: Duration = Duration::from_secs(1);
 /// The known filters.
 #[derive(Default)]
 pub(super) struct Shapes {
-    /// The last known shapes. If a shape is outdated, Redis' answer has the new shape.
+    /// The last known shape of each target's filter. If a shape is outdated, Redis answers with the filter's new shape.
     shapes: Mutex<HashMap<Target, Shape>>,
     /// The trusted epoch, and when Redis returned it.
     epoch: Mutex<Option<(Instant, String)>>,

@@ -1,5 +1,5 @@
-//! Reads from Redis which side (daemons or API servers) counts each number. Daemons announce the side, and clients
-//! follow the announcement. So a site can change the side while users click.
+//! Reads from Redis whether daemons or API servers count a number. Daemons write this announcement into Redis, and
+//! clients read it. So a site can move the counting from daemons to API servers, or back, while users click.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ pub(super) struct Followed {
     metrics: Metrics,
     /// `None` until the client has asked Redis.
     known: RwLock<Option<Arc<Writers>>>,
-    /// The writers according to the client's own rules.
+    /// The writer of each number according to the rules in the client's settings.
     own: Arc<Writers>,
-    /// The call that asks Redis holds this lock.
+    /// A call holds this lock while it reads the announcement from Redis.
     asked: Mutex<Asked>,
 }
 

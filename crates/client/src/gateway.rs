@@ -52,7 +52,7 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        // If the broker did not answer, don't publish again, because the second answer would come too late.
+        // If the broker did not answer, don't publish again, because `confirm_max` would end before the second answer.
         let is_broken = |result: &Result<(), BrokerError>| match result {
             Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
             Err(error) => error.fate() != Fate::Item,
@@ -111,7 +111,7 @@ impl Client {
 
     /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in the order of `ids`. If
     /// the daemon counts likes, the answer is MySQL's row, or a later click that a gateway published. If API servers
-    /// count likes, the answer is that of [`Client::liked`].
+    /// count likes, this call returns the same answer as [`Client::liked`].
     ///
     /// # Errors
     /// [`ClientError::Invalid`] for more targets; [`ClientError::MySql`]; [`ClientError::Redis`], but only if API
@@ -124,7 +124,7 @@ impl Client {
             return self.known_likes(user, &targets).await;
         }
         let published = async {
-            // If Redis fails, continue without its answer: then only clicks of the last moments are missing.
+            // If Redis fails, use only MySQL's rows. These rows lack only clicks that the daemon has not written yet.
             let asked = timeout(HINT_MAX, self.cache.published(&self.names, user, &targets)).await;
             asked.ok().and_then(Result::ok).unwrap_or_default()
         };

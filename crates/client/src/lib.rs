@@ -1,10 +1,10 @@
 //! The Rust client of tallyd for API servers. A [`Client`] publishes likes and changes of other numbers, and reads
 //! likes, numbers and boards.
 //!
-//! A rule says which side counts a number in Redis. By default the daemon counts: a call only publishes an event, and
-//! `at` is the time of this machine's clock. With `writer = "api"`, API servers count: a call counts once in Redis
-//! immediately, and publishes the event with the `at` of Redis' clock. The client is a thin layer over the scripts in
-//! lua/, which any language can call. docs/events.md has the contract.
+//! For each number, a rule says whether daemons or API servers count the number in Redis. By default the daemon counts:
+//! a call only publishes an event, and `at` is the time of this machine's clock. With `writer = "api"`, API servers
+//! count: a call counts once in Redis immediately, and publishes the event with the `at` of Redis' clock. The client is
+//! a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract.
 //!
 //! Daemons announce in Redis which side counts each number. A client reads this announcement with its first call and
 //! every ten seconds, and follows it. Until the client has read an announcement, it uses the rules in [`Settings`].
@@ -85,10 +85,10 @@ pub struct Client {
     store: Store,
     /// After a failure of MySQL, the client does not ask MySQL for the likes of users until this instant.
     clicks_unasked: Unasked,
-    /// After a failure of MySQL, the client does not ask MySQL for numbers until this instant. The instant is separate
-    /// from `clicks_unasked`, so a loss of numbers in Redis does not stop the reads of likes.
+    /// After a failure of MySQL, the client does not ask MySQL for numbers until this instant. A failed read of numbers
+    /// sets only this instant, so the client still asks MySQL for the likes of users.
     reads_unasked: Unasked,
-    /// Limits the calls that read numbers from MySQL at the same time.
+    /// Limits how many calls can read numbers from MySQL at the same time.
     reads: Semaphore,
     limits: ClickLimits,
     /// The timeout for publishing, with one retry.
@@ -126,7 +126,8 @@ pub enum Clicked {
     /// The click changed what the user likes. The click was counted, and its event is published.
     Counted(Counted),
     /// The click changed nothing, because the user already liked the target, or already did not like it. Nothing was
-    /// counted. The user's last event was published again, because the first request may have failed to publish it.
+    /// counted. The client published the user's last event again, because an earlier request may have failed to publish
+    /// this event.
     Same {
         /// The target's count of likes. `None` if Redis has lost the number.
         count: Option<i64>,
@@ -152,8 +153,9 @@ impl Clicked {
 pub enum TakenBack {
     /// The change no longer counts. The caller can make the same call again.
     Yes,
-    /// The change was not taken back. Another request can still publish the same event (a double click), the user has
-    /// clicked again, or Redis does not remember the click. A reconcile corrects the number if it is wrong.
+    /// The client did not take the change back, for one of three reasons: another request can still publish the same
+    /// event (a double click), the user has clicked again, or Redis does not remember the click. A reconcile corrects
+    /// the number if it is wrong.
     Overtaken,
     /// Redis failed to answer. The change may still count, until a reconcile corrects the number.
     Unknown,

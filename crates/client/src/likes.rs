@@ -53,9 +53,10 @@ impl Client {
     /// must be empty, because the daemon adds the like to the board of the rule. The client ignores `boards` if its own
     /// rules still say `writer = "api"`.
     ///
-    /// With `writer = "api"`, a new like counts in Redis and on `boards`, and its event is published. Redis remembers
-    /// what a user likes for `[client] recent_keep`. After that time, the client asks MySQL, which must be the primary
-    /// server. While MySQL is unavailable, every click counts, and a reconcile corrects the number later.
+    /// With `writer = "api"`, the call counts a new like in Redis, adds the like to `boards`, and publishes its event.
+    /// Redis remembers what a user likes for `[client] recent_keep`. After that time, the client asks MySQL, which must
+    /// be the primary server. While MySQL is unavailable, every click counts, and a reconcile corrects the number
+    /// later.
     ///
     /// # Errors
     ///
@@ -64,7 +65,7 @@ impl Client {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// Makes the user no longer like the target. Apart from this, the call works like [`Client::like`].
+    /// Removes the user's like of the target. Apart from this, the call works like [`Client::like`].
     ///
     /// # Errors
     ///
@@ -160,7 +161,8 @@ impl Client {
         let by_api = self.writer(target.kind, self.metric).await == Writes::Api;
         require(by_api, || "the daemon counts these likes: call like or unlike instead".to_owned())?;
         if self.shapes.is_some() && liked {
-            // Note the user even if the like may change nothing. An unneeded note costs at most one query.
+            // Note the user even if the user perhaps likes the target already. An unneeded note costs at most one
+            // query.
             self.cache.note_beside_filter(&self.kinds.name(target.kind), target, user).await?;
         }
         let mut calls = vec![self.like_call(&self.cache, target, liked)?];
@@ -265,8 +267,8 @@ impl Client {
         Ok(answer)
     }
 
-    /// Builds the call that counts a click if it changes something. If there are filters, the call also updates the
-    /// target's filter.
+    /// Builds the call that counts a click if the click changes what the user likes. If there are filters, the call also
+    /// updates the target's filter.
     async fn filtered_call(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let call = self.guarded_call(&self.cache, wish, known)?;
         let Some(shapes) = &self.shapes else { return Ok(call) };

@@ -50,8 +50,8 @@ pub struct Number {
 pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// Returns the target's number of `metric`. Returns `None` if no server knows the number now, or if `[metrics]`
-    /// does not name the metric.
+    /// Returns the target's number for the given metric, for example its likes. Returns `None` if no server knows the
+    /// number now, or if `[metrics]` does not name the metric.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }
@@ -148,7 +148,7 @@ fn say_unasked(former: Option<Instant>, error: &str) {
         warn!(
             event = "mysql-unasked",
             error,
-            "MySQL failed. Clicks count without a check of what the user likes, and numbers that Redis has lost stay unknown: {error}"
+            "MySQL failed. Now the client counts each click without asking MySQL what the user likes, and numbers that Redis has lost stay unknown: {error}"
         );
     }
 }

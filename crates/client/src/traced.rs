@@ -1,4 +1,5 @@
-//! Keeps the trace of a call, for the header `traceparent` of the messages that the call publishes.
+//! Keeps the `traceparent` of a call. The client writes this value into the header of each message that the call
+//! publishes.
 
 use tallyd_core::traceparent;
 
@@ -6,8 +7,8 @@ tokio::task_local! {
     static TRACEPARENT: Option<String>;
 }
 
-/// Runs calls of a [`Client`](crate::Client) that belong to a trace. Each message that these calls publish has the
-/// header `traceparent` (W3C Trace Context). An invalid `traceparent` is ignored.
+/// Runs calls of a [`Client`](crate::Client) as a part of a trace. Each message that these calls publish has the header
+/// `traceparent` (W3C Trace Context). An invalid `traceparent` is ignored.
 ///
 /// ```no_run
 /// # use tallyd_core::model::{Target, UserId};

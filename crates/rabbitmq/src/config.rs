@@ -52,10 +52,10 @@ pub struct Amqp {
     pub queue_type: QueueType,
     /// Whether tallyd declares exchanges, queues and bindings. If false, they must exist.
     pub declare: bool,
-    /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). Large
+    /// Limit on a partition's unacknowledged messages: at least two batches (`[consumer] batch_events_max`). Large
     /// messages lower this number.
     pub prefetch: u16,
-    /// Seconds between heartbeats. A connection silent for twice this time ends, and another daemon gets its
+    /// Seconds between heartbeats. After two silent intervals RabbitMQ ends the connection, and another daemon gets its
     /// partitions.
     #[schemars(range(min = 1, max = 60))]
     pub heartbeat_s: u16,

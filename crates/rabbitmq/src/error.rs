@@ -31,7 +31,7 @@ pub enum BrokerError {
     /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
-    /// No queue is bound for a message.
+    /// The exchange has no queue for the message's routing key.
     #[error("the broker returned the message: {reply} (no queue is bound for it)")]
     Returned {
         /// The broker's text.

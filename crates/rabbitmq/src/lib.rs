@@ -61,8 +61,8 @@ pub struct Broker {
     tls: OwnedTLSConfig,
 }
 
-/// One connection with one channel. When the link is dropped, both close, and the broker requeues unacknowledged
-/// messages.
+/// One connection with one channel. When the link is dropped, the connection and the channel close, and the broker
+/// requeues unacknowledged messages.
 pub struct Link {
     pub channel: Channel,
     /// Dropping this field closes the connection.
@@ -256,7 +256,7 @@ impl Publisher {
             let sent = self.send(exchange, routing_key, body, traced(traceparent));
             self.0.call("publish", sent).await.and_then(confirmed)
         };
-        // `join_all` polls the calls for the first time in their order, so the messages are sent in this order.
+        // `join_all` starts the calls in the order of `messages`, so the client sends the messages in this order.
         join_all(messages.iter().map(send)).await
     }
 
@@ -287,7 +287,8 @@ impl Publisher {
         self.0.depth(queue).await
     }
 
-    /// Counts those messages in the partitions' queues that no consumer has received.
+    /// Counts the messages that wait in the queues of all partitions. A message that a consumer has received does not
+    /// wait.
     pub async fn waiting(&self, partitions: &Partitions) -> Result<u64> {
         let mut waiting = 0;
         for (_, queue) in partitions.queues() {

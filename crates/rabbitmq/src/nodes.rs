@@ -100,8 +100,8 @@ impl Node {
         self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
     }
 
-    /// Records a failure. If another node was reached, logs the failure once. If no node was reached, the caller
-    /// reports the error.
+    /// Records a failure. If the caller has reached another node, this function logs the failed node once. If the
+    /// caller has reached no node, the caller reports the error.
     fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
         let tells = self.with(|state| {
             state.failed = Some(Instant::now());

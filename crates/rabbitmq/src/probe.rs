@@ -113,7 +113,7 @@ impl Broker {
         Ok(found)
     }
 
-    /// Checks all queues. Returns the name of each queue with its result.
+    /// Checks all queues. Returns each queue's name together with the check's result.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {

@@ -108,7 +108,7 @@ class Clock:
     def at(self) -> int:
         with self._lock:
             now = self._now()
-            # If the clock goes back by a second or more, it was corrected. Then use the corrected time.
+            # If the clock has gone back by a second or more, somebody corrected the clock: use the corrected time.
             if 0 <= self._last - now < 1_000_000:
                 now = self._last + 1
             self._last = now

@@ -172,7 +172,7 @@ class _Session:
             self.ended.set_result(error)
         if not self.opened.done():
             self.opened.set_exception(_Lost(error))
-            # Mark the exception as read, because the outer loop may have timed out before.
+            # Mark the exception as read: after a timeout the outer loop no longer waits for `opened`.
             self.opened.exception()
         if self._watch is not None:
             self._watch.cancel()
@@ -262,7 +262,7 @@ class Publisher:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def _refuse_login(self, why: str) -> None:
-        """Fails all calls that wait for a session now. Later calls wait for the next try."""
+        """Ends all calls that are waiting for a session with an error. Later calls wait for the next try."""
         self._session.set_exception(_LoginRefused(why))
         # Mark the exception as read, because perhaps no call waits for it.
         self._session.exception()
@@ -290,7 +290,10 @@ class Publisher:
     async def publish(
         self, event: Event, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
     ) -> None:
-        """Publishes an event. Returns when the broker has the event on disk, in a queue. `ends_at` is a time of the event loop."""
+        """Publishes an event. Returns when the broker has the event on disk, in a queue.
+
+        `ends_at` is the deadline on the event loop's clock (`loop.time()`).
+        """
         try:
             await asyncio.wait_for(self._until_confirmed(routing_key, body, traceparent), ends_at - self._loop.time())
         except asyncio.TimeoutError:
@@ -310,8 +313,8 @@ class Publisher:
             ) from None
         except _Return as returned:
             raise ReturnedError(
-                f"no queue takes the event ({returned}): exchange {self._exchange} has no binding for it. Start the daemon once, which "
-                "declares the queues, then publish `event` again",
+                f"no queue takes the event ({returned}): exchange {self._exchange} has no binding for it. Start the daemon once: it "
+                "declares the queues. Then publish `event` again",
                 event,
             ) from None
         except _Refused as refused:

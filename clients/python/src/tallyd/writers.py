@@ -69,7 +69,9 @@ class Writers:
 
 
 def announced(text: Union[bytes, str, None], known: FrozenSet[str]) -> FrozenSet[str]:
-    """Returns the names in an announcement such as {"api": ["video:like"]}. Returns `known` if the text has another form."""
+    """Returns the names in an announcement such as {"api": ["video:like"]}. If the text does not have this form, returns
+    `known`.
+    """
     if text is None:
         return known
     answer = json.loads(text)
