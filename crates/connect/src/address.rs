@@ -30,7 +30,7 @@ impl ServerUrl {
         Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
     }
 
-    /// Returns this address with another server, which is given as `host:port`.
+    /// Returns a copy of this address in which `server` (`host:port`) replaces the server.
     ///
     /// # Errors
     /// Returns an error text if `server` is not `host:port`.

@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Kills the process if `TALLYD_FAULT_POINT` names this point. Hangs forever if `TALLYD_HANG_POINT` names this point.
-/// `TALLYD_PAUSE_POINT` is a comma-separated list of points. Stops the process if this point is the next point in that
-/// list.
+/// `TALLYD_PAUSE_POINT` is a comma-separated list of points. The process stops at the first point of
+/// `TALLYD_PAUSE_POINT`, later at the second point, and so on.
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
     static REACHED: AtomicUsize = AtomicUsize::new(0);
@@ -33,8 +33,8 @@ pub fn point(name: &str) {
 /// Stops the process with SIGSTOP. The call returns after another process has sent SIGCONT.
 #[cfg(feature = "fault-points")]
 fn stop_here() {
-    // SIGSTOP is sent to this thread, and stops the whole process. If SIGSTOP were sent to the process, another thread
-    // could receive the signal, and this thread would continue for a moment.
+    // SIGSTOP is sent to the calling thread, and stops the whole process. If SIGSTOP were sent to the process, a
+    // different thread could receive the signal, and the calling thread would continue for a moment.
     let thread = std::fs::read_link("/proc/thread-self").ok();
     let number = thread.as_ref().and_then(|link| link.file_name()).unwrap_or_default();
     if let Err(error) = std::process::Command::new("kill").arg("-STOP").arg(number).status() {

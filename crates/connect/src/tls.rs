@@ -62,7 +62,7 @@ pub struct TlsFault {
     is_nameless: bool,
 }
 
-/// The server's name and settings for error messages.
+/// Error messages about TLS contain the server's name and settings from this struct.
 #[derive(Clone, Copy)]
 pub struct Server<'a> {
     /// The product, for example `RabbitMQ`.

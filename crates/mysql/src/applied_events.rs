@@ -20,7 +20,8 @@ use super::{Context, Result, Store};
 /// The maximum number of entries in one statement: about 200 KiB.
 const STATEMENT_ENTRIES: usize = 5_000;
 
-/// The maximum number of entries in one SELECT. MariaDB turns longer lists into a join.
+/// The maximum number of entries in one SELECT. If a SELECT has more entries, MariaDB turns the list of entries into a
+/// join.
 const ASKED_ENTRIES: usize = 256;
 
 /// The number of partitions of `applied_event` and of `recent_delta`, as in their migrations.
@@ -75,8 +76,8 @@ fn listed(entries: &[Entry]) -> String {
 }
 
 impl Store {
-    /// Deletes expired days from two tables: the ledger, and the log of additions to settable counters. A day expires
-    /// `keep` after its end. Returns how many partitions were emptied.
+    /// Deletes expired days from two tables: the ledger, and the log of additions to settable counters. A day is
+    /// expired if it ended longer than `keep` ago. Returns how many partitions were emptied.
     ///
     /// This call first raises the ledger's floor (the oldest event time that batches accept). From then on every batch
     /// refuses events of the expired days, even if the batch's daemon has another configuration. A batch that still
@@ -118,14 +119,14 @@ impl Store {
     }
 }
 
-/// Returns the partitions that contain only expired days. The day before the first kept day and the two days after
-/// today do not count as expired, because the clocks of machines differ.
+/// Returns the partitions that contain only expired days. Because the clocks of machines differ, three more days are
+/// not expired: the day before the first kept day, and the two days after today.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
 }
 
-/// Returns the beginning of the first day that [`over`] does not treat as expired.
+/// Returns the beginning of the day before the first kept day. [`over`] does not return the partition of this day.
 fn floor_s(now: Micros, keep: Duration) -> i64 {
     ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }

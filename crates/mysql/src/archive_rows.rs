@@ -16,8 +16,8 @@ const TRIM_ROWS_MAX: u64 = 1_000;
 /// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// SQL statements that write the members of a board to their places. These statements can be built while other
-/// statements run.
+/// SQL statements that write a board's members to the archive. Each member's row contains the member's place in the
+/// board. These statements can be built while other statements run.
 pub struct Places(Vec<String>);
 
 impl Places {
@@ -81,7 +81,8 @@ impl Store {
         .await
     }
 
-    /// Returns the last place of one copy of the period, or zero if the copy is empty.
+    /// The archive can contain several copies of a period. Returns the last place in the copy `copy`, or zero if this
+    /// copy is empty.
     pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
         let mut conn = self.acquire().await?;
@@ -99,8 +100,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the places above `after` and at most `last`. One call deletes only a limited number of places. Returns
-    /// the last place of the deleted range.
+    /// Deletes the places from `after + 1` to `last`. One call deletes only a limited number of places. Returns the
+    /// last place of the deleted range.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -127,8 +128,8 @@ impl Store {
         .await
     }
 
-    /// Counts the places up to `after` with a score above `score`. Returns this count, and the number of different
-    /// scores among these places.
+    /// Counts the places from 1 to `after` whose score is higher than `score`. Returns this count, and the number of
+    /// different scores among these places.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;

@@ -10,7 +10,7 @@ use tallyd_core::tally::Tally;
 
 use super::{Context, Result, Store, datetime, jobs, micros};
 
-/// The job whose lock a run must hold to write the archive.
+/// The archive job. A run must hold this job's lock before the run can write the archive.
 pub const JOB: &str = "archive";
 
 /// The state of a closed period.
@@ -42,9 +42,9 @@ pub struct PeriodRow {
     pub restored_at: Option<Micros>,
     /// The verified copy of the rows, or `None` before the first verification.
     pub copy: Option<u8>,
-    /// The identity of the frozen zset that was in Redis when the rows were verified.
+    /// The archiver compared the rows in MySQL with a frozen zset in Redis. This field identifies that frozen zset.
     pub frozen: Freeze,
-    /// The number of late members that Redis had moved into the frozen zset when the rows were verified.
+    /// At the time of the verification, Redis had moved this number of late members into the frozen zset.
     pub late_members: u64,
 }
 

@@ -9,7 +9,7 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders, target};
 
-/// The maximum number of hints in the table. One run compares at most half of this number.
+/// The maximum number of hints in the table. One run compares at most `HINTS_MAX / 2` hints.
 const HINTS_MAX: usize = 10_000;
 
 const KEEP: &str = "record hints of drifts";
@@ -38,8 +38,8 @@ pub struct Span(pub u64);
 impl Span {
     const MICROS: u64 = 5 * 60 * 1_000_000;
 
-    /// Returns the span of the instant, as the column's expression computes it. Instants before the epoch are in the
-    /// first span.
+    /// Returns the five-minute span that contains the instant `at`. The column `update_span` computes the same span.
+    /// Instants before 1970 are in the first span.
     pub fn of(at: Micros) -> Self {
         Self(u64::try_from(at.0).unwrap_or(0) / Self::MICROS)
     }
@@ -75,7 +75,8 @@ impl Store {
         const ACTION: &str = "list changed counters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // Each part of the OR contains the span, so the server continues in the index where the last page ended.
+            // Each alternative of the OR compares `update_span`. So MySQL can start to read the index at the end of the
+            // last page.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \
                  WHERE update_at >= ? AND ((update_span >= ? AND update_span < ?) \

@@ -49,8 +49,8 @@ pub struct Registered {
 pub enum Noted {
     /// The code is new.
     New,
-    /// The code was removed before, and is now in use again. The value is the code's former name, which can be the
-    /// same.
+    /// The code was removed before, and is now in use again. The value is the code's former name. The former name and
+    /// the new name can be equal.
     Was(String),
     /// The code is removed. Contains its name.
     Removed,
@@ -147,9 +147,9 @@ impl Store {
         .await
     }
 
-    /// Whether a counter of this metric exists, or `None` if this is unknown after `limit`. No index begins with the
-    /// metric. So the query reads the narrowest index that contains the metric. The query begins with the latest
-    /// changes, and stops at the first row.
+    /// Returns whether a counter of this metric exists. Returns `None` if the query takes longer than `limit`. No index
+    /// begins with the metric. So the query reads the narrowest index that contains the metric. The query begins with
+    /// the latest changes, and stops at the first row.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;

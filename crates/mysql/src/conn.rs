@@ -1,5 +1,5 @@
-//! A connection from the pool. After use, the connection is normally returned to the pool. The connection is closed
-//! instead if its work has not ended, or if its server is perhaps no longer the primary.
+//! A connection from the pool. After use, the connection normally goes back to the pool. In two cases, the connection
+//! is closed: a statement on the connection has not ended, or the MySQL server may no longer be the primary.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,8 +11,8 @@ use tallyd_connect::fate::Fate;
 
 use super::{Result, Store, StoreError};
 
-/// The duration for which MySQL's address can still lead to the former primary, after a server's last "not the primary"
-/// error.
+/// If a MySQL server says that it is not the primary, new connections can still reach this server for a while. This is
+/// the maximum duration after the last such error.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
 /// The maximum number of attempts for a transaction that other transactions block.

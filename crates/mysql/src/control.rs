@@ -13,9 +13,9 @@ use super::{CLOSE_MAX, Context, Result, Store, micros};
 /// once a second.
 const USED_WITHIN_S: u32 = 3;
 
-/// The number of checks for other connections. The checks take five seconds in total, which is longer than
-/// `USED_WITHIN_S`. If a daemon or command ended just before the first check, the last checks no longer find its
-/// connection.
+/// The number of times that the command checks whether other connections exist. The checks take five seconds in total,
+/// which is longer than `USED_WITHIN_S`. If a daemon or command ends just before these checks, MySQL can still list its
+/// connection in the first checks, but not in the last checks.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -42,7 +42,8 @@ impl Store {
         .await
     }
 
-    /// Gives an order that begins now. The new order replaces an order with the same command for the same task.
+    /// Writes an order for a task. The order begins now. The new order replaces an order with the same command for the
+    /// same task.
     pub async fn give_order(
         &self,
         task: Task,

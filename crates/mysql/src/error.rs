@@ -93,8 +93,8 @@ impl StoreError {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
         }
-        // The error numbers of read_only and super_read_only, of MySQL's read-only mode, of offline_mode, and of Galera
-        // without a quorum.
+        // 1290: read_only or super_read_only is on. 1836: MySQL is in read-only mode. 3032: offline_mode is on. 1047:
+        // Galera has no quorum.
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
@@ -104,9 +104,9 @@ impl StoreError {
         self.number() == Some(1205)
     }
 
-    /// Returns true if the request was perhaps too large: it needed too much time or memory, too many locks, or a
-    /// packet that is too large. Returns false if the connection, a competing transaction or a server that is not the
-    /// primary caused the error.
+    /// Returns true if the request may have been too large. For example, the request needed too much time, too much
+    /// memory, too many locks or too large a packet. Returns false if the connection, a competing transaction or a
+    /// server that is not the primary caused the error.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)

@@ -1,7 +1,7 @@
 //! Parses SHOW GRANTS, and finds the rights that an account lacks on a table.
 
-/// Returns those rights of `needed` that the account lacks on `database`.`table`, in the order of `needed`. If the
-/// account has roles, the list is empty, because SHOW GRANTS does not list the rights of roles.
+/// `needed` lists rights. Returns the rights from this list that the account lacks on `database`.`table`, in the same
+/// order. If the account has roles, the list is empty, because SHOW GRANTS does not list the rights of roles.
 pub(super) fn lacking<'a>(grants: &[String], database: &str, table: &str, needed: &[&'a str]) -> Vec<&'a str> {
     let mut lacking = needed.to_vec();
     for grant in grants {
@@ -50,7 +50,8 @@ fn name(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// Returns the text before and the text after `at`. Ignores an `at` that is within a name.
+/// Returns the text before and the text after `at`. Skips an `at` between backticks, because that text is part of a
+/// name.
 fn split<'a>(text: &'a str, at: &str) -> Option<(&'a str, &'a str)> {
     let is_outside = |place: &usize| text[..*place].matches('`').count().is_multiple_of(2);
     let (place, _) = text.match_indices(at).find(|(place, _)| is_outside(place))?;

@@ -17,16 +17,16 @@ use super::{Context, Result, Store, StoreError, datetime, micros};
 /// A lease ends after this duration unless the run renews it.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// If a lease has more than this remaining time, the lease is ignored. Such a lease exists only after a clock was set
-/// back. The limit is longer than a lease, because the clocks of servers differ.
+/// If a lease would last longer than this from now, the daemon ignores the lease. Such a lease exists only after a
+/// clock was set back. The limit is longer than a lease, because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
 /// A random number that identifies this process. If a failover loses commits, two processes can have the same run
 /// number. The token then distinguishes these processes.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// The number of bits for `n` in the numbers that a run gives to its fences, watches and repairs. Such a number is
-/// `(run << 24) + n`. So the numbers grow from run to run, and each number contains its run.
+/// A run numbers its fences, watches and repairs. This is the number of bits for `n` in these numbers. Such a number is
+/// `(run << 24) + n`. So a later run has higher numbers, and each number shows which run made it.
 const NUMBERS_BITS: u32 = 24;
 
 /// Returns the `n`th number of a run.
@@ -128,7 +128,7 @@ impl Store {
                 .execute(&mut *connection)
                 .await
                 .context("record the run's end")?;
-            // This time is in the past even after the clock was set back.
+            // A date in 1970 is in the past, even if someone sets the clock back.
             sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
                 .bind(run)
@@ -178,9 +178,9 @@ impl Store {
         .await
     }
 
-    /// Returns the time when the last run of this mode began. Considers only two kinds of runs: completed runs, and
-    /// runs after which the job must wait until its next scheduled time. Ignores a run whose start is in the future,
-    /// because its clock was ahead.
+    /// Returns the time when the last run of this mode began. Reads only completed runs, and runs that ended with the
+    /// outcome `braked` or `refused`. If a run's start is in the future, a clock was wrong. The function ignores this
+    /// run.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
@@ -205,9 +205,9 @@ impl Store {
         .await
     }
 
-    /// Deletes the records of at most a thousand runs that had this mode and ended longer than `keep` ago. The last run
-    /// of each outcome stays, because the scheduler computes from it when the job is due and where the next run
-    /// continues.
+    /// Deletes the records of at most a thousand runs that had this mode and ended longer than `keep` ago. For each
+    /// outcome, the record of the last run stays. From these records, the scheduler computes the next start of the job,
+    /// and the position at which the next run continues.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
@@ -223,8 +223,8 @@ impl Store {
 }
 
 /// Checks that `run` still holds the job's lock, renews the lease from now, and locks the job's row until the
-/// transaction ends. A job must call this function in every transaction whose writes must not happen twice. The
-/// function locks the row with a write, for the reason in the header of `partitions`.
+/// transaction ends. A job must call this function in every transaction whose writes must not happen twice. To lock the
+/// row, the function writes to the row. The header of `partitions` explains the reason.
 ///
 /// # Errors
 /// Returns [`StoreError::TakenOver`] if another run has begun.
@@ -247,7 +247,7 @@ async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option
         .bind(run)
         .fetch_optional(connection)
         .await
-        .context("read when the run was last alive")?;
+        .context("read the time at which the run was last alive")?;
     Ok(stamp.flatten().map(micros))
 }
 

@@ -72,8 +72,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
 /// The maximum age of a connection. When a connection is older than this and is idle, the pool closes the connection.
-/// During a failover, connections to the former primary can stay open. Read-only clients such as API servers notice the
-/// failover only after the pool has closed these connections.
+/// During a failover, connections to the former primary can stay open. An API server only reads, so it does not notice
+/// that such a connection leads to the former primary. After this time, the pool closes the connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);

@@ -98,9 +98,9 @@ const UPSERT: &str = concat!(
     ", VALUES(is_del), is_del), update_at = GREATEST(update_at, VALUES(update_at))"
 );
 
-/// Writes those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows` must
-/// be sorted by key. Returns `None` if the server's user variables do not work as needed. In this case the caller must
-/// roll the transaction back.
+/// Writes each row of `rows` that is newer than the existing row in MySQL. Returns the former state of each row. `rows`
+/// must be sorted by key. Returns `None` if the server's user variables do not work as needed. In this case the caller
+/// must roll the transaction back.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();
@@ -150,8 +150,8 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
-/// Parses the text that [`UPSERT`] wrote about `piece`. The text contains one entry for each existing row. Returns
-/// `None` if the text is invalid.
+/// Parses the text in which [`UPSERT`] describes the former states of the rows of `piece`. The text contains one entry
+/// for each existing row. Returns `None` if the text is invalid.
 fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
     let mut next = notes.next();
@@ -186,7 +186,8 @@ fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
     if parts.next().is_none() { Some(note) } else { None }
 }
 
-/// Writes a piece of rows. `in_shapes` has cut the piece, so only a few statements of different lengths exist.
+/// Writes a piece of rows. `in_shapes` splits rows into pieces of only a few different lengths. So only a few different
+/// statements exist.
 async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",

@@ -136,8 +136,8 @@ pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxO
         let mut after = since.of(partition);
         while after < last {
             if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has been behind for a long time. The remaining rows are treated as deleted, so the caller does
-                // not know which amounts are missing in Redis.
+                // Redis has been behind for a long time. The function does not read the outbox rows that are left, and
+                // reports them as deleted. So the caller does not know which amounts are missing in Redis.
                 unread.raise(partition, last);
                 break;
             }
@@ -222,8 +222,8 @@ impl Store {
     /// Counts the rows that have not been added to Redis.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the rows of the outbox";
-        // The applied offsets are read before the last rows' numbers. In the other order, an offset could be larger
-        // than the number of the outbox's last row.
+        // The daemon first reads the applied offsets, and then the number of each outbox's last row. In the other
+        // order, an offset could be larger than the number of the outbox's last row.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
@@ -245,8 +245,8 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
-    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. A flag of each row says
-    /// whether the row was written longer than `old` ago.
+    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. Each returned row has a
+    /// flag. The flag is true if the row is older than `old`.
     ///
     /// # Errors
     /// Fails if MySQL returns an error, or if a row is invalid because a person changed it.
@@ -275,8 +275,8 @@ impl Store {
         .await
     }
 
-    /// Deletes some of a partition's outbox rows, up to the number `until`. Keeps the rows that are not in Redis.
-    /// Returns true if there are possibly more rows to delete.
+    /// Deletes some rows of one partition's outbox. Rows with a number above `until` stay. Keeps the rows that are not
+    /// in Redis. Returns true if there are possibly more rows to delete.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;

@@ -37,15 +37,16 @@ pub const CORRECTIONS_MAX: usize = 100;
 /// The outcome of a repair that a run planned but did not make, because a writer changes counters without events.
 pub const HELD: &str = "held";
 
-/// The maximum number of lowered counters of one run that are compared with the lowered counters of the next run. These
-/// counters need a few MiB of memory. The rule for raised counters needs only a hundred such counters.
+/// The maximum number of rows that the query for lowered counters returns. These rows need a few MiB of memory. A
+/// hundred lowered counters are enough for the rule about counters that are raised again.
 const TOO_HIGH_MAX: u64 = 100_000;
 
 /// The maximum number of rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Records the changes that `run` plans in Redis, as the repair `pass`. `run` must still hold the job's lock.
+    /// Before `run` changes counters in Redis, this call writes the planned changes to MySQL. The number of the repair
+    /// is `pass`. `run` must still hold the job's lock.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -90,7 +91,7 @@ impl Store {
     /// Returns the counters that the last two reconciles before `run` found too high in Redis. Considers only runs that
     /// compared all counters or all changed counters. These runs completed, or ended because of a safety limit.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
-        const ACTION: &str = "read which counters the last runs lowered";
+        const ACTION: &str = "read the counters that the last runs lowered";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let runs: Vec<u64> = sqlx::query_scalar(
@@ -112,10 +113,10 @@ impl Store {
         .await
     }
 
-    /// Corrects counters, records each correction as the repair `pass`, and ensures that Redis gets the same
-    /// corrections. All this happens in one transaction. `run` must still hold the job's lock. The intents must be
-    /// sorted by key, and one call can make at most [`CORRECTIONS_MAX`] corrections. Returns the number of counters
-    /// that got no hint for the next reconcile because the table of hints is full.
+    /// Corrects counters in MySQL, stores each correction with the repair number `pass`, and ensures that Redis gets
+    /// the same corrections. All this happens in one transaction. `run` must still hold the job's lock. The intents
+    /// must be sorted by key, and one call can make at most [`CORRECTIONS_MAX`] corrections. Returns the number of
+    /// counters that got no hint for the next reconcile because the table of hints is full.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -166,7 +167,7 @@ impl Store {
 }
 
 async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHigh> {
-    const ACTION: &str = "read which counters the last runs lowered";
+    const ACTION: &str = "read the counters that the last runs lowered";
     // A pass's number contains the run's number, so the query finds the run's rows by their key.
     let rows = sqlx::query(
         "SELECT kind, target_id, metric, added, outcome = ? FROM repair WHERE pass BETWEEN ? AND ? \

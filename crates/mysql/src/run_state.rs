@@ -113,9 +113,10 @@ impl Store {
         .await
     }
 
-    /// Counts how many reconciles of the last hour loaded buckets, according to their reports.
+    /// Returns the number of reconciles that ended in the last hour and loaded buckets. The reports of the runs say
+    /// whether they loaded buckets.
     pub async fn loads_of_last_hour(&self, job: &str) -> Result<u64> {
-        const ACTION: &str = "count how often Redis was loaded";
+        const ACTION: &str = "count the reconciles that loaded buckets";
         const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
                            AND report LIKE '%\"buckets_loaded\":%' AND report NOT LIKE '%\"buckets_loaded\":0,%'";
         let mut conn = self.acquire().await?;

@@ -76,7 +76,7 @@ impl Store {
         .await
     }
 
-    /// Returns the place of the name `by` after this name has replaced the member at the place `from`.
+    /// The name `by` replaces the name of the member at the place `from`. Returns the member's place with the new name.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
         const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \
@@ -89,9 +89,9 @@ impl Store {
         .await
     }
 
-    /// Replaces a member's name and updates the checksum, in one transaction. Members between the old and the new
-    /// place, which have equal scores, move up or down by one place. Returns `false` if the archive has changed since
-    /// it was read.
+    /// Replaces a member's name and updates the checksum, in one transaction. All members between the member's old
+    /// place and new place move up or down by one place. The scores of all these members are equal. Returns `false` if
+    /// the archive has changed since it was read.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.

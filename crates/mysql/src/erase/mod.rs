@@ -15,7 +15,7 @@ pub use traces::{NamedRow, NamedRun};
 use super::rows::{TRIPLE_SHAPES, in_shapes_of, target};
 use super::{Context, Result, Store, jobs, micros, placeholders};
 
-/// The job whose lock a run must hold to delete data.
+/// The erase job. A run must hold this job's lock before the run can delete data.
 pub const JOB: &str = CommandName::Erase.name();
 
 /// A like record.

@@ -29,8 +29,8 @@ pub struct NamedRun {
 }
 
 impl Store {
-    /// Returns the next rows of a partition's outbox that possibly contain the subject. Also returns the number of the
-    /// last row that was read. This number is `None` if the outbox has no more rows.
+    /// Reads the next outbox rows of the partition, and returns the rows that may contain the subject. Also returns the
+    /// number of the last row that was read. This number is `None` if the outbox has no more rows.
     pub async fn outbox_naming(
         &self,
         partition: u16,

@@ -26,8 +26,8 @@ pub struct DeadLetter {
     pub first_seen: Micros,
 }
 
-/// When the letters of a statement have this number of bytes, no more letters are added to the statement. The last
-/// letter can have any size. The limit is far below the usual values of `max_allowed_packet`.
+/// If the dead letters in an INSERT statement have this number of bytes, the daemon adds no further dead letter. The
+/// last dead letter can have any size. The limit is far below the usual values of `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
 /// Stores dead letters. If the broker delivers a letter again, the letter is still stored once. If a letter was

@@ -1,9 +1,9 @@
 //! Writes the rows and counters of an import. Each transaction first checks the job's lock, and records the run's
 //! progress.
 //!
-//! Each counter has a separate row, the import's slot, for imported likes. An import adds to this row with the earliest
-//! possible time, so reconciles of recent changes skip imported counters. After the import, the counters must be loaded
-//! into Redis.
+//! For imported likes, each counter has a separate row in the import's slot. When an import adds to this row, it writes
+//! the earliest possible time as the time of the change. So a reconcile of recent changes skips imported counters.
+//! After the import, the counters must be loaded into Redis.
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::{Before, Pair, State, before, differences};
@@ -97,8 +97,8 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Sets each counter's row in the import's slot to a value with which the whole counter equals the site's counter.
-    /// The counters must be sorted by target. Returns how many counters changed.
+    /// Makes each counter equal to the site's counter. For this, the call changes only the counter's row in the
+    /// import's slot. The counters must be sorted by target. Returns how many counters changed.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a counter would be out of

@@ -51,8 +51,8 @@ pub struct Bounds {
     pub after: Key,
     /// The maximum number of rows.
     pub limit: usize,
-    /// The latest allowed time of a row. A row with a wrong time in the future would win against later events with
-    /// correct times.
+    /// If a row of the site has a time later than this, the import rejects the row. A row with a wrong time in the
+    /// future would win against later events with correct times.
     pub latest: Micros,
 }
 

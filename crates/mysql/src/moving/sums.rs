@@ -4,13 +4,14 @@
 //! Each row contributes the product `CRC32("target.user") * CRC32("user.target")`, which has 64 bits. The checksum of a
 //! range is the XOR of these products. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and (2,11) have
 //! the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs stays the
-//! same for about one of 30,000 such swaps. A product of two different CRCs carries from bit to bit, so the product is
-//! not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a row and its
-//! duplicate cancel each other. But the count includes both rows, and `like_record` has no duplicates. A sum of the
-//! products would detect the same errors. But a sum takes MariaDB twice as long, because MariaDB adds decimals.
+//! same for about one of 30,000 such swaps. A multiplication of two different CRCs carries bits into higher places, so
+//! the product is not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a
+//! row and its duplicate cancel each other. But the count includes both rows, and `like_record` has no duplicates. A
+//! sum of the products would detect the same errors. But a sum takes MariaDB twice as long, because MariaDB adds
+//! decimals.
 //!
-//! The checksum uses the ids as text, in the site's spelling. If the site spells an id as 042, the checksums of the two
-//! tables differ, and the import reads the row.
+//! The checksum uses each id as text, exactly as the site's database returns the id. If the site spells an id as 042,
+//! the checksums of the two tables differ, and the import reads the row.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
@@ -35,12 +36,12 @@ pub struct SiteSums {
     pub last: Option<Key>,
 }
 
-/// The factor for a key's target id in `target * TARGET + user`. So one number contains both ids of the key.
+/// Packs the two ids of a key into one number: `target * TARGET + user`.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
-    /// Returns the sums of the next likes. The statement contains the site's query as a subquery, which must return at
-    /// most `limit` rows.
+    /// Reads the site's next rows, and returns the count and the checksum of the likes in these rows. The statement
+    /// contains the site's query as a subquery, which must return at most `limit` rows.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
         // Without the line break, a comment in the query's last line would hide the rest of the statement.
@@ -74,7 +75,7 @@ impl Store {
     }
 }
 
-/// Returns the SQL expression of one row's product for the checksum.
+/// Returns an SQL expression. For one row, this expression computes the product of two CRCs.
 fn checksum(target: &str, user: &str) -> String {
     format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
 }
