@@ -178,8 +178,8 @@ fn last_week() -> Result<String> {
     Ok(now.previous().context("there is no week before this one")?.to_string())
 }
 
-/// Inserts as many rows as the archive has, with bare statements on one connection. Each statement has a page of rows,
-/// and is a separate transaction.
+/// Inserts as many rows as the archive has, with INSERT statements on one connection. Each statement inserts one page
+/// of rows, and is a separate transaction.
 async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
     let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
     sqlx::raw_sql("CREATE TABLE bare LIKE leaderboard_archive").execute(&mut connection).await?;

@@ -18,7 +18,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// The time between a contender's last commit and its stop.
 const ACK_WAIT: Duration = Duration::from_millis(500);
 
-/// Time limit for the stop of a contender.
+/// After SIGTERM, a contender must end within this time.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
 /// The maximum number of log lines that the error shows if a contender fails.
@@ -43,7 +43,7 @@ pub enum Runs {
     Tallyd,
     /// The benchmark's own program, started with a role as its argument.
     Role(&'static str),
-    /// A peer (a consumer in `benches/peers`), with one of its write modes.
+    /// A peer (a consumer in `benches/peers`). The string selects how the peer writes to MySQL.
     Peer(Runtime, &'static str),
 }
 
@@ -97,7 +97,7 @@ impl Contender {
 /// A running contender. The process is killed when this value is dropped.
 pub struct Running {
     name: &'static str,
-    /// SIGTERM can end a role or a peer without a clean exit, but tallyd must exit cleanly.
+    /// True if the program must exit cleanly after SIGTERM. Only tallyd must do so.
     ends_in_order: bool,
     /// True if the contender must reject events.
     refuses: bool,

@@ -57,7 +57,7 @@ struct Standing {
     runs: Vec<Ran>,
 }
 
-/// The values that the figures for count events should reach.
+/// Each figure about count events has a minimum or a maximum.
 const AIMS: [(&str, Aim); 3] = [
     ("like_ratio", Aim::AtLeast(1.0)),
     ("row_by_row_ratio", Aim::AtLeast(10.0)),

@@ -41,8 +41,8 @@ const VIEW: Metric = Metric(2);
 /// The number of events in a batch: the daemon's default.
 const BATCH: usize = 10_000;
 
-/// The number of events in a batch for a hot target. At 20,000 events a second, each of the four writers gets this
-/// number of events within 5 ms.
+/// The number of events in a batch for a hot target. If 20,000 events arrive each second, each of the four writers
+/// fills a batch of this size in 5 ms.
 const HOT_BATCH: usize = 25;
 
 const WRITERS: usize = 4;

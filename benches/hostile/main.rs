@@ -38,8 +38,8 @@ const AIMS: [(&str, Aim); 3] = [
     ("messages_rate_nine_of_ten_rubbish", Aim::AtLeast(0.5)),
 ];
 
-/// Drain queues of good events and bad messages, and check every row and counter. Each bad message has a different
-/// body.
+/// Drain queues that contain good events and bad messages, and check every row and counter. Each bad message has a
+/// different body.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Number of messages in each queue.
@@ -147,7 +147,8 @@ fn mixed(
     percent: u64,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
     let is_good = move |number: u64| number * (100 - percent) / 100 > (number - 1) * (100 - percent) / 100;
-    // A bad body is almost as long as an event, and is cut off inside a field, as a faulty producer could send it.
+    // A bad body is almost as long as the body of an event, but it ends inside a field. A faulty producer could send
+    // such a body.
     let rubbish = |number: u64| {
         let body = format!(
             r#"{{"type":"like","kind":"video","target_id":"{number}","user_id":"{number}","at":17900000{number:08},"co"#

@@ -15,7 +15,7 @@ use old::{Old, Shape, Tables, Waits};
 use serde::Serialize;
 use tallyd_benches as common;
 
-/// How long the old worker is measured without other work on the servers.
+/// The benchmark first measures the old worker for this time, while no import and no scan runs.
 const QUIET: Duration = Duration::from_secs(30);
 
 /// The number of rows in the large table, divided by the number of rows in each smaller table. The comparison with
@@ -32,8 +32,8 @@ const AIMS: [(&str, Aim); 4] = [
 /// Fill a like table with another schema, and import it with the real binary while an old worker writes to it.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Number of rows in the old table. A second and a third table have a quarter of these rows: the second on one
-    /// target, the third on many targets.
+    /// Number of rows in the old table. The benchmark also imports two smaller tables, and each smaller table has a
+    /// quarter of these rows. The first smaller table has many targets. The second smaller table has one target.
     #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(100_000..=200_000_000))]
     rows: u64,
 

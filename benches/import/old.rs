@@ -171,7 +171,7 @@ impl Old {
         let mut connection = self.pool.acquire().await?;
         let mut turn = tokio::time::interval(every);
         let (mut waits, targets) = (Vec::new(), (self.rows / LIKES_OF_TARGET).max(1));
-        // In each run, the worker uses users that no earlier run used.
+        // With `Tables::Both`, the worker chooses other users than in the runs with `Tables::Old`.
         let mut dice = Dice::new(u64::from(worker) + if tables == Tables::Both { 100 } else { 0 });
         let applied = format!("INSERT IGNORE INTO {}.like_record VALUES (1, ?, ?, 0, UTC_TIMESTAMP(6))", self.world);
         while !ends.is_cancelled() {

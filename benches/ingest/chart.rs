@@ -9,7 +9,7 @@ use crate::rounds::Standing;
 const WIDTH: f64 = 760.0;
 /// Width of the names, to the left of the bars.
 const NAMES: f64 = 260.0;
-/// Width of the numbers, to the right of the longest bar.
+/// Width of the column that contains the numbers. This column is to the right of the longest bar.
 const NUMBERS: f64 = 90.0;
 const ROW: f64 = 34.0;
 

@@ -1,4 +1,5 @@
-//! One measurement: one contender drains a full queue until the last event is committed.
+//! One measurement: a consumer (tallyd, or a program that is compared with tallyd) reads a full queue until the last
+//! event is committed.
 
 use std::path::Path;
 
@@ -99,7 +100,7 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     Ok(drained)
 }
 
-/// Measures from the first consume until the last event is committed.
+/// Measures the time from the moment when the contender begins to consume until the last event is committed.
 async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Processes) -> Result<Drained> {
     let mut arguments = vec!["--events".to_owned(), load.events.to_string()];
     arguments.extend(load.hot.then(|| "--hot".to_owned()));

@@ -19,8 +19,9 @@ pub const AIMS: [(&str, Aim); 8] = [
     ("backlog_peak_rss_mib", Aim::AtMost(64.0)),
 ];
 
-/// Computes every figure whose contenders all took part. tallyd has one partition, like its peers. `array_ratio` is an
-/// exception: tallyd has two partitions, because one connection to MySQL can't write faster than `floor`.
+/// If a contender was not measured, the figures that need this contender are left out. For `array_ratio`, tallyd has
+/// two partitions: with one partition, tallyd has one connection to MySQL, and can't write faster than `floor`. For all
+/// other figures, tallyd has one partition, like its peers.
 pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<String, f64> {
     let of = |name: &str| standings.get(name).map(|standing| standing.median);
     let rate = |name: &str| of(name).map(|run| run.events_per_second);
@@ -43,9 +44,9 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// Returns the maximum rate of events that any consumer of one queue can reach on this machine. The slower of the two
-/// servers limits this rate. The machine's cores limit this rate too, because both servers need CPU time even with the
-/// cheapest clients.
+/// Returns an upper limit for the rate of events: no consumer of one queue can be faster on this machine. The slower of
+/// the two servers limits this rate. The machine's cores limit this rate too, because both servers need CPU time even
+/// with the cheapest clients.
 fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
     let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let cpu_seconds = (us(noop) + us(floor)) * noop.events as f64 / 1e6;

@@ -47,7 +47,7 @@ struct Arguments {
     #[arg(long)]
     curve: bool,
 
-    /// Number of rows that the table has before the run for the curve's last point.
+    /// Number of rows in the table before the run that measures the last point of the curve.
     #[arg(long, default_value_t = 20_000_000, value_name = "ROWS")]
     preloaded_rows: u64,
 

@@ -19,7 +19,7 @@ use tallyd_rabbitmq::Broker;
 /// Number of messages that one acknowledgement covers.
 const ACK_EVERY: u64 = 1_000;
 
-/// If no message arrives for this long, the role acknowledges the remaining messages.
+/// If no message arrives for this time, the consumer acknowledges all messages that it has not acknowledged yet.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// Consumes and only acknowledges messages. The rate shows the broker's limit.

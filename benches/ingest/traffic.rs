@@ -28,7 +28,7 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// Returns the increase since `before`, divided by the number `each`.
+    /// Returns the traffic since `before` for one event or one batch. `each` is the number of events or batches.
     pub fn since(self, before: Self, each: u64) -> Self {
         let per = |now: f64, then: f64| (now - then) / each.max(1) as f64;
         Self { statements: per(self.statements, before.statements), bytes: per(self.bytes, before.bytes) }

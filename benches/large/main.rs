@@ -58,7 +58,8 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the `bucket_bits` for which a bucket has the same number of targets as by default.
+    /// Returns the `bucket_bits` for this number of rows. If a run has fewer rows, it has fewer buckets, so each bucket
+    /// has as many targets as in the default run.
     fn bucket_bits(self) -> u32 {
         BUCKET_BITS.saturating_sub((ROWS / self.rows).checked_ilog2().unwrap_or(0))
     }

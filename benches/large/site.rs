@@ -1,4 +1,5 @@
-//! Fills MySQL in bulk with a site that has many counters. The site's daemon has a separate MySQL account.
+//! Writes the data of a site with many counters to MySQL, up to a million rows in each statement. The site's daemon has
+//! a separate MySQL account.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::common::world::{Setup, World, stack};
 /// The kind `comment` has no rows of the metric `share`.
 const METRICS: &str = "[kinds]\nvideo = 1\ncomment = 2\n[metrics]\nlike = 1\nshare = 2\nview = 3\n";
 
-/// A target of each kind has five rows: three of `video`, two of `comment`.
+/// A video and a comment together have five rows in `counter`: three for the video, two for the comment.
 const ROWS_OF_TARGETS: u64 = 5;
 
 /// The number of rows that one statement inserts.

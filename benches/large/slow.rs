@@ -9,7 +9,7 @@ use crate::site::Site;
 /// Number of statements that are reported.
 const TOLD: u32 = 5;
 
-/// The shortest duration of a statement that MySQL logs.
+/// MySQL logs a statement if the statement takes at least this number of seconds.
 const SECONDS_LEAST: f64 = 0.02;
 
 /// A statement of the daemon.

@@ -1,4 +1,4 @@
-//! Measures the time from an event's publish to its commit, at steady rates.
+//! Publishes events at steady rates, and measures how long an event takes from the producer to its commit in MySQL.
 
 mod measure;
 mod poller;

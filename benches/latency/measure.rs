@@ -30,7 +30,8 @@ pub struct Quantiles {
 pub struct Measured {
     pub latency_ms: Quantiles,
     pub samples: u64,
-    /// Time between two polls. A measured latency can be too high by up to the time between two polls.
+    /// Time between two polls. A measured latency can be longer than the real latency, but the difference is less than
+    /// the time between two polls.
     pub poll_ms: Quantiles,
     /// How much later than planned the events were published.
     pub late_ms: Quantiles,

@@ -1,6 +1,7 @@
-//! Records when samples become visible to another connection. The poller reads samples by primary key, as often as
-//! possible without disturbing the machine. If a poll finds a sample, the sample was committed after the start of the
-//! previous poll and before the end of this poll. The recorded time is the end of the poll that found the sample.
+//! Measures the times at which samples become visible to another connection. The poller reads samples by primary key,
+//! as often as possible without disturbing the machine. If a poll finds a new sample, MySQL committed the sample
+//! between the start of the previous poll and the end of the current poll. The measured time is the end of the poll
+//! that found the sample.
 
 use std::time::Duration;
 

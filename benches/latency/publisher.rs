@@ -33,11 +33,11 @@ pub struct Published {
     pub events: Vec<LikeEvent>,
     /// Maps a sample's number to the time when the sample was published.
     pub samples: Vec<Micros>,
-    /// The delay of each sample's publish, in ms.
+    /// How much later than planned each sample was published, in ms.
     pub late_ms: Vec<f64>,
 }
 
-/// Returns the number of the sample with that user.
+/// Each sample has a different user. Returns the index of the sample that has this user.
 pub fn sample_of(user: u64) -> Option<usize> {
     usize::try_from(user.checked_sub(USERS + 1)?).ok()
 }
@@ -79,7 +79,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
     Ok(published)
 }
 
-/// Returns the event with the time of its publish. Every [`SAMPLE_EVERY`]th event is replaced by a sample.
+/// Returns the event with the current time as its `at`. Every [`SAMPLE_EVERY`]th event is replaced by a sample.
 fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
     let at = tallyd::runtime::clock::now();
     if !number.is_multiple_of(SAMPLE_EVERY) {

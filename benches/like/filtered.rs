@@ -17,9 +17,9 @@ const LIKERS: u64 = 10;
 /// Number of targets whose rows one statement writes.
 const AT_ONCE: u64 = 500;
 
-/// Writes the rows and builds the filters before anything is published. No consumer runs here. If events were already
-/// published, the filter run would wait in vain for a consumer that commits its fence (its marker in the queues).
-/// Returns the configuration for a client that uses filters.
+/// Writes the rows and builds the filters before any event is published. If events were already published, the filter
+/// run would wait until a consumer commits its fence (its marker in the queues). The wait would never end, because no
+/// consumer runs here. Returns the configuration for a client that uses filters.
 pub async fn prepare(world: &World) -> Result<Config> {
     for first in (1..=TARGETS).step_by(AT_ONCE as usize) {
         let targets = first..=TARGETS.min(first + AT_ONCE - 1);

@@ -205,7 +205,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
         Ok(())
     });
     let first = first.await?;
-    // These users have not clicked before. From a target's second like on, the client knows the size of the target's
+    // These users have not clicked before. After a target's first like, the client knows the size of the target's
     // filter.
     let filtered = rate(&mut redis, arguments, async |number| {
         let clicked = by_filter.like(target(number), UserId(user(number).0 + (1 << 31)), &[]).await?;

@@ -118,7 +118,7 @@ async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
     let whole_path_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Likes).await);
     let whole_path_per_s = whole_path_per_s.await.context("the whole path")?;
     let whole_path_lists_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Lists).await);
-    let whole_path_lists_per_s = whole_path_lists_per_s.await.context("the whole path of likes in lists")?;
+    let whole_path_lists_per_s = whole_path_lists_per_s.await.context("the whole path, with lists of likes")?;
     let end_to_end_ms = in_world(async |world| delay::measure(world, seed).await).await.context("end to end")?;
     Ok(Round {
         publish_only_per_s,
@@ -232,7 +232,8 @@ async fn last_counted(world: &World) -> Result<()> {
     until("the last like is counted", WAIT_MAX, LOOK_EVERY, async || Ok(counter.read()? == 1)).await
 }
 
-/// Waits until Redis is exact, then compares rows and counters. Returns the time at which Redis became exact.
+/// Waits until the likes in Redis match the model, then compares the rows and counters in MySQL. Returns the start of
+/// the first check in which Redis matched the model.
 async fn exact(world: &World, events: Vec<LikeEvent>) -> Result<Instant> {
     let mut redis = connect(world).await?;
     let mut since = Instant::now();

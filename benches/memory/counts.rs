@@ -31,7 +31,7 @@ impl Ids {
 /// The stored counters: a number of targets, each with four counters.
 pub struct Counts {
     pub ids: Ids,
-    /// tallyd's keys. The number of buckets suits this number of targets.
+    /// tallyd's keys. The number of buckets depends on the number of targets.
     pub keys: Keys,
     targets: Vec<(u64, [u32; METRICS])>,
 }

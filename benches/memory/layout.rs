@@ -35,7 +35,7 @@ pub enum Layout {
     String,
     /// A hash as articles on this layout describe it: the key is the low 9 bits of the id, the field is the id.
     Articles,
-    /// A hash as the articles' author intended it: the key is id >> 9, the field is id & 511.
+    /// The layout of the articles without their mistake: the key of a hash is id >> 9, the field is id & 511.
     Corrected,
     /// A hash for each target (for example counter:video:42), with a field for each counter.
     Entity,
@@ -201,7 +201,7 @@ fn numbers(value: &redis::Value) -> Vec<i64> {
     }
 }
 
-/// Returns the counts in an answer to HMGET of the field `_` and an id, as tallyd reads them.
+/// Parses the answer to an HMGET command for the field `_` and an id, as tallyd does. Returns the counts.
 fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     let redis::Value::Array(parts) = value else { return None };
     let Some(redis::Value::BulkString(text)) = parts.get(1) else { return None };
@@ -230,7 +230,7 @@ impl<'a> Filling<'a> {
         Self { command, server, waiting: HashMap::new(), pairs: 0 }
     }
 
-    /// Adds a pair to the command for `key`. If `key` is empty, adds it to the single command that has no key.
+    /// Adds a pair to the command for `key`. If `key` is empty, adds the pair to a command without a key (MSET).
     fn add(&mut self, key: &str, field: &str, value: &str) -> Result<()> {
         // Most hashes already have an entry. Only a new hash needs a copy of its name.
         let waiting = match self.waiting.get_mut(key) {

@@ -19,15 +19,15 @@ use tallyd_benches as common;
 const AIMS: [(&str, Aim); 3] =
     [("dense_ratio", Aim::AtLeast(16.0)), ("sparse_ratio", Aim::AtLeast(14.0)), ("page_20_ratio", Aim::AtMost(0.5))];
 
-/// With the first number of targets, each of the articles' 512 hashes has 512 entries and is still compact. With the
-/// second number, each hash has one entry more.
+/// The articles' layout has 512 hashes. With 512 * 512 targets, each hash has 512 entries, and Redis still stores each
+/// hash in the compact format. With 512 * 513 targets, each hash has 513 entries.
 const CLIFF: [u64; 2] = [512 * 512, 512 * 513];
 
 /// Load counters into a separate Redis, in each layout in turn, and measure the memory that they need.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Comma-separated numbers of targets. Each target has four counters. Figures without a number in their name belong
-    /// to the first of these numbers.
+    /// Comma-separated numbers of targets. Each target has four counters. If a figure's name contains no number, the
+    /// figure is for the first number in this list.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 5_000_000])]
     targets: Vec<u64>,
 
@@ -124,7 +124,7 @@ fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Fi
     filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
 }
 
-/// Returns the memory of the layout with one string for each counter, divided by the memory of this layout.
+/// Returns the memory of `Layout::String` divided by the memory of the layout in `this`.
 fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
     Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
 }
@@ -150,7 +150,7 @@ fn print(filled: &[Filled]) {
 fn figures(filled: &[Filled], cliff: &[Filled], sizes: &[u64]) -> BTreeMap<String, f64> {
     let mut figures = BTreeMap::new();
     for (place, targets) in sizes.iter().enumerate() {
-        // The names of the figures for the first number of targets contain no number.
+        // If a figure is for the first number of targets, its name contains no number.
         let size = if place == 0 { String::new() } else { format!("_{targets}") };
         for (ids, name) in [(Ids::Dense, "dense"), (Ids::Snowflake, "sparse")] {
             for layout in Layout::ALL {

@@ -45,8 +45,8 @@ impl Server {
         self.info("memory", "used_memory:")
     }
 
-    /// Returns the memory when Redis has finished growing its table of keys. Redis moves the entries to the larger
-    /// table in small steps. Until the last step, the old table needs memory, too.
+    /// Waits until Redis has finished growing its table of keys, then returns the memory that Redis uses. Redis moves
+    /// the entries to the larger table in small steps. Until the last step, the old table needs memory, too.
     pub fn settled_memory(&mut self) -> Result<f64> {
         // By default, Redis does its background work only ten times a second.
         let () = redis::cmd("CONFIG").arg("SET").arg("hz").arg(500).query(&mut self.connection)?;

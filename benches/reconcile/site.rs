@@ -49,7 +49,7 @@ impl Site {
         let world = World::new(&format!("reconcile-{name}"), Setup::default()).await?;
         let cache = Cache::new(&world.config.redis, &world.config.metrics)?;
         let targets = rows / ROWS_PER_TARGET;
-        println!("filling MySQL with {rows} like records of {targets} targets");
+        println!("filling MySQL with the rows of {rows} likes for {targets} targets");
         fill(&world, rows, targets).await.context("fill MySQL")?;
         Ok(Self { world, cache, targets })
     }
@@ -78,8 +78,8 @@ impl Site {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Measures how long the minimum work of any rebuild takes, in seconds: read `counter`, and set each count in
-    /// Redis.
+    /// Measures the work that every rebuild must do: read `counter`, and write each count to Redis. Returns the time in
+    /// seconds.
     pub async fn bare_hset(&self) -> Result<f64> {
         let counters: Vec<(u64, i64)> =
             sqlx::query_as("SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY kind, target_id")
@@ -119,7 +119,7 @@ impl Site {
         Ok(())
     }
 
-    /// Marks `thousandths` of every 1,000 targets as changed since the last run.
+    /// Marks some targets as changed since the last run: `thousandths` targets in every 1,000.
     pub async fn change(&self, thousandths: u64) -> Result<u64> {
         // All other targets must be older than the overlap, so that the run does not include these targets again.
         sqlx::query("UPDATE counter SET update_at = '2026-01-01' WHERE update_at > '2026-01-01'")
@@ -179,8 +179,7 @@ impl Site {
         }
     }
 
-    /// Empties Redis while likes arrive, and reloads it. Before the reload, measures a bare HSET of all counts while
-    /// the likes arrive.
+    /// While likes arrive, first measures [`Self::bare_hset`]. Then empties Redis, and measures the reload.
     pub async fn rebuild_under_load(&self) -> Result<(f64, Ran)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -211,7 +210,8 @@ impl Site {
         Ok(ran)
     }
 
-    /// Removes the rows that a drain wrote, also from `counter`, so each round starts with the same data.
+    /// Removes the rows that a drain wrote to `like_record`, and counts `counter` again from the remaining rows. After
+    /// this, the next round starts with the same data.
     async fn forget_new_rows(&self) -> Result<()> {
         sqlx::query("DELETE FROM like_record WHERE update_at > '2026-01-01'").execute(&self.world.pool).await?;
         sqlx::query("TRUNCATE counter").execute(&self.world.pool).await?;

@@ -20,14 +20,14 @@ use crate::exact;
 /// Pause between two groups of messages.
 const TURN: Duration = Duration::from_millis(50);
 
-/// The time for which everything works before MySQL stops. After MySQL answers again, messages continue to arrive for
-/// the same time.
+/// Messages arrive for this time before MySQL becomes unreachable. After MySQL answers again, messages arrive for this
+/// time again.
 const WELL: Duration = Duration::from_secs(20);
 
 /// Time limit to write the backlog.
 const CAUGHT_UP_MAX: Duration = Duration::from_secs(1_200);
 
-/// Time limit to write the events that are delivered after the newest event.
+/// After the row of the newest event is written, all other rows must be right within this time.
 const EXACT_MAX: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -35,11 +35,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     pub messages: usize,
-    /// The number of these messages that were in the queue, and not in the daemon, when MySQL answered again.
+    /// The number of messages in the queue when MySQL answered again. Messages that the daemon had already received are
+    /// not included.
     pub waited: u64,
     pub before_rss_mib: f64,
     pub peak_rss_mib: f64,
-    /// Time from MySQL's first answer until the queue was empty.
+    /// Time from the moment when MySQL answered again until the row of the newest event was written.
     pub caught_up_s: f64,
 }
 

@@ -148,7 +148,8 @@ async fn publish(client: &Arc<Client>, count: u64, seed: u64) -> Result<Publishe
     Ok(published)
 }
 
-/// Returns the time when each sample was counted, and the milliseconds between two reads.
+/// Reads the counter until all samples are counted. Returns the time when each sample was counted, and the milliseconds
+/// between successive reads of the counter.
 fn poll(mut counter: Counter, samples: usize) -> Result<(Vec<Instant>, Vec<f64>)> {
     let (mut seen, mut gaps_ms) = (Vec::with_capacity(samples), Vec::new());
     let (mut before, mut progress) = (Instant::now(), Instant::now());
