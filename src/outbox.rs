@@ -2,45 +2,45 @@
 //! only metrics that the daemon writes to Redis.
 //!
 //! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
-//! commit the task in this file reads the rows in order and adds them to Redis, bucket by bucket. Each daemon has one
-//! such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
-//! bucket contains completely. One call adds the sum of all rows of a pass to some buckets. The script
-//! (crates/redis/lua/apply.lua) adds the sum only if the bucket's mark is not above the last row before the pass. For a
-//! bucket with a higher mark, the task sends the sum of only the rows after that mark. Once a second the task stores in
-//! `outbox_state` the number of the last row that is added to all buckets. The next daemon begins after that row.
+//! commit, the outbox task reads the rows in order and adds their amounts to Redis, bucket by bucket. Each daemon has
+//! one such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
+//! bucket contains completely. One call adds the sum of all rows of a pass to some buckets. A bucket's mark can be
+//! higher than the last row before the pass. The script (crates/redis/lua/apply.lua) then skips the bucket, and the
+//! task sends it a sum of only the rows after the mark. Once a second the task stores in `outbox_state` the number of
+//! the last row that is added to all buckets. The next daemon begins after that row.
 //!
 //! Possible races, each with its outcome:
 //!
 //! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same daemon
 //!   after a restart, finds the row. Each daemon checks once a second for rows that have not been added yet.
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
-//!   daemon adds the rows again, and because of the marks the script skips the rows that Redis already has.
+//!   daemon sends the rows again. The script uses the marks to skip the rows that Redis already has.
 //! * A: a call times out. It is unknown whether Redis has executed the call. Redis can even execute the call after
 //!   later rows were added. Because of the marks, the additions are made only once. One call contains all additions
 //!   that its rows make to a bucket. With two calls, the first call could fail, and the second call would raise the
 //!   mark above rows that were not added.
-//! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
-//!   are between the first and the last row of the pass, so the script adds nothing and returns the marks. The next
-//!   call adds the rows after such a mark, to the buckets with exactly this mark. If a mark has changed before this
-//!   call, the script returns the new mark.
+//! * A: the task has added the rows of a pass to some of the buckets. B: the pass is repeated with more rows. The marks
+//!   of these buckets are between the first and the last row of the pass, so the script adds nothing and returns the
+//!   marks. For each returned mark, the task sends the later rows to the buckets with this mark. If a bucket's mark has
+//!   changed before this call, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. If a row of another
 //!   daemon's partition is younger than `OLD`, daemon 2 skips the row. If both daemons add a row, the marks prevent the
 //!   second addition.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
 //!   reader that finds row 8 also finds row 7.
 //! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
-//!   Row numbers follow MySQL's clock, so new rows have numbers above every mark and are added. Until a full reconcile,
-//!   Redis keeps the additions that MySQL lost. The task logs a warning if the last recorded row is missing in MySQL,
-//!   or if Redis has marks of rows that MySQL does not have.
+//!   Row numbers follow MySQL's clock. So a new row has a higher number than every mark, and the script adds the row.
+//!   Until a full reconcile, Redis keeps the additions that MySQL lost. The task logs a warning if the last recorded
+//!   row is missing in MySQL, or if Redis has marks of rows that MySQL does not have.
 //! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. After that, new rows are
-//!   added to the new bucket, which readers do not use yet. The job that loads the bucket raises the marks to the
-//!   committed rows, and then loads the values of the counters that include exactly these rows
+//!   added to the new bucket, which readers do not use yet. The job that loads the bucket first sets each mark to the
+//!   partition's last committed row. The job then loads values that include exactly the rows up to these marks
 //!   (crates/redis/lua/load.lua).
-//! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
-//!   the task does not send rows again that MySQL has recorded as added. A reconcile finds the missing amounts in the
-//!   same way as for counters that API servers write.
+//! * A: Redis comes back with an older state (a failover, an old snapshot). The marks and the counters then have the
+//!   same older state. The task does not send rows again if MySQL has recorded them as added. A reconcile finds the
+//!   missing amounts in the same way as for counters that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
-//!   and skips the addition. After the operator has repaired the key, a job loads the bucket if Redis has lost it.
+//!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads the bucket.
 //!   Otherwise a reconcile adds the missing amounts. After any other failure, the task retries until the call succeeds.
 //!
 //! If targets have Bloom filters, a row also has the users who began to like a target. The task adds these users to the
@@ -84,12 +84,12 @@ const OLD: Duration = Duration::from_secs(2);
 /// Maximum number of rows per read.
 const ROWS_MAX: u64 = 32;
 
-/// For one pass, the task reads rows until they have this many items (some megabytes). A large pass is efficient,
-/// because more of its items belong to the same bucket.
+/// For one pass, the task reads rows until these rows together contain this number of items (some megabytes). A large
+/// pass is efficient, because more of its items belong to the same bucket.
 const ITEMS_MAX: usize = 30_000;
 
 /// Rows are kept in MySQL for this time after they were added to Redis. A reconcile needs the rows that were added
-/// between its sample of Redis and its read of MySQL, and this interval is always shorter.
+/// between its sample of Redis and its read of MySQL. A reconcile always reads MySQL within this time.
 const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
@@ -109,12 +109,12 @@ pub(crate) struct Outbox {
 
 #[derive(Default)]
 struct State {
-    /// The last row of each partition that is added to all buckets in Redis. All earlier rows are added, too.
+    /// For each partition: the last row that Redis has in all buckets. Redis also has all earlier rows.
     added: OutboxOffsets,
     /// The value of `added` that was last recorded in MySQL.
     noted: OutboxOffsets,
     kept: Kept,
-    /// The partitions of which the last pass did not read all rows.
+    /// The partitions that still had unread rows after the last pass.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
     pruned: Option<Instant>,
@@ -200,7 +200,7 @@ impl Outbox {
         for End { partition, last, owner } in self.store.outbox_ends().await? {
             let ours = owner.as_ref() == Some(&self.owner) || (ends && owner.is_none());
             if last <= state.added.of(partition) {
-                // The remaining rows can have been added by other daemons.
+                // Other daemons may have added the remaining rows.
                 state.more.remove(&partition);
             } else if ours || looks || state.more.contains(&partition) {
                 let added = self.add(partition, ours, state).await;

@@ -21,7 +21,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Repeats until the daemon stops: deletes the entries of days that are older than `[consumer] applied_event_keep`.
 pub(crate) async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
-    let mut outage = Outage::new("emptying days of applied_event and recent_delta");
+    let mut outage = Outage::new("deleting old entries from applied_event and recent_delta");
     while !stop.is_cancelled() {
         let keep = live.current().consumer.applied_event_keep.0;
         let emptied = async {

@@ -277,7 +277,7 @@ impl Partition {
             }
         };
         if !exact {
-            let (partition, error) = (self.number, "this server assigns columns in an unsupported order");
+            let (partition, error) = (self.number, "this server does not assign columns from left to right");
             warn!(
                 event = "reads-first",
                 partition, error, "switched to the slower way of writing, which reads rows first: {error}"

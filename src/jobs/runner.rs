@@ -30,7 +30,8 @@ use tallyd_mysql::{Store, StoreError};
 /// The interval between renewals of the lease. The run tries three times before it gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
-/// Without a renewal for this time, the holder of the lock gives up. The lease in MySQL ends later.
+/// If the holder of the lock cannot renew the lease for this time, the holder gives up the lock. The lease in MySQL
+/// ends later.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]
@@ -159,8 +160,8 @@ async fn forget_old_runs(store: &Store, job: Job<'_>) {
 }
 
 /// Runs the loop of one job in a daemon. After the start, the loop runs the first due mode as soon as MySQL answers.
-/// Later the loop runs the first due mode each time it is woken. `specs` returns the modes, which a reload of the
-/// configuration can change.
+/// After that, each time the loop wakes up, it runs the first mode that is due. `specs` returns the modes, which a
+/// reload of the configuration can change.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,

@@ -21,7 +21,7 @@ use tallyd_core::job_name::JobName;
 /// If a job runs every minute, the records of its runs are kept for this time.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
-/// Compares Redis with MySQL, and repairs it.
+/// Compares the counters in Redis with MySQL, and repairs Redis.
 pub async fn reconcile(
     servers: &Servers,
     config: &Config,

@@ -27,12 +27,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// The time at which a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// The mode is due at its next scheduled time, because everything was done, or an operator must act first.
+    /// The mode is due at its next scheduled time. Either the run did everything, or an operator must act before the
+    /// next run.
     NextTime,
-    /// The mode is due after a pause, because the run failed, or another process runs the job.
+    /// The mode is due after a pause. Either the run failed, or another process runs the job.
     Pause,
-    /// The mode is due after a pause, because the run ended and could not do everything. The pause grows with each such
-    /// run.
+    /// The mode is due after a pause, because the run ended before all its work was done. Each further run of this kind
+    /// makes the pause longer.
     LongerPause,
     /// The mode is due when the operator ends the pause that stopped the run.
     Resume,
@@ -77,7 +78,7 @@ pub(super) struct Entry {
 /// The pause after a run that did not do all its work.
 #[derive(Clone, Copy)]
 struct Backoff {
-    /// The number of consecutive runs in which the mode could not do everything.
+    /// The number of consecutive runs of the mode that ended before all their work was done.
     times: u32,
     until: Instant,
 }
@@ -128,8 +129,8 @@ impl Schedule {
     /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // A pause that is over is ignored. The mode of this pause is no longer due, because another daemon has run the
-        // mode during the pause.
+        // A pause that is over is ignored. If a mode's pause is over and the mode is not due, another daemon has run
+        // the mode during the pause.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }
@@ -140,8 +141,8 @@ impl Schedule {
 }
 
 impl Entry {
-    /// Whether the mode is due, because a run was requested, or the schedule has triggered since the last completed run
-    /// began.
+    /// Whether the mode is due. A mode is due if a run was requested, or if a scheduled time has passed since the last
+    /// completed run began.
     fn is_due(&self, now: Micros) -> bool {
         if self.spec.request.is_made() {
             return true;
@@ -214,7 +215,7 @@ mod tests {
         schedule
     }
 
-    /// Runs due modes one after the other, until nothing is due, and returns them.
+    /// Runs the due modes one after the other until no mode is due. Returns the modes that ran.
     fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
         let mut modes = Vec::new();
         while let Some(entry) = schedule.next_due(now, Instant::now()) {
@@ -232,8 +233,8 @@ mod tests {
     }
 
     proptest! {
-        /// The order of rows in the table has no effect. Everything that is due runs in the same order, and a request
-        /// starts the mode that it is for.
+        /// The order of rows in the table has no effect. All due modes run in the same order, and each request starts
+        /// the requested mode.
         #[test]
         fn rows_in_another_order_run_all_the_same(reconcile in order(4), archive in order(2), recount in order(2)) {
             let (config, wakes) = (config(), Wakes::default());

@@ -88,10 +88,11 @@ pub(super) enum Reason {
     )]
     CameBack,
     #[error(
-        "Redis went back to a state before the freeze: run `tallyd archive` to raise the board to its archive and archive it again"
+        "Redis went back to a state before the freeze: run `tallyd archive` to restore the \
+         archived scores in Redis and to archive the board again"
     )]
     WentBack,
-    #[error("another Redis server took over while the board was raised to its archive: the next run raises it again")]
+    #[error("another Redis server took over while this run raised scores in Redis: the next run raises all scores")]
     WentBackAgain,
     #[error(
         "the configuration no longer has this board, so tallyd does not know when to remove its zset: add the board again, or \
@@ -125,7 +126,7 @@ pub(super) enum Reason {
     // The reasons why no snapshot is taken.
     #[error("the period is frozen or archived, and tallyd takes no snapshot of such a period")]
     NotOpen,
-    #[error("an interrupted restore holds the later additions: run `tallyd board restore` to finish the restore")]
+    #[error("an interrupted restore has moved the later additions: run `tallyd board restore` to finish the restore")]
     RestoreInterrupted,
 
     // The reasons why nothing is restored.

@@ -30,7 +30,7 @@ pub enum ScopeError {
     #[error(transparent)]
     Period(#[from] PeriodError),
     /// The period `total` never closes.
-    #[error("total never ends, and is not archived")]
+    #[error("the period total never ends, so tallyd does not archive it")]
     NeverEnds,
     #[error("{period} is a {kind}, and no requested board has periods of that length")]
     NoSuchBoard { period: String, kind: String },

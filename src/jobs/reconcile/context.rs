@@ -112,7 +112,7 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    /// The orders of operators, for example the speed of the reconcile.
+    /// The orders that operators have given, for example the pace of the reconcile.
     pub control: Control,
 
     pub limits: Limits,
@@ -228,7 +228,7 @@ impl<'a> RunContext<'a> {
     /// Records in Redis the time up to which Redis has been compared.
     pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
-        self.servers.cache.note_compared(cut).await.context("write to Redis the time up to which Redis was compared")
+        self.servers.cache.note_compared(cut).await.context("write the time of this comparison to Redis")
     }
 }
 

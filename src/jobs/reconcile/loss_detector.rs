@@ -1,9 +1,9 @@
 //! Checks whether Redis lost counters, and requests a run that loads them within seconds.
 //!
-//! If Redis is flushed, promotes an empty replica or evicts a bucket, then buckets lack the field `_`. Each check reads
-//! the next group of buckets, so all buckets are checked in turn. Each check also reads the buckets that readers
-//! reported as missing. It reads all buckets if Redis, or one master of a Redis Cluster, has a different data set than
-//! at the last check.
+//! A bucket that Redis has lost has no field `_`. Redis loses buckets after a flush, after the promotion of an empty
+//! replica, and when Redis evicts keys. Each check reads the next group of buckets, so all buckets are checked in turn.
+//! Each check also reads the buckets that readers reported as missing. It reads all buckets if Redis, or one master of
+//! a Redis Cluster, has a different data set than at the last check.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use crate::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 
-/// For each kind, one check reads one field in each of this number of buckets. This takes Redis a few milliseconds.
+/// One check looks at this number of buckets of each kind, and reads one field per bucket. This takes Redis a few
+/// milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
 /// One check reads at most this number of the buckets that readers reported as missing.

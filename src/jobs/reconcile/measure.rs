@@ -62,8 +62,8 @@ pub(super) struct SampledRange {
     pub range: Range,
     /// The samples in the order of `range.counters`.
     pub samples: Vec<Option<Sample>>,
-    /// The outbox rows that were added to Redis before the sample. Only counters that the daemon adds to Redis need
-    /// these rows.
+    /// The outbox rows that were added to Redis before the sample. A measurement needs these rows only for metrics that
+    /// the daemon writes to Redis.
     pub applied: Option<OutboxOffsets>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Measures counters that are sorted by key. The fence is sent `grace` after the sample. Counters that the daemon
-    /// adds to Redis need no fence. Like records of the metric `recounted` are counted.
+    /// adds to Redis need no fence. For the metric `recounted`, MySQL also counts the rows of `like_record`.
     pub(super) async fn measure(
         &mut self,
         keys: &[CounterKey],
@@ -111,10 +111,10 @@ impl<'a> Measure<'a> {
         Ok(Measurements { measurements, truths })
     }
 
-    /// Measures busy counters, which are sorted by key. The consumers log the events of these counters from before the
-    /// sample until MySQL is read. If an event's time is within `skew` of the cut (the instant of the sample), the
-    /// event's counter stays busy. Counters that the daemon adds to Redis are measured again without a watch, because
-    /// they were busy only because outbox rows had been deleted.
+    /// Measures busy counters, which are sorted by key. The consumers log all events of these counters. The log begins
+    /// before the sample, and ends after the run has read MySQL. If an event's time is within `skew` of the cut (the
+    /// instant of the sample), the event's counter stays busy. A counter that the daemon adds to Redis is busy only if
+    /// outbox rows were deleted. Such a counter needs no watch, and the run only measures it again.
     pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
@@ -179,8 +179,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Whether a counter that is missing in the sample's bucket is zero. If not, the counter's value is unknown. A
-    /// missing counter is also zero if this run is loading the bucket.
+    /// A sample can lack a counter. Returns true if this counter is zero, and false if its value is unknown. The
+    /// counter is also zero if this run is loading the bucket.
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
@@ -242,8 +242,8 @@ impl<'a> Measure<'a> {
         truth
     }
 
-    /// Returns the last outbox rows that are in Redis, if the daemon adds one of the counters. These rows must be read
-    /// before the sample.
+    /// If the daemon adds at least one of the counters to Redis, returns the last outbox rows that Redis has. These
+    /// rows must be read before the sample.
     async fn applied(&self, keys: &[CounterKey]) -> Result<Option<OutboxOffsets>> {
         let servers = self.run.servers;
         if !keys.iter().any(|key| servers.is_by_daemon(*key)) {

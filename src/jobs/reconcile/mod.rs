@@ -3,12 +3,12 @@
 //! A page of counters is measured in four steps. The run takes a sample of Redis (at an instant of Redis' clock, the
 //! cut). The run sends a fence through every partition and waits until the fences are committed. Then the run reads
 //! MySQL and compares the values. Nearly all counters are right at this measurement. The other counters are suspects,
-//! and are measured once more. If API servers count the suspects, the run waits `publish_grace` before the second
-//! sample, and again before the second fence. If two measurements find a drift in the same direction, the smaller drift
-//! is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is measured again
-//! together with a few other counters. If the counter is still busy, it is watched. While a counter is watched, the
-//! consumers log its events with the rows' former states. The run computes the counter's value at the cut from its
-//! current value and this log.
+//! and are measured once more. If API servers write the suspects to Redis, the run waits `publish_grace` before the
+//! second sample, and again before the second fence. If two measurements find a drift in the same direction, the
+//! smaller drift is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is
+//! measured again together with a few other counters. If the counter is still busy, it is watched. While a counter is
+//! watched, the consumers log its events with the rows' former states. The run computes the counter's value at the cut
+//! from its current value and this log.
 //!
 //! A run has three steps. `load` loads lost buckets. `scan` selects the counters and the order in which they are
 //! compared. `compare` handles one page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits
@@ -21,7 +21,7 @@
 //!   `publish_grace` later, and sends its fence after another `publish_grace`. So the second measurement includes C,
 //!   and nothing is repaired. If C is later than both fences, the like appears as a drift and is repaired. This also
 //!   happens if a late event causes a drift in the first measurement, and another late event causes a drift in the
-//!   second measurement. The next run that finds the events reverts the repair.
+//!   second measurement. A later run measures after these events were applied, and reverts the repair.
 //! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
 //!   busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, so the like of B
@@ -39,8 +39,8 @@
 //! * Two reconciles want to run. The job's lock lets only one of them run. If the lease of the first run ended while
 //!   that run was frozen, the fences of this run never pass, because the second run's fences have higher numbers. MySQL
 //!   refuses the writes of the first run.
-//! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
-//!   snapshot, and the difference is added.
+//! * A row of `counter` is corrected while the consumer writes it. The run reads the row of `counter` and the target's
+//!   like records in one snapshot. Then the run adds the difference between both values to the row.
 //!
 //! A reconcile must never set a counter, change MySQL's likes, or compare a value before a fence is committed.
 
@@ -171,7 +171,7 @@ impl Reconciler {
 }
 
 impl Run<'_> {
-    /// Loads the counters that Redis lost, and then compares the counters of the mode.
+    /// Loads the counters that Redis lost. Then compares the counters that the run's mode selects.
     async fn run(&mut self) -> Result<()> {
         let Self { context, comparer } = self;
         load::check_layouts(context.servers).await?;

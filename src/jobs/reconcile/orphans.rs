@@ -15,8 +15,8 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// The run counts the counters of this number of buckets between two waits for capacity. This takes Redis a few tens of
-/// milliseconds.
+/// After this number of buckets, the run waits again until the servers have capacity. In each bucket, the run
+/// determines the number of counters. This takes Redis a few tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
 /// Number of buckets whose fields are listed together. Together these buckets have about 16,000 ids.

@@ -52,8 +52,8 @@ impl<'a> Repairer<'a> {
         self.raised.reason()
     }
 
-    /// Repairs the part of each drift that the `first` and the `second` measurement agree on. A dry run only lists the
-    /// drifts.
+    /// If the drifts of the `first` and the `second` measurement have the same direction, repairs the smaller drift. A
+    /// dry run only lists the drifts.
     pub(super) async fn repair_confirmed(
         &mut self,
         first: &BTreeMap<CounterKey, i64>,
@@ -267,8 +267,9 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
     repairs.iter().map(intent).collect()
 }
 
-/// Returns the addition of `delta` to a counter whose sampled value is `sampled`. The addition needs no deadline: if
-/// another run takes over the load, it changes the state of the buckets, and the script refuses the addition.
+/// Returns a repair that adds `delta` to a counter. The sample of Redis had the value `sampled` for this counter. The
+/// addition needs no deadline: if another run takes over the load, it changes the state of the buckets, and the script
+/// refuses the addition.
 ///
 /// A counter that the daemon counts can go below zero, because events can arrive in a different order than they
 /// happened. A counter whose value in MySQL is below zero can also go below zero. Any other counter goes below zero

@@ -42,8 +42,8 @@ impl<'a> Throttle<'a> {
         self.pace.note(targets, took);
     }
 
-    /// Waits until the servers have capacity for the next page, the run is stopped, or its deadline has passed. If the
-    /// run has a `wait_max`, it gives up after this time, because other runs wait for this run to end.
+    /// Waits until the servers have capacity for the next page. If the run is stopped or its deadline passes, the wait
+    /// ends, too. If the run has a `wait_max`, the run gives up after this time, because other runs wait for its end.
     pub(super) async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
         let RunContext { early_end, options, progress, .. } = self.run;
         if early_end.gave_up() {

@@ -71,7 +71,7 @@ impl Run<'_> {
                 event = "recount-untold",
                 recount,
                 untold,
-                "the next changed reconcile will miss {untold} corrected counters of {recount}: run `tallyd reconcile --full`"
+                "the next `changed` reconcile will not compare {untold} corrected counters of {recount}: run `tallyd reconcile --full`"
             );
         }
         Ok(())

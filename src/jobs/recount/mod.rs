@@ -11,13 +11,13 @@
 //!
 //! * A: a comment's row is written. B: the first measurement finds -1. C: the comment's event is applied. The fence is
 //!   sent `publish_grace` later, so the second measurement comes after C and finds the target right.
-//! * A: the first measurement. B: a comment is added. C: the second measurement. The true values differ, so the target
-//!   has *changed*, and is measured again.
+//! * A: the first measurement. B: a comment is added. C: the second measurement. The two measurements find different
+//!   true values. So the target has *changed*, and the run measures the target again.
 //! * Between the two measurements one comment is added and another one is removed, so the true value is unchanged. If
 //!   only one of the two events was applied, the counter has a newer `at`, so the target has changed. If both events or
 //!   neither were applied, the drift is unchanged.
-//! * A: a drift of +1. B: a comment's row is written, and its event is in flight. C: the first measurement, which finds
-//!   the target right. This run does not measure the target again, so a later run finds the drift.
+//! * A: a drift of +1. B: a comment's row is written, and its event is in flight. C: the first measurement finds no
+//!   drift. This run does not measure the target again, so a later run finds the drift.
 //! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, so the
 //!   effect of B is kept.
 //! * A: a run freezes. B: a second run makes corrections. C: the first run resumes. Each correction checks the job's
@@ -27,7 +27,7 @@
 //! also agree within `publish_grace`. If an event's `at` is older than that of the newest applied event, `update_at`
 //! stays the same, and the target seems unchanged.
 //!
-//! A recount must never set a counter, write to the table that it queries, or correct after one measurement.
+//! A recount never sets a counter, never writes to the queried table, and never corrects after only one measurement.
 
 mod correct;
 mod page;
@@ -66,11 +66,11 @@ pub const FAULT_POINTS: [&str; 4] =
 /// When there are this many suspects, the run measures them again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// A suspect is measured again until two measurements find it unchanged, at most this number of times.
+/// If a suspect's true value changes all the time, the run measures the suspect again this number of times.
 const LOOKS: usize = 4;
 
-/// Maximum number of corrections that wait until all targets are compared. They wait so that a run over the safety
-/// limit changes nothing. If there are more, the run makes the first ones earlier.
+/// Maximum number of corrections that wait until all targets are compared. So a run over the safety limit changes
+/// nothing. If this number of corrections waits, the run makes them early.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,8 +151,8 @@ impl Recounter {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
-    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. When `stop` is
-    /// cancelled, the run ends even within a measurement.
+    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. If the token
+    /// `stop` is cancelled, the run ends immediately, even during a measurement.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
@@ -206,7 +206,7 @@ impl Recounter {
                 let recount = &self.name;
                 warn!(
                     event = "recount-braked",
-                    recount, reason, "the recount {recount} stopped before more corrections: {reason}"
+                    recount, reason, "the recount {recount} stopped and corrects nothing more: {reason}"
                 );
                 run.end(End::LimitExceeded, reason);
             }
@@ -272,7 +272,7 @@ impl Run<'_> {
         let began = Instant::now();
         let question = self.on.question(after);
         let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
-        // A query can take minutes. At the stop the run drops the connection and does not wait for the query.
+        // A query can take minutes. If the run is stopped, it drops the connection and does not wait for the query.
         let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.report.pages += 1;

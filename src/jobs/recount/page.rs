@@ -35,11 +35,11 @@ pub(super) enum Recheck {
     Off(i64),
 }
 
-/// Judges a target that the first measurement found wrong. Between the two measurements, `publish_grace` after the
-/// first, a fence was sent. So all events that were in flight at the first measurement have arrived. The second drift
-/// is the true drift if the target's true value is unchanged and no newer event was applied to its counter. An
-/// unchanged true value alone is not enough: one comment can be added and another one removed, while only one of the
-/// two events has arrived.
+/// Judges a target that the first measurement found wrong. After the first measurement, the run waited for
+/// `publish_grace` and sent a fence. So all events that were in flight at the first measurement have arrived. The drift
+/// of the second measurement is certain if two conditions hold: the true value is the same as before, and no newer
+/// event has changed the counter. An unchanged true value alone is not enough: one comment can be added and another one
+/// removed, while only one of the two events has arrived.
 pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
         return Recheck::Right;

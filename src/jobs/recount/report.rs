@@ -36,8 +36,8 @@ pub struct Report {
     pub drifted: u64,
     /// Drifted targets that were corrected.
     pub corrected: u64,
-    /// Corrected targets that the next `changed` reconcile will miss, because too many counters are already recorded
-    /// for it. Only a full reconcile updates these targets in Redis.
+    /// Corrected targets that the next `changed` reconcile will not compare, because its list of recorded counters is
+    /// full. Only a full reconcile updates these targets in Redis.
     pub untold: u64,
     /// Targets without a result: they were wrong at the first measurement, and had changed at each later one.
     pub busy: u64,
@@ -48,7 +48,7 @@ pub struct Report {
     /// Milliseconds that the run waited for events in flight, including `publish_grace`.
     pub fence_ms: u64,
     pub ended: End,
-    /// Why the run ended before it had compared and corrected everything, if it did.
+    /// The reason why the run ended before it had compared and corrected everything. `None` if the run did everything.
     pub ended_early: Option<String>,
     /// The safety limit at which a real run without `--force` would stop. `None` if such a run would not stop.
     pub would_brake: Option<String>,
@@ -96,7 +96,7 @@ impl fmt::Display for Report {
         if self.untold > 0 {
             write!(
                 f,
-                "; the next changed reconcile will miss {} corrected targets: run `tallyd reconcile --full`",
+                "; the next `changed` reconcile will not compare {} corrected targets: run `tallyd reconcile --full`",
                 self.untold
             )?;
         }

@@ -13,7 +13,7 @@ use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
 use tallyd_redis::score::Rule;
 
-/// After an incomplete snapshot, the next try is after this time at the latest.
+/// If a snapshot is incomplete, the snapshot is due again after this time, or after `every` if `every` is shorter.
 const AGAIN_AFTER: Duration = Duration::from_secs(300);
 
 /// A period that can be saved, with its state.
@@ -118,11 +118,11 @@ mod tests {
         assert!(due(&ahead, 899) && !due(&ahead, 900), "the clock was ahead at that snapshot");
         assert!(!due(&savable(Some((7, 900, Some(900))), None, true), 0), "Redis has lost the board");
         let died = savable(Some((8, 100, Some(50))), Some(8), true);
-        assert!(!due(&died, 399) && due(&died, 400), "a snapshot that was not completed is repeated sooner");
+        assert!(!due(&died, 399) && due(&died, 400), "an incomplete snapshot must be repeated after 300 seconds");
         let lost = savable(Some((7, 100, Some(100))), None, true);
         assert!(lost.is_lost() && !due(&lost, 1_000_000), "a new snapshot would overwrite the saved board");
         assert!(savable(Some((7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
-        assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "a later snapshot stopped after the mark");
+        assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "run 8 wrote its mark and then stopped");
         let never = savable(Some((7, 100, None)), None, true);
         assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first snapshot was never completed");
     }

@@ -8,14 +8,14 @@
 //!   a frozen one: record "done" in MySQL, so that it stays for `expire_after` -> RENAME it, and record the run in Redis
 //! ```
 //!
-//! If a restore crashes while it fills the zset, the next restore begins again. Once the restore has moved the first
-//! member of the live zset into the filled zset, some later additions are only in the filled zset. So from then on the
-//! next restore continues with the filled zset. The key of the filled zset contains the source, so a restore from
-//! another source does not use that zset. Until the restore ends, the board has no mark in Redis, so no run treats the
-//! partial live zset as the board. One script moves the last page and renames the zset, so concurrent additions are
-//! neither lost nor counted twice. If the live zset did not have a member, subtractions from this member since the loss
-//! are unknown. If a restore crashes after it recorded "done" in MySQL, the period is not in Redis, and the next
-//! archive run records it as ended.
+//! If a restore crashes while it fills the zset, the next restore begins again. Later the restore moves the members of
+//! the live zset into the filled zset. After the first move, only the filled zset has some of the additions. If the
+//! restore crashes after this move, the next restore continues with the filled zset. The key of the filled zset
+//! contains the source, so a restore from another source does not use that zset. Until the restore ends, the board has
+//! no mark in Redis, so no run treats the partial live zset as the board. One script moves the last page and renames
+//! the zset, so concurrent additions are neither lost nor counted twice. While a member was missing in the live zset,
+//! writers could not subtract from its score. So these subtractions are lost. If a restore crashes after it recorded
+//! "done" in MySQL, the period is not in Redis, and the next archive run records it as ended.
 //!
 //! If Redis lost all data, everything in the live zset was added since the loss. In this case the generation of the
 //! data in Redis is newer than in MySQL. Otherwise the live zset contains an older state or a part of the board, plus
@@ -51,15 +51,15 @@ pub struct NotRestored {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
     pub dry_run: bool,
-    /// Whether the current scores in Redis are added to the snapshot's scores, even if the snapshot can already include
-    /// them.
+    /// Whether the restore adds the current scores in Redis to the snapshot's scores. If the snapshot already includes
+    /// such a score, the score then counts twice.
     pub add: bool,
 }
 
 /// The data to restore, and the zset in which it is restored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// The snapshot becomes the live zset, plus the additions to the live zset since the loss.
+    /// The new live zset has the snapshot's scores plus the additions that the old live zset received since the loss.
     Add(Snapshot),
     /// Each member of the live zset gets its score in the snapshot, if that score is higher.
     Raise(Snapshot),
@@ -86,7 +86,7 @@ impl Source {
         match self {
             Self::Add(snapshot) | Self::Frozen(snapshot) => format!("from its snapshot of {}", time(snapshot.taken_at)),
             Self::Raise(snapshot) => {
-                format!("raised to its snapshot of {}, where Redis had lower scores", time(snapshot.taken_at))
+                format!("raised to its snapshot of {} (only scores that were lower in Redis)", time(snapshot.taken_at))
             }
             Self::Archive { row, .. } => format!("from its archive of {}", time(row.done_at)),
         }
@@ -166,7 +166,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// Returns the source for a board that was never frozen.
+    /// Decides from which data a board that was never frozen is restored, and in which way.
     async fn source_of_live(
         &self,
         Candidate { at, rule, .. }: &Candidate,
@@ -204,7 +204,7 @@ impl Restorer<'_> {
                 dropped += both.map(|(saved, live)| rule.primary(saved).min(rule.primary(live))).sum::<f64>();
             }
             said += &format!(
-                "; scores with a sum of {dropped} are in both Redis and the snapshot, and count once (twice with --add)"
+                "; scores with a sum of {dropped} are in both Redis and the snapshot: added once (twice with --add)"
             );
         }
         Ok(said)

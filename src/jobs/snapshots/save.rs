@@ -8,12 +8,13 @@
 //!   -> go through the saved members: write changes, delete missing ones -> go through Redis: write new members -> record the end
 //! ```
 //!
-//! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. If Redis has lost the
-//! board, the rest of it must never overwrite the rows. So a script reads each page, but only if Redis has this run's
-//! mark of the board and the zset has enough members. It is also possible that Redis evicted only the zset and the zset
-//! has grown again. In this case the best saved members together have less than half of their saved scores, and no
-//! snapshot is taken. After a crash, the rows are from two snapshots. Each row was right when it was written. The next
-//! run checks all rows. The snapshot can lack additions that were made during the run.
+//! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. If Redis has lost a
+//! part of the board, the remaining part must never overwrite the rows. So a script reads each page, and first checks
+//! the board. If Redis lacks this run's mark of the board, or if the zset has too few members, the script reads
+//! nothing. It is also possible that Redis evicted only the zset and the zset has grown again. So the run compares the
+//! best members of the last snapshot. If the sum of their live scores is less than half of the saved sum, the run takes
+//! no snapshot. After a crash, the rows are from two snapshots. Each row was right when it was written. The next run
+//! checks all rows. The snapshot can lack additions that were made during the run.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use tallyd_redis::snapshots::Scanned;
 
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
-/// After this time a run does not begin another board, so that other runs get the lock.
+/// After this time, a run does not start to save another board, so that other runs can get the job's lock.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
 const SCAN_MEMBERS: usize = 250;

@@ -29,8 +29,8 @@ pub enum End {
     LimitExceeded,
 }
 
-/// The result of one run. Unless stated otherwise, each number is a count of counters. A counter is one metric of one
-/// target.
+/// The result of one run. A number in this report is a number of counters, unless the comment of its field says
+/// otherwise. A counter is one metric of one target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
@@ -48,11 +48,11 @@ pub struct Report {
     /// Counters that were wrong at the first measurement. At the second measurement these counters were right, or wrong
     /// in the other direction, because events were in flight.
     pub transient: u64,
-    /// Counters whose events were watched to get a result, because an event newer than the cut was applied at every
-    /// measurement.
+    /// Counters that an event newer than the cut changed at every measurement. The run watched the events of these
+    /// counters to get a result.
     pub busy: u64,
-    /// Counters without a result, because at each sample the producer's time of an event was so close to the sample
-    /// that it is unknown which came first.
+    /// Counters without a result. At each sample of such a counter, the time of an event was very close to the time of
+    /// the sample. So it is unknown whether the sample includes the event.
     pub undecided: u64,
     /// Counters that were not compared, because they are missing in a bucket that is not loaded. Their value is
     /// unknown.
@@ -64,7 +64,8 @@ pub struct Report {
     pub phantoms: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
-    /// The number of drifted counters in each group of sizes. The size is the drift without its sign.
+    /// The drifted counters are grouped by the size of their drift. This field has the number of counters per group.
+    /// The size is the drift without its sign.
     pub drifted_by_size: Sizes,
     /// The number of rows of `counter` that differed from `like_record`. The rows were corrected, unless this is a dry
     /// run.
@@ -77,20 +78,21 @@ pub struct Report {
     pub foreign: Vec<String>,
     /// The seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// How often the run waited for each reason.
+    /// For each reason to wait: how often the run waited.
     pub waits: Waits,
     /// The last reason for waiting, as text.
     pub waited_for: Option<String>,
     /// Milliseconds per step. The steps of two pages overlap, so the sum can exceed the total time.
     pub steps_ms: Steps,
-    /// The slice that a `scrub` run compared, given by the last target before it and its own last target.
+    /// The slice that a `scrub` run compared. The slice begins after one stored target and ends with another stored
+    /// target.
     pub slice: Option<Slice>,
     /// The number of the earlier run that this run resumed.
     pub resumed_run: Option<u64>,
     /// The time up to which every change has been compared, in microseconds since 1970.
     pub cut: Option<i64>,
-    /// Whether a full run found nothing wrong, from the first target to the last. The result includes the earlier runs
-    /// that it resumed.
+    /// Whether a full run found nothing wrong, from the first target to the last. If the run resumed earlier runs, the
+    /// result includes these runs.
     #[serde(skip)]
     pub clean: bool,
     /// Whether every counter is listed, instead of only the first drifted counters.
@@ -148,7 +150,7 @@ impl Steps {
 pub struct Slice {
     /// The last target before the part. `None` if the part begins with the very first target.
     pub after: Option<String>,
-    /// Its last target; The part's last target. `None` if the part ends with the very last target.
+    /// The part's last target. `None` if the part ends with the very last target.
     pub until: Option<String>,
 }
 
@@ -161,7 +163,7 @@ pub struct TargetReport {
     pub metric: String,
     /// The value in Redis at the last measurement.
     pub redis: i64,
-    /// The true value at the cut (the instant of the sample) of the last measurement.
+    /// The true value at the instant when the last measurement sampled Redis (the cut).
     pub mysql: i64,
     /// The value in `counter` when it was read.
     pub counter: Option<i64>,
@@ -261,7 +263,7 @@ impl Report {
         }
     }
 
-    /// Whether another counter can be listed.
+    /// Whether the report's list has room for one more counter.
     pub(super) fn has_room(&self) -> bool {
         self.lists_all || self.targets.len() < LISTED_MAX
     }

@@ -17,7 +17,7 @@ use tallyd_core::model::{Kind, Micros, TargetId};
 struct Checkpoint {
     /// The layout that is compared.
     layout: String,
-    /// Whether nothing was wrong from the first target to this one.
+    /// True if the run found all counters right up to this target.
     clean: bool,
     /// The time by Redis' clock at which the run began. After a resume, the time at which the first run began.
     began: i64,
@@ -38,8 +38,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // If this run resumes an earlier run and loads lost counters, the earlier run can have compared these counters
-    // before they were lost. So the result is not clean.
+    // A run can resume an earlier run and also load lost counters. Perhaps Redis lost these counters after the earlier
+    // run had compared them. So the result is not clean.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -76,8 +76,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     // skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // If this run resumed an earlier run, Redis can have gone back to an older state after the earlier run compared
-        // its counters.
+        // If this run resumed an earlier run, nothing is recorded. Redis may have gone back to an older state between
+        // the two runs.
         if resumed.is_none() && !comparer.report.dry_run {
             run.note_compared(began).await?;
         }

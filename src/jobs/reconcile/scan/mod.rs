@@ -19,7 +19,7 @@ use super::report::{Report, Steps};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_mysql::changed::ChangedBefore;
 
-/// A run first compares counters that earlier runs recorded, at most this number.
+/// A run first compares at most this number of counters that earlier runs recorded.
 const KEPT_MAX: usize = 5_000;
 
 /// Compares the counters of some targets.
@@ -31,8 +31,8 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares the counters that changed since the last run's cut (the time by Redis' clock up to which Redis was
-/// compared). Counters that the last run recorded for this run are compared first.
+/// Compares the counters that changed since the last run's cut. The last run compared all changes before this cut (a
+/// time by Redis' clock). Counters that the last run recorded for this run are compared first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;

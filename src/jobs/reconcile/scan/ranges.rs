@@ -14,8 +14,8 @@ use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 
-/// Maximum number of likes in a range of several targets. The number is limited because each like is a row to recount
-/// within one snapshot, and a snapshot must be short.
+/// Maximum number of likes in a range of several targets. Within one snapshot, MySQL counts one row per like. The limit
+/// keeps these snapshots short.
 const LIKES_MAX: i64 = 5_000_000;
 
 /// Suspects are rechecked after this time at the latest. If a later run resumes this run, the later run repeats at most
@@ -25,7 +25,7 @@ const RECHECK_EVERY: Duration = Duration::from_secs(60);
 /// Compares the ranges of a run. If the run has a slice, only the ranges of this slice are compared.
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
-    /// The count of the slice's rows of `counter` that remain to be compared. `None` if the run has no slice.
+    /// The number of rows of `counter` in the slice that the run has not compared yet. `None` if the run has no slice.
     slice_left: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Self { comparer, slice_left: None }
     }
 
-    /// Makes ranges of the next `rows` rows of `counter`.
+    /// Divides the next rows of `counter` into ranges. The parameter `rows` is the number of these rows.
     pub(super) fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
         Self { comparer, slice_left: Some(rows) }
     }
@@ -98,8 +98,8 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(reached)
     }
 
-    /// Lists and samples the range that follows `after`, and waits for its fence. Returns `None` at the end of the kind
-    /// or of the slice, or when the run must end.
+    /// Lists and samples the range that follows `after`, and waits for its fence. Returns `None` if the kind has no
+    /// more targets, if the slice is complete, or if the run must end.
     async fn list_and_sample(&mut self, kind: Kind, after: TargetId) -> Result<Option<Listed>> {
         let run = self.comparer.run;
         if after >= LAST || self.is_at_end() {

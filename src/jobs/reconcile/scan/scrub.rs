@@ -45,8 +45,8 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     run.progress.send_modify(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
-    // The run searches its buckets first, because they are few. So all buckets are searched in time, even if each run
-    // is short.
+    // The run first searches its part of the buckets, which is small. So the runs together search all buckets in time,
+    // even if each run is short.
     let bucket = search_buckets(comparer, last.bucket, parts).await?;
     let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
     let mut slice = Ranges::slice(comparer, rows);
