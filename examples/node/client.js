@@ -86,8 +86,8 @@ export const isMissing = (loaded) => loaded === null;
 // Returns the bucket's name in the set `tally:c:missing`, for instance video:3a2f.
 export const missingName = (bucket) => bucket.slice(bucket.indexOf('{') + 1, -1);
 
-// Returns the number in a bucket's answer to HMGET of `_` and the id. `null` means that the number is unknown, not that
-// it is zero.
+// Returns the number in `value`. HMGET returned `loaded` for the field `_`, and `value` for the id. `null` means that
+// the number is unknown, not that the number is zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -179,7 +179,7 @@ export class Client {
   }
 
   // Publishes a change of a number other than likes. If the confirm is lost, retry with the same id and time, or
-  // publish the `event` of the error.
+  // publish the property `event` of the thrown error.
   async add(kind, targetId, metric, delta, eventId = randomUUID(), at = String(Date.now() * 1_000)) {
     const event = countEventOf(this.#settings, kind, targetId, metric, delta, eventId, at);
     await this.publish(event);
@@ -212,7 +212,7 @@ export class Client {
       try {
         return await this.#publishOnce(event);
       } catch (error) {
-        // Perhaps the event arrived. Sending the same event again is harmless, but counting again is not.
+        // Perhaps RabbitMQ has the event. The same event counts only once, but a new event would count again.
         if (tries === 1) throw Object.assign(new Error(error.message, { cause: error }), { event });
         await sleep(PAUSE_MS);
       }
@@ -230,7 +230,7 @@ export class Client {
     );
     const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
-      // tallyd loads noted buckets immediately. Reading must not fail if the note fails, for instance on a replica.
+      // tallyd loads noted buckets immediately. If this write fails, for instance on a replica, the read still succeeds.
       const names = missing.map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}c:missing`, names)).catch(() => {});
     }
@@ -401,7 +401,8 @@ export class Client {
     return new Map(rows.map((row) => [String(row.target_id), row.click]));
   }
 
-  // Runs a query whose second value is a list of ids. The ids are BigInts, because MySQL can compare texts as doubles.
+  // Runs a query whose second value is a list of ids. MySQL can compare strings as inexact numbers (DOUBLE), so
+  // the ids are BigInts.
   async #ask(sql, [kind, targetIds, last]) {
     if (targetIds.length === 0) return [];
     return this.#rows.query(sql, [kind, targetIds.map(BigInt), last]);

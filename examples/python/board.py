@@ -33,7 +33,7 @@ def pack(primary, low, low_bits):
     """Packs two numbers into a score, as lua/board.lua does: into the 53 bits that a double holds exactly. For a plain
     board, low_bits is 0."""
     if not 0 <= low < 2**low_bits or not 0 <= primary < 2 ** (SCORE_BITS - low_bits):
-        raise OverflowError(f"{primary} and {low} do not fit")
+        raise OverflowError(f"{primary} and {low} do not fit into a score")
     return primary * 2**low_bits + low
 
 

@@ -148,7 +148,7 @@ def count_event_of(kind, target_id, metric, delta, event_id, at):
         raise Refused("unknown-kind", kind)
     target_id = an_id(target_id)
     if metric not in METRICS:
-        # This also refuses the metric `like`, which only likes change.
+        # This also refuses the metric `like`: only likes and unlikes may change that metric.
         raise Refused("unknown-metric", metric)
     # Refuse 1.0 and True, because JSON writes them differently.
     if type(delta) is not int or not -(2**31) <= delta <= 2**31:

@@ -37,7 +37,7 @@ pub struct Comparison {
     pub redis: View,
     pub dead_letters: u64,
     pub archived: Option<Archived>,
-    /// The number of members with a wrong score on the board of all time.
+    /// The number of members with a wrong score on the all-time board.
     pub hall: Option<u64>,
     /// The first differences, in words.
     pub named: Vec<String>,

@@ -19,7 +19,7 @@ const START_MAX: Duration = Duration::from_secs(60);
 /// The time within which the daemon must stop. This time is longer than the daemon's `[daemon] drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
-/// The exit code of a command if the daemon is running the same job and so holds the job's lock.
+/// If the daemon holds the lock of the command's job, the command ends with this exit code.
 const TRY_LATER: i32 = 75;
 
 /// How long a command is retried while the daemon holds the job's lock.

@@ -11,7 +11,7 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// The maximum number of times that the demo damages a video until the command explains the drift.
+/// If the daemon repairs a damaged video before the command runs, the demo damages another one, at most this many.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the demo's last steps.
@@ -29,7 +29,7 @@ impl Ended {
     }
 }
 
-/// Runs all steps of the end.
+/// Runs the demo's last steps: explains a drift, repairs all drifts, and stops the daemon.
 pub async fn end(
     site: &Site,
     servers: &Servers,

@@ -1,5 +1,5 @@
-//! Shows the loss of a board. The demo fills the board of all time, the daemon saves it, Redis loses it, and a command
-//! restores it.
+//! Shows the loss of a board. The demo fills the all-time board, and the daemon saves the board. Then Redis loses the
+//! board, and a command restores it.
 
 use std::collections::HashMap;
 
@@ -47,7 +47,7 @@ impl Hall {
         for (member, score) in &scores {
             fill.arg(score).arg(member);
         }
-        let () = fill.query_async(&mut servers.redis.clone()).await.context("fill the board of all time")?;
+        let () = fill.query_async(&mut servers.redis.clone()).await.context("fill the all-time board")?;
         Ok(Self { scores, stage: Stage::Filled })
     }
 
@@ -63,7 +63,7 @@ impl Hall {
             pipeline.cmd("ZINCRBY").arg(&key).arg(1).arg(&member).ignore();
             *self.scores.entry(member).or_default() += 1;
         }
-        let () = pipeline.query_async(&mut servers.redis.clone()).await.context("lose the board of all time")?;
+        let () = pipeline.query_async(&mut servers.redis.clone()).await.context("lose the all-time board")?;
         self.stage = Stage::Lost;
         Ok(SINCE)
     }
@@ -73,7 +73,7 @@ impl Hall {
         let mut range = redis::cmd("ZRANGE");
         range.arg(servers.keys.board(HALL, PERIOD)).arg(&[0, -1]).arg("WITHSCORES");
         let found: Vec<(String, f64)> =
-            range.query_async(&mut servers.redis.clone()).await.context("read the board of all time")?;
+            range.query_async(&mut servers.redis.clone()).await.context("read the all-time board")?;
         let found: HashMap<String, f64> = found.into_iter().collect();
         let wrong = self.scores.iter().filter(|(member, score)| found.get(*member) != Some(&(**score as f64)));
         Ok((wrong.count() + found.keys().filter(|member| !self.scores.contains_key(*member)).count()) as u64)

@@ -52,7 +52,7 @@ impl Model {
     }
 
     /// Begins a click and returns whether it is a like. Users unlike only videos that they like, and like only videos
-    /// that they don't like. Returns `None` if the pair can't be clicked now.
+    /// that they don't like. Returns `None` if this user must not click this video now.
     pub fn begin(&mut self, pair: Pair) -> Option<bool> {
         let known = self.pairs.get(&pair);
         if self.busy.contains(&pair) || self.retired.contains(&pair) {
@@ -77,7 +77,7 @@ impl Model {
         self.busy.remove(&pair);
     }
 
-    /// Ends a click that counts in Redis and whose event will be published.
+    /// Stores a finished click: Redis has counted the click, and its event will be published.
     pub fn clicked(&mut self, event: &LikeEvent) {
         let pair = Pair { video: event.target.id.0, user: event.user.0 };
         self.busy.remove(&pair);
@@ -89,7 +89,7 @@ impl Model {
         }
     }
 
-    /// Ends a click that counts in Redis and whose event will never be published.
+    /// Retires the pair of a finished click: Redis has counted the click, but its event will never be published.
     pub fn lost(&mut self, pair: Pair) {
         self.busy.remove(&pair);
         self.retired.insert(pair);

@@ -21,7 +21,7 @@ use crate::week::{self, Week};
 /// The time between two reads of the daemon's log.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The number of reads of the log for one status line.
+/// The demo prints a status line each time after it has read the log this many times.
 const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
@@ -32,8 +32,7 @@ const LAST_FAULTS: Duration = Duration::from_secs(6);
 /// The time from the start until last week's board closes.
 const WEEK_CLOSES: Duration = Duration::from_secs(7);
 
-/// The times from the start until the demo fills the board of all time, and until the earliest moment at which Redis
-/// loses this board.
+/// The demo fills the all-time board at `HALL_OPENS` after the start. Redis loses this board at `HALL_LOST` or later.
 const HALL_OPENS: Duration = Duration::from_secs(4);
 const HALL_LOST: Duration = Duration::from_secs(9);
 
@@ -60,7 +59,7 @@ pub struct Play<'a> {
     tallyd: &'a Tallyd,
     daemon: &'a mut Daemon,
     played: Played,
-    /// Whether the board of all time has a snapshot.
+    /// Whether the all-time board has a snapshot.
     hall_saved: bool,
     /// The values counted since the last status line.
     second: Status,
@@ -138,8 +137,8 @@ impl<'a> Play<'a> {
             if left.is_zero() {
                 break;
             }
-            // Cause no faults during a reconcile. The reconcile can miss such faults without being wrong, but this
-            // would confuse the viewer.
+            // Cause no faults during a reconcile. A correct reconcile can miss such faults, but a missed fault would
+            // confuse the viewer.
             if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
                 next_faults = elapsed + self.faults_every;
                 self.strike(&mut faults).await?;
@@ -250,7 +249,7 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Fills the board of all time. Deletes the board in Redis after the daemon saved it.
+    /// Fills the all-time board. Deletes the board in Redis after the daemon saved it.
     async fn hall(&mut self, elapsed: Duration) -> Result<()> {
         let is_saved = self.hall_saved;
         match &mut self.played.hall {

@@ -109,7 +109,7 @@ fn hall(screen: &Screen, hall: Option<&Hall>, found: &Comparison) -> bool {
     let (Some(hall), Some(different)) = (hall, found.hall) else { return true };
     let good = different == 0 && hall.stage != Stage::Lost;
     let became = match hall.stage {
-        Stage::Filled => "not lost, because the demo was too short",
+        Stage::Filled => "never lost: the demo was too short",
         Stage::Lost => "LOST",
         Stage::Restored => "lost and restored",
     };

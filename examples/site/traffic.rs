@@ -20,7 +20,7 @@ use crate::model::{Model, Pair, USERS, VIDEOS};
 /// The kind of all targets, from the default `[kinds]`.
 pub const KIND: &str = "video";
 
-/// The board to which each like adds.
+/// The board on which each like adds to the video's score.
 pub const BOARD: &str = "videos";
 
 /// The number of clicks that are in flight at the same time.
@@ -29,7 +29,7 @@ const IN_FLIGHT: u64 = 64;
 /// The percentage of clicks by users who return to a video, mostly to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
-/// After a delay of at most this time, the users send the delayed clicks in a burst. After a longer delay, they skip them.
+/// If clicks are late by at most this time, the users catch up in a burst. The users skip clicks that are later.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
 /// The number of attempts to publish a click while the broker is unreachable, and the pause between two attempts.

@@ -14,7 +14,7 @@ use crate::traffic::BOARD;
 /// The number of members of the board.
 const MEMBERS: u64 = 3_000;
 
-/// The number of likes of the first place. The other places follow Zipf's law.
+/// The first place of the board has about this many likes, the second place half as many, the third place a third.
 const FIRST: u64 = 40_000;
 
 /// The board as it was when it closed.
@@ -32,7 +32,7 @@ pub struct Archived {
     pub zset: usize,
     /// Whether MySQL says that the archive is copied and verified.
     pub done: bool,
-    /// The count of differences between the rows, the zset and the filled board.
+    /// The number of differences between MySQL's rows, the zset in Redis, and the scores that the demo wrote.
     pub different: usize,
 }
 
@@ -53,7 +53,7 @@ impl Week {
         Ok(Self { period, scores })
     }
 
-    /// Compares the rows, the zset and the filled board.
+    /// Compares MySQL's rows, the zset in Redis, and the scores that the demo wrote.
     pub async fn archived(&self, servers: &Servers) -> Result<Archived> {
         let zset = self.zset(servers).await?;
         let rows = sqlx::query(

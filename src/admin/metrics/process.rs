@@ -40,7 +40,7 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
         "Operations that are failing and being retried",
         waits().open().len() as f64,
     );
-    let help = "Operations that started to fail; retries are not counted";
+    let help = "Operations that failed and were retried, each counted once";
     page.0.register("tallyd_retried_operations", help, ConstCounter::new(waits().begun()));
 }
 

@@ -107,7 +107,7 @@ fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
 #[test]
 fn every_runbook_says_what_it_means_where_to_look_what_to_do_and_when_it_is_over() {
     for (name, body) in runbooks() {
-        for part in ["**Means:**", "**Look:**", "**Over:**"] {
+        for part in ["**Means:**", "**Look:**", "**Resolved:**"] {
             assert_eq!(body.matches(part).count(), 1, "{name}: {part}");
         }
         assert!(body.contains("**Do:**") || body.contains("| do |"), "{name}: the runbook has no step");

@@ -1,11 +1,11 @@
-//! The floors inside the daemon: a module imports only lower floors, and tasks never call each other. Cargo ensures the
-//! same order between crates.
+//! The layers inside the daemon: a module imports only from its own layer or from lower layers, and tasks never call
+//! each other. Cargo ensures the same order between crates.
 
 use std::collections::BTreeSet;
 
 use super::{root, sources};
 
-/// The modules of `src/`, from the highest floor down. Modules of the same floor can import each other, but a task must
+/// The modules of `src/`, from the highest layer down. Modules of the same layer can import each other, but a task must
 /// not import another task.
 const FLOORS: [&[&str]; 6] = [
     &["main", "app"],
@@ -77,16 +77,16 @@ fn imports_point_down_and_tasks_never_call_each_other() {
         if from == "lib" {
             continue;
         }
-        assert!(floor(from).is_some(), "src/{path}: the module {from} has no floor in tests/docs/repo/floors.rs");
+        assert!(floor(from).is_some(), "src/{path}: the module {from} has no layer in tests/docs/repo/floors.rs");
         for to in imported(&text) {
             let is_known = floor(&to).is_some();
-            assert!(is_known, "src/{path}: the module {to} has no floor in tests/docs/repo/floors.rs");
+            assert!(is_known, "src/{path}: the module {to} has no layer in tests/docs/repo/floors.rs");
             if !is_allowed(from, &to) {
                 wrong.insert((from.to_owned(), to));
             }
         }
     }
-    assert!(wrong.is_empty(), "these imports point to a higher floor, or from one task to another task: {wrong:?}");
+    assert!(wrong.is_empty(), "these imports point to a higher layer, or from one task to another task: {wrong:?}");
 }
 
 /// The gateway is an API server. The daemon itself must not count or publish as an API server does.
