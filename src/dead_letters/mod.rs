@@ -7,14 +7,14 @@
 //! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records the replay. The
 //!   letter is still open and can be replayed once more. This is harmless, because applying an event twice changes
 //!   nothing.
-//! * A: a letter is replayed. B: the consumer refuses the letter immediately and opens it again. C: the command records
-//!   the replay. The command records the replay only if the letter's `refusals` has not changed since the letter was
-//!   read. In this race `refusals` has changed, so the letter stays open.
+//! * A: a letter is replayed. B: the consumer immediately refuses the replayed event, and marks the letter as open
+//!   again. C: the command records the replay. The command records the replay only if the letter's `refusals` has not
+//!   changed since the letter was read. In this race `refusals` has changed, so the letter stays open.
 //! * A: a message is taken from the queue of returned messages and written. B: the command is killed before it
 //!   acknowledges the message. The broker delivers the message again. The message has the same digest, so it is written
 //!   to the same row.
-//! * A: letters are selected for deletion because they were replayed. B: the consumer opens one of them again. The
-//!   DELETE statement checks again that a letter was replayed.
+//! * A: letters are selected for deletion because they were replayed. B: the consumer refuses the event of a selected
+//!   letter again, and marks this letter as open. The DELETE statement checks again that a letter was replayed.
 //!
 //! The commands must never acknowledge a message that is not committed. The commands must not take a message that MySQL
 //! cannot store, because the broker drops messages that are requeued often. The commands must not delete a letter that

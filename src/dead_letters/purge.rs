@@ -67,7 +67,8 @@ pub(crate) async fn purge(store: &Store, which: &Which, meant: Meant, stop: &Can
             return Ok(Report { stopped: true, ..report });
         }
         after = *last;
-        // A letter that was refused again after this page was read is no longer in the selection, so it is kept.
+        // If the consumer refuses a letter again after this page was read, the letter no longer matches `selection`.
+        // Then the DELETE statement keeps the letter.
         report.deleted += store.delete_dead_letters(&page, &selection).await?;
         fault::point("dead:deleted");
     }

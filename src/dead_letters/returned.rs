@@ -57,8 +57,8 @@ async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned)
     let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
     let room = max.saturating_sub(open).min(TAKEN_MAX);
     match take_so_many(store, broker, (AT_ONCE, room), returned).await {
-        // One message can be undeliverable, or MySQL can refuse one message. The other messages of the transaction were
-        // then requeued, and can be stored if they are taken one by one.
+        // One message can be undeliverable, or MySQL can refuse one message. In both cases, all messages of the
+        // transaction are in the queue again. The next call takes the messages one by one, so it can store the others.
         Err(error) if error.downcast_ref().is_none_or(is_of_one) => {
             take_so_many(store, broker, (1, room), returned).await
         }

@@ -14,7 +14,7 @@ use crate::http::json;
 use tallyd_client::gateway::{Liked, LikedBy};
 use tallyd_core::model::{TargetId, UserId};
 
-/// The likes of a user, in the order of the request.
+/// One user's likes. The targets have the order of the request.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Likes {
     /// The user's id.

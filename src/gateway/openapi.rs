@@ -1,5 +1,6 @@
-//! `GET /openapi.json`: the description of this API in OpenAPI 3.1. The types of the handlers describe the answers, and
-//! the decoder's bounds describe the events. docs/openapi.json is the same text, and a test compares them.
+//! `GET /openapi.json`: the description of this API in OpenAPI 3.1. The description of the answers comes from the types
+//! of the handlers. The bounds of the event fields come from the decoder. docs/openapi.json is a copy of the
+//! description, and a test compares the copy with the description.
 
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -1,5 +1,5 @@
-//! Sends confirmed likes to Redis, the likes of several requests in one round trip. A separate round trip for each
-//! request would cost the gateway and Redis more time than the likes themselves.
+//! Sends confirmed likes to Redis. One round trip can contain the likes of several requests. A separate round trip for
+//! each request would cost the gateway and Redis more time than the likes themselves.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tallyd_core::event::LikeEvent;
 /// Length of the queue. Further requests wait for a place in the queue.
 const REQUESTS_MAX: usize = 1_024;
 
-/// When a round trip has this number of likes, no more requests join it.
+/// If a round trip contains at least this number of likes, the gateway adds no further request to the round trip.
 const LIKES_AT_ONCE: usize = 1_000;
 
 /// The likes of a request. The request waits until `done` is dropped.
@@ -31,7 +31,7 @@ impl Remembered {
         Self(sender)
     }
 
-    /// Returns when Redis has the likes, or when Redis was skipped because it does not answer.
+    /// Waits until Redis has the likes. If Redis does not answer, the gateway skips Redis and the wait ends.
     pub(super) async fn add(&self, likes: Vec<LikeEvent>) {
         let (done, ended) = oneshot::channel();
         if self.0.send(Request { likes, done }).await.is_ok() {

@@ -37,8 +37,8 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: M
 /// The header that contains a dead letter's fields if the quota of dead letters was full.
 const LETTER: &str = "x-tallyd-letter";
 
-/// Maximum number of characters of a letter's error in that header. The number is limited because all headers must fit
-/// into one frame.
+/// The error text of a dead letter has at most this number of characters in the header `LETTER`. The number is limited
+/// because all headers must fit into one frame.
 const ERROR_CHARS_MAX: usize = 1_000;
 
 /// The properties of the message that represents a letter over the quota. [`returned`] restores the letter from these
@@ -84,8 +84,8 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
     Some(refused(refusal, body, &kept.json, &queue, first_seen))
 }
 
-/// Makes the dead letter of a message in the queue of returned messages. A message that does not represent a letter
-/// over the quota contains events that the consumer never tried one by one.
+/// Creates a dead letter from a message in the queue of returned messages. Either the message represents a dead letter
+/// for which the quota had no room, or it contains events that the consumer never tried one by one.
 pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
     if let Some(letter) = without_room(body, properties, now) {
         return letter;
@@ -185,8 +185,8 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
 }
 
-/// Maximum number of bytes of the JSON of the headers that are kept. A tracing context, an exchange and a few ids need
-/// a few hundred bytes.
+/// The kept headers of a letter have at most this number of bytes as JSON. A tracing context, an exchange and a few ids
+/// need a few hundred bytes.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
 /// The broker's reason is shortened to this number of characters. RabbitMQ's own reasons have about a dozen characters.
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!((letter.queue.as_str(), letter.reason), ("tally.events.3", "returned-by-broker"));
         assert_eq!(letter.first_seen, Micros(1_795_251_385_000_000));
         assert!(letter.error.contains("(delivery_limit)"), "{}", letter.error);
-        // First a broker whose clock is ahead, then a message that someone published manually.
+        // In the first case, the broker's clock is ahead. In the second case, someone published the message manually.
         assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
         let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
         assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));

@@ -98,7 +98,10 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     expected.insert((1, 900));
     assert_eq!(old(&world, "1").await, expected, "{second}");
     let text = stdout(&world.tallyd(&["export", "old", "--resume"]));
-    assert!(text.contains("events that came more than 1 min 0 s late are missing: `tallyd import --verify`"), "{text}");
+    assert!(
+        text.contains("events that arrived more than 1 min 0 s late were not exported: `tallyd import --verify`"),
+        "{text}"
+    );
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -127,7 +130,8 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
     let rows = model.rows.len() as i64;
     eventually("each row has its event's time", || async { world.count(times).await == rows }).await;
-    // The export is killed. When its lease has ended, the next export continues after the killed export's last pass.
+    // The test kills the export. When the killed export's lease has ended, the next export continues after the killed
+    // export's last pass.
     running.kill().unwrap();
     running.wait().unwrap();
     click(&world, &publisher, &mut dice, &mut model, 200).await;

@@ -17,7 +17,8 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// Returns the time of the event. Only a fence message has no time, and the gateway never accepts fence messages.
+    /// Returns the event's time. Only a fence message does not contain a time, and the gateway never accepts fence
+    /// messages.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,

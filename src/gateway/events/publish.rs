@@ -22,7 +22,8 @@ use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEve
 use tallyd_core::model::{CounterKey, Micros, UserId};
 use tallyd_core::writers::Writers;
 
-/// The maximum number of users in a request whose events are counted at the same time.
+/// A request can contain events of many users. The gateway counts the events of at most this number of users at the
+/// same time.
 const USERS_AT_ONCE: usize = 32;
 
 /// An event, and its index in the request.

@@ -38,7 +38,7 @@ pub(in crate::gateway) enum Verdict {
     },
     /// The event might have been published. Send it again with this `at`.
     Unconfirmed {
-        /// The event's time. A retry must have the same time.
+        /// The event's time. If a client sends the event again, the event must still have this time.
         at: i64,
         /// The reason.
         message: String,

@@ -8,8 +8,8 @@
 //! both checks. A few such targets do not change the reported trend.
 //!
 //! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
-//! targets without a row in `counter`. For counts from a query, the run reads each page of the query and its rows of
-//! `counter` in one snapshot.
+//! targets without a row in `counter`. If a query returns the counts, the run reads them in pages. In one snapshot, it
+//! reads a page's counts and the rows of `counter` for the page's targets.
 //!
 //! A comparison must never change a count or a key.
 
@@ -72,8 +72,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the run's mode. Runs that compare the same counts have the same mode, so a run can find earlier runs of
-    /// the same comparison.
+    /// Returns the run's mode. Two runs have the same mode if they compare the same counts. With the mode, a run finds
+    /// earlier runs of its comparison.
     fn mode(&self) -> String {
         let (of, text) = match &self.source {
             Source::Keys(template) => ("keys", template.to_string()),

@@ -41,17 +41,17 @@ pub struct Report {
     pub transient: u64,
     /// Targets that differed at both checks, in the same direction.
     pub differ: u64,
-    /// Differing targets that the older site does not have.
+    /// The number of differing targets that are missing on the older site.
     pub missing_old: u64,
-    /// Differing targets without a row in `counter`.
+    /// The number of differing targets without a row in `counter`.
     pub missing_tallyd: u64,
     /// Keys that were not compared, because their content is not a number.
     pub unreadable: u64,
     /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
-    /// The number of targets for which tallyd's count is higher, by the size of the difference.
+    /// For each size of the difference: the number of targets for which tallyd's count is higher.
     pub tallyd_more: Sizes,
-    /// The number of targets for which tallyd's count is lower, by the size of the difference.
+    /// For each size of the difference: the number of targets for which tallyd's count is lower.
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,

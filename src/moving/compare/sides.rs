@@ -37,7 +37,7 @@ impl Look {
     }
 }
 
-/// The counts of a group of targets that one check has read.
+/// The counts that one check has read for a group of targets.
 #[derive(Default)]
 pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
@@ -50,8 +50,8 @@ pub(super) struct Page {
 pub(super) struct Sides<'a> {
     servers: &'a Servers,
     subject: &'a Subject,
-    /// The query's pages that have suspects. Each page begins after the first target of its pair, and ends with the
-    /// second target.
+    /// The query's pages that have suspects. For each page, a pair contains the target before the page, and the last
+    /// target of the page.
     pages: Vec<(TargetId, TargetId)>,
 }
 
@@ -81,8 +81,8 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// Starts the scan for keys of targets without a row in `counter`. A query needs no scan, because its pages include
-    /// these targets.
+    /// Starts the scan for keys of targets without a row in `counter`. A comparison with a query needs no scan, because
+    /// the query also returns targets without a row in `counter`.
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         match &self.subject.source {
             Source::Keys(_) => Ok(self.servers.cache.begin_scan().await?),
@@ -122,7 +122,8 @@ impl<'a> Sides<'a> {
             Source::Query(query) => {
                 let mut looks = BTreeMap::new();
                 for (mut after, until) in std::mem::take(&mut self.pages) {
-                    // If targets were added since the first check, this is more than one page.
+                    // If targets were added since the first check, the targets after `after` can need more than one
+                    // page.
                     while after < until {
                         let page = self.ask(query, after, until).await?;
                         looks.extend(page.looks.into_iter().filter(|(id, _)| suspects.contains_key(id)));

@@ -128,8 +128,8 @@ impl Run<'_> {
         Ok(members)
     }
 
-    /// Searches for the member in all periods of the board that have data in MySQL, and in the latest periods by the
-    /// clock.
+    /// Searches a board for the member. The search covers the periods that have data in MySQL, the current period, and
+    /// the periods directly before it.
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.servers.store, self.order.subject.member());
         let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
@@ -183,8 +183,9 @@ impl Run<'_> {
                     let to = store.place_for(at, *place, &by).await?;
                     let (before, after) = self.tallies(at, *place, &by).await?;
                     if before != row.tally {
-                        let text =
-                            format!("the archive of {at} is not what was verified, so the erase left it unchanged");
+                        let text = format!(
+                            "the archive of {at} has changed since its verification, so the erase left it unchanged"
+                        );
                         members.left.push(text);
                         continue;
                     }
@@ -213,8 +214,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns two tallies (the count and checksums) of a copy's rows: one with the member's current name, and one with
-    /// the new name.
+    /// Returns two tallies (count and checksums) of the rows of a copy. The first tally uses the member's current name,
+    /// and the second tally uses the new name.
     async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
         let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
         loop {
@@ -234,7 +235,8 @@ impl Run<'_> {
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
         let cache = &self.servers.cache;
         members.zsets += match zset {
-            // This zset is an unfinished restore of the archive. The next restore creates the zset again.
+            // A restore from the archive began to fill this zset, but did not finish. The next restore creates the zset
+            // again.
             BoardZset::Restored(tag) if tag.starts_with('a') => {
                 cache.drop_zset(at, zset).await?;
                 1

@@ -87,8 +87,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts rows that appeared after their page was erased. If this would need a scan of all targets, the rows are
-    /// not counted, and only another run finds them.
+    /// Counts rows that appeared after their page was erased. If only a scan of all targets can find these rows, this
+    /// run skips the scan. Then another run of the erase finds the rows.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.order.dry_run || !rows.is_cheap() {

@@ -13,14 +13,15 @@
 //! ```
 //!
 //! Each step does only the work that has not been done yet. If a run crashes at any point ([`FAULT_POINTS`]), the next
-//! run completes its work. A run after a successful run finds nothing to do. Only the first step can take long, if a
-//! user is erased, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by
-//! their keys for each page of targets. A run with `--resume` continues after the last finished page of an earlier run.
+//! run completes its work. A run after a successful run finds nothing to do. Only the first step can take long. This
+//! happens if the command erases a user, because `like_record` has no index by user. The run lists all targets, and
+//! reads the user's rows by their keys for each page of targets. A run with `--resume` continues after the last
+//! finished page of an earlier run.
 //!
 //! # Races
 //!
-//! * After the unlike of the erase, the user likes the target again. The newer event wins, so the row is a like, and
-//!   the erase does not delete it. The report counts the row as `liked_again`.
+//! * The erase publishes an unlike. After this unlike, the user likes the target again. The newer event wins, so the
+//!   row is a like, and the erase does not delete it. The report counts the row as `liked_again`.
 //! * The site published a like before the unlike, in any partition. The fence of the erase follows both events, so no
 //!   earlier event can change the row after its deletion.
 //! * A daemon commits a batch with a like and crashes before the acknowledgement. Then the erase deletes the row.
@@ -228,8 +229,8 @@ impl<'a> Run<'a> {
         self.fences.pass(number_of(self.number, self.fences_sent)).await
     }
 
-    /// Waits until all rows that are now in the outbox have been added to Redis. After that, these rows can be
-    /// rewritten, and none of them is added to a counter that the next step has deleted.
+    /// Waits until all rows that are now in the outbox have been added to Redis. After the wait, the erase can rewrite
+    /// these rows. The next step can delete counters, because no daemon adds these rows to Redis later.
     async fn settle(&mut self) -> Result<()> {
         if self.order.dry_run {
             return Ok(());
@@ -276,8 +277,8 @@ impl<'a> Run<'a> {
     }
 
     /// Drops the filters of these targets, because one user can't be removed from a filter. If the erase changed a
-    /// target's counter, the daemon's next filter run builds the filter again. If the user's row was an unlike already,
-    /// the counter did not change, so only the daily run over all targets builds the filter again.
+    /// target's counter, the daemon's next filter run builds the filter again. If the user's row was already an unlike,
+    /// the erase did not change the counter. In this case, only the daily run over all targets builds the filter again.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
         if !self.config.filter.is_on() {
             return Ok(());
@@ -342,7 +343,9 @@ impl<'a> Run<'a> {
 
     fn context(&self, action: &'static str) -> impl Fn() -> String {
         let rows = self.report.rows;
-        move || format!("{action} ({rows} like records are already erased: run the same command again to continue)")
+        move || {
+            format!("{action} (the erase stopped after {rows} like records: run the same command again to continue)")
+        }
     }
 }
 

@@ -54,14 +54,14 @@ pub struct Report {
     pub places: u64,
     /// The number of deleted rows of board snapshots.
     pub saved: u64,
-    /// Queues that still have messages, which can belong to any user.
+    /// Queues that still have messages. The messages can contain events of any user.
     pub waiting: Vec<Waiting>,
     /// True if API servers count likes. In that case a reconcile must still subtract the unlikes from the counters in
     /// Redis.
     pub redis_follows: bool,
     /// Work that another run or an operator must still do.
     pub left: Vec<String>,
-    /// Places that this command can't clean.
+    /// Storage from which this command can't erase data, for example backups.
     pub beyond: [&'static str; 4],
 }
 
@@ -118,7 +118,7 @@ impl fmt::Display for Report {
         }
         for (count, what) in [
             (outbox_rows, "rows of the outbox"),
-            (letters_rewritten, "dead letters that also have other events"),
+            (letters_rewritten, "dead letters that also contain other events"),
             (runs, "reports of runs"),
         ] {
             if *count > 0 {
@@ -135,7 +135,10 @@ impl fmt::Display for Report {
             )?;
         }
         if self.redis_follows {
-            write!(f, "\nAPI servers count likes: run `tallyd reconcile --changed` to subtract the unlikes in Redis")?;
+            write!(
+                f,
+                "\nAPI servers count likes, so Redis still counts the undone likes: run `tallyd reconcile --changed` to subtract them"
+            )?;
         }
         for left in &self.left {
             write!(f, "\nleft: {left}")?;
@@ -160,7 +163,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Adds a page of rows to the progress, with the page's kind of targets.
+    /// Adds one page to the progress. `rows` is the number of erased rows up to now, and `kind` is the kind of the
+    /// page's targets.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }
@@ -204,7 +208,7 @@ mod tests {
         let text = format!("{report:#}");
         for part in [
             "\n1 filters (the daemon builds them again) deleted\n",
-            "\n2 dead letters that also have other events rewritten\n",
+            "\n2 dead letters that also contain other events rewritten\n",
             "\n4 messages of any user wait in the queue tally.likes.0",
             "\nleft: 1 like records were written",
             "\nnot reached: backups, ",

@@ -39,7 +39,8 @@ impl Run<'_> {
                     }
                     self.report.outbox_rows += match self.order.dry_run {
                         true => 1,
-                        // MySQL does not rewrite a row that was added after the wait. The next erase rewrites this row.
+                        // The erase waited for the outbox. MySQL does not rewrite a row that was added to the outbox
+                        // after this wait. The next erase rewrites the row.
                         false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
                     };
                 }
@@ -87,8 +88,8 @@ impl Run<'_> {
     }
 
     /// Removes the target from reports and checkpoints of runs. A report can list the target as a drifted target. The
-    /// checkpoint of an unfinished run can have the target as its last position. The erase replaces this position with
-    /// the id before the target. The run can also continue from there.
+    /// checkpoint of an unfinished run can have the target as its last position. The erase replaces the target's id in
+    /// the checkpoint with the next lower id. The run can also continue from this id.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

@@ -1,18 +1,20 @@
 //! `tallyd export`: writes the likes and unlikes since the cut-over into the site's old table. With this data, the site
 //! can return to its old table.
 //!
-//! A pass lists the targets whose counter changed since the last pass, and reads those of their `like_record` rows that
-//! changed since then. The pass writes the current state of these rows with the site's own statements, in key order, up
-//! to 500 rows in a transaction. A repeated pass writes the same states again.
+//! A pass lists the targets whose counter changed since the last pass. For each listed target, the pass reads the rows
+//! of `like_record` that changed since the last pass. The pass writes the current state of these rows with the site's
+//! own statements, in key order, up to 500 rows in a transaction. A repeated pass writes the same states again.
 //!
 //! Races:
 //!
-//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass reads all changes
-//!   since the `overlap` before this pass began. So the next pass reads the row that B has changed.
-//! * A: a pass lists changed targets. B: a target that has not been listed yet changes again, and moves to a part of
-//!   the list that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since
-//!   its start again. The pass ends when two consecutive lists begin and end within the same span of five minutes. A
-//!   change within a span does not move a target in the list.
+//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass also reads older
+//!   changes: it begins to read `overlap` before the start of this pass. So the next pass reads the row that B has
+//!   changed.
+//! * A: a pass lists changed targets. B: a target changes again before the pass reaches it in the list. The change
+//!   moves the target to a part of the list that the pass has already read (`update_span`). C: the pass misses the
+//!   target. So the pass makes another list, which contains the changes since the start of the pass. The list is
+//!   ordered by spans of five minutes, so a second change in a span does not move a target. The pass ends when it has
+//!   read two consecutive lists completely within one span.
 //! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
 //!   wakes up. Before each transaction, a run checks that it still holds the job's lock, because the site's server
 //!   can't check this.
@@ -61,12 +63,12 @@ const ROWS: usize = 500;
 /// The number of connections to the site's server: one for writes, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// If a pass lists the targets again, the new list begins this time before the start of the pass, because a daemon's
-/// clock can be behind MySQL's clock.
+/// If a pass lists the targets again, the list also includes changes from this long before the pass began. The reason
+/// is that a daemon's clock can be behind MySQL's clock.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
-/// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. In that case the next
-/// pass finds the remaining changes.
+/// Maximum number of lists in one pass. If each list takes minutes, a pass can reach this maximum. In that case the
+/// next pass finds the remaining changes.
 const LISTS_MAX: usize = 10;
 
 const JOB: &str = CommandName::Export.name();
@@ -250,8 +252,8 @@ impl Run<'_> {
         Ok(Some(until))
     }
 
-    /// Lists the targets that changed since `listed_since`, and exports those of their rows that changed since `since`.
-    /// Returns false if the run was stopped before the end of the list.
+    /// Lists the targets that changed since `listed_since`. From these targets, exports the rows that changed since
+    /// `since`. Returns false if the run was stopped before the end of the list.
     async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<bool> {
         let like = self.on.metrics.like();
         let mut before = ChangedBefore::NEWEST;

@@ -83,7 +83,10 @@ impl fmt::Display for Report {
             None => write!(f, "no pass from {} finished", shown(*since))?,
         }
         let overlap = spoken(Duration::from_secs(*overlap_s));
-        write!(f, "; events that came more than {overlap} late are missing: `tallyd import --verify` finds them")?;
+        write!(
+            f,
+            "; events that arrived more than {overlap} late were not exported: `tallyd import --verify` finds them"
+        )?;
         match &self.ended_early {
             Some(why) => write!(f, "; ended: {why}"),
             None => Ok(()),
@@ -142,7 +145,7 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "old: 2 passes, 3 changed targets, 4 likes and 1 unlikes written, from 1970-01-01 00:00:00 UTC to 1970-01-01 00:01:00 UTC; \
-             events that came more than 15 min 0 s late are missing: `tallyd import --verify` finds them"
+             events that arrived more than 15 min 0 s late were not exported: `tallyd import --verify` finds them"
         );
         let stopped = Report { until: None, ended_early: Some("it was stopped".to_owned()), ..report };
         assert!(stopped.to_string().contains("no pass from 1970-01-01 00:00:00 UTC finished"), "{stopped}");

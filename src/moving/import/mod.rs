@@ -327,7 +327,7 @@ impl Run<'_> {
         self.report.plan = plan.iter().map(ToString::to_string).collect();
         let faults = plan.iter().filter_map(Plan::fault);
         self.report.warnings.extend(faults.map(|fault| {
-            format!("the query {fault}: create an index on target and user, or import from a replica with one")
+            format!("the query {fault}: create an index on target and user, or import from a replica with this index")
         }));
         let total = plan.iter().map(|plan| plan.rows).max();
         self.progress.send_modify(|progress| progress.total = total);
@@ -350,7 +350,7 @@ impl Run<'_> {
         }
         let is_over = self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if is_over {
-            self.report.end(End::TimeOver, format!("its run time was over: {}", self.options.how_to_continue()));
+            self.report.end(End::TimeOver, format!("its maximum run time was reached: {}", self.options.how_to_continue()));
         }
         is_over
     }

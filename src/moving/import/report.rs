@@ -14,7 +14,8 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
 
 impl RunOptions {
-    /// Returns how to continue after a run that ended early. Only passes that write can be resumed.
+    /// Returns how to continue after a run that ended early. The operator can resume a pass only if the pass writes
+    /// rows.
     pub(super) fn how_to_continue(&self) -> &'static str {
         match (self.pass, self.dry_run) {
             (Pass::Rows | Pass::Deletions, false) => "--resume continues",
@@ -49,13 +50,14 @@ pub struct Report {
     pub likes: u64,
     /// The number of rows that were new in tallyd.
     pub added: u64,
-    /// The number of rows that replaced an older row of tallyd, or of counts that differed from tallyd's.
+    /// If likes are imported: the number of rows that replaced an older row in tallyd. If counts are imported: the
+    /// number of counts that differed from tallyd's count.
     pub changed: u64,
     /// The number of rows that were not written, because tallyd's row was newer or had the same time.
     pub kept: u64,
     /// The sum of the changes of all like counters.
     pub counted: i64,
-    /// The number of imported rows that were missing on the site at the first check.
+    /// The number of rows that were imported earlier, but that the first check no longer found on the site.
     pub missed: u64,
     /// The number of missing rows that were removed. In a dry run, the number that would be removed.
     pub taken_out: u64,
@@ -68,7 +70,8 @@ pub struct Report {
     /// The time of the oldest row, in microseconds since 1970.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
-    /// In a `verify` run, the count of likes in `like_record` or of targets in `counter`.
+    /// In a `verify` run of likes: the number of likes in `like_record`. In a `verify` run of counts: the number of
+    /// targets in `counter`.
     pub here: u64,
     /// In a `verify` run, the count of rows that were read because the sums of their range differed.
     pub read: u64,
@@ -100,9 +103,9 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     pub target: String,
-    /// The number of the target's likes on the site, or the site's count.
+    /// If likes are compared: the number of the target's likes on the site. If counts are compared: the site's count.
     pub site: i64,
-    /// The number of the target's likes in tallyd, or tallyd's count.
+    /// If likes are compared: the number of the target's likes in tallyd. If counts are compared: tallyd's count.
     pub here: i64,
     /// The number of users whose like exists only on the site.
     pub missing: u64,

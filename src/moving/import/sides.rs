@@ -24,14 +24,14 @@ pub(super) struct Sides<'a> {
     here: Buffer<Liked>,
 }
 
-/// Rows of one side that were read, but have not been returned yet.
+/// Rows that were read from the site or from tallyd, but have not been returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
     /// The key up to which all rows were read.
     until: Key,
 }
 
-/// The likes of both sides in a range of rows.
+/// The likes on the site and the likes in tallyd, for one range of keys.
 pub(super) struct Step {
     pub until: Key,
     pub site: Vec<Key>,

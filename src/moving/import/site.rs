@@ -76,7 +76,7 @@ impl Importer {
         page.await.map_err(|error| self.job_error(error))
     }
 
-    /// Returns the sums of a page of likes after `after`.
+    /// Reads a page of the site's likes, and returns the sums of the page. The page begins after the key `after`.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.

@@ -13,7 +13,7 @@ pub(super) struct SumsOf<'a> {
     site: (&'a Query, &'a LikeColumns),
     /// The key up to which the site's server was queried.
     reached: Key,
-    /// The site's answer about the next range, about which tallyd's server has not been queried yet.
+    /// The site's answer about the next range. The code has not queried tallyd's server about this range yet.
     next: Option<OfSite>,
 }
 
@@ -43,7 +43,7 @@ impl Compared {
         !self.is_read || self.site != self.here
     }
 
-    /// Returns the larger number of rows of the two sides.
+    /// Compares the number of rows on the site with the number of rows in tallyd, and returns the larger number.
     pub(super) fn rows(&self) -> usize {
         self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
     }

@@ -33,8 +33,8 @@ const SOON: Duration = Duration::from_millis(200);
 /// The size of a range, as a number of import pages. The range can be large, because the servers return only its sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
-/// Number of pieces into which a differing range is divided. Because of the pieces, the run does not read the whole
-/// range if only one row is in flight.
+/// Number of pieces into which a differing range is divided. If only one row is in flight, the run reads only the piece
+/// that contains this row, instead of the whole range.
 const PIECES: usize = 16;
 
 /// Maximum number of differing rows that wait for their next check (they need a few MiB of memory). The scan pauses
@@ -85,7 +85,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// Adds rows that have differed in `looks` repeated checks.
+    /// Adds `range`. Its rows were checked again `looks` times, and differed each time.
     fn add(&mut self, range: Differing, looks: usize) {
         let now = Instant::now();
         match looks {
