@@ -1,4 +1,4 @@
-//! Clients while something fails: an unpublished click is not counted, and every call ends in time.
+//! Tests clients while a server fails: a client does not count an unpublished click, and every call ends in time.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         assert_taken_back(example, &world).await;
         link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
 
-        // After a daemon starts, the same click counts exactly once.
+        // A daemon starts. Then the user repeats the click, and the client counts the click exactly once.
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -174,8 +174,8 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
-        // The first call counts the unlike, but the first call's answer is lost. The second call returns that nothing
-        // changed.
+        // The first call counts the unlike, but the first call's answer is lost. The second call reports that the
+        // unlike changed nothing.
         let lost = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
         let output = example.run(&world, &[("REDIS_URL", &lost.url)], &["--unlike", "video", "42", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));

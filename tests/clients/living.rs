@@ -1,4 +1,4 @@
-//! The clients' normal work: clicks, reads, and data that is missing in Redis.
+//! Tests clients while all servers work: clicks, reads, and reads of data that Redis has lost.
 
 use redis::AsyncCommands;
 use serde_json::Value;
@@ -143,7 +143,7 @@ async fn unknown_numbers(example: Example, world: &World) {
 async fn other_numbers(example: Example, world: &World) {
     let event: Value = serde_json::from_str(&example.lines(world, &["--count", "view=3", "video", ODD])[0]).unwrap();
     assert_eq!((&event["type"], &event["target_id"]), (&"count".into(), &ODD.into()));
-    // The same id and time make the same event. Another id makes another event.
+    // An event with the same id and time is the same event. An event with another id is another event.
     let (id, at) = (event["event_id"].as_str().unwrap(), event["at"].to_string());
     let again = example.lines(world, &["--count", "view=3", "--event-id", id, "--at", &at, "video", ODD]);
     assert_eq!(serde_json::from_str::<Value>(&again[0]).unwrap(), event);

@@ -107,8 +107,8 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     url.to_string()
 }
 
-/// Gives an account the permissions from the document's line that starts with this prefix. The patterns use the test
-/// world's name.
+/// Reads the line of the document that starts with `beginning`, and gives the account the permissions in this line. The
+/// patterns use the test world's name.
 fn permit(world: &World, account: &str, beginning: &str) {
     let line = documented_line("docs/operations/security.md", beginning);
     let patterns: Vec<String> =
@@ -198,7 +198,8 @@ async fn the_documented_rights_are_enough() {
         (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
 
     let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
-    // The database exists under another name. The documented account must create its tables again.
+    // The database exists under another name. The account from the document must be able to create the daemon's tables
+    // again.
     let sql =
         documented_sql(&world, "docs/operations/security.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();

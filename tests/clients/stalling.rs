@@ -9,12 +9,12 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Defines which callers get no answer, and when the answers stop.
+/// Says how many callers get no answer, and after which text the proxy stops answering.
 #[derive(Clone, Copy)]
 pub struct Stall {
     /// The proxy stops answering after the caller has sent this text.
     pub after: &'static str,
-    /// The number of callers, from the first caller on, that get no answer. All later callers get answers.
+    /// The number of callers that get no answer. The proxy answers all later callers.
     pub callers: usize,
 }
 

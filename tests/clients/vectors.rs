@@ -195,7 +195,7 @@ struct Set {
     refused: Option<String>,
 }
 
-/// The inputs of a client for a `set` event. Some rejected inputs have a wrong type.
+/// The values from which a client makes a `set` event. Some rejected values have a wrong type.
 #[derive(Deserialize, serde::Serialize)]
 struct Setting {
     #[serde(rename = "type")]

@@ -27,7 +27,7 @@ fn instructions(name: &str) -> Vec<String> {
     text.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.trim().to_owned())).collect()
 }
 
-/// Returns the files of the sources that the build of the image can read.
+/// Returns the source files that `.dockerignore` does not exclude from the image's build.
 fn context() -> Vec<String> {
     let text = read(".dockerignore");
     assert!(text.lines().any(|line| line == "*"), ".dockerignore must first exclude everything");

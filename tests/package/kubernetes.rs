@@ -24,7 +24,7 @@ fn config() -> toml::Value {
 fn kubernetes_has_the_alerts_that_prometheus_has() {
     let rules = yaml("packaging/kubernetes/monitoring/rules.yaml");
     let same = rules["spec"]["groups"] == yaml("ops/prometheus/tallyd.rules.yml")["groups"];
-    assert!(same, "write packaging/kubernetes/monitoring/rules.yaml again: dev/release rules");
+    assert!(same, "packaging/kubernetes/monitoring/rules.yaml is outdated: run dev/release rules");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A separate machine for installations. The separate machine begins with the files of this machine, and all its
-//! changes are dropped in the end.
+//! A separate machine for installations. At first, the separate machine has the same files as this machine. In the end,
+//! the separate machine drops all its changes.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +7,7 @@ use std::{fs, io};
 
 /// Mounts everything in a namespace that ends with the process. A folder in memory covers `/` and receives all changes.
 /// `/run` is empty, so programs don't find this machine's systemd. The separate machine uses the network of this
-/// machine. This machine can already have the package.
+/// machine. The package may already be installed on this machine.
 const MOUNT: &str = r#"
 set -e
 top=$1
@@ -90,8 +90,8 @@ impl Machine {
     pub fn left(&self) -> String {
         let mut command = as_root("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid));
-        // The script searches the folder of changes. A character device in this folder means a deleted file, so the
-        // script skips the device.
+        // The script searches the folder `changed`, which holds the changed files of the separate machine. A character
+        // device in this folder means a deleted file, so the script skips the device.
         let script = "cd \"$1/../changed\" && find . -newer begun '(' -type f -o -type l ')' \
             ! -path './var/lib/dpkg/*' ! -path './var/log/*' ! -path './var/cache/*' ! -name begun \
             ! -regex './etc/\\(passwd\\|group\\|shadow\\|gshadow\\|subuid\\|subgid\\)-?' ! -name .pwd.lock";

@@ -98,7 +98,8 @@ fn an_upgrade_takes_the_new_configuration_or_keeps_one_that_was_changed() {
     machine.install(&next);
     assert!(machine.run("cat /etc/tallyd/config.toml").contains("that is new"));
     assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), "640 root:tallyd");
-    // An administrator replaced the configuration by a copy that the daemon could not read, or chose another group.
+    // An administrator either replaced the configuration with a copy that the daemon cannot read, or gave the file
+    // another group.
     for (given, kept) in [("root", "640 root:tallyd"), ("adm", "640 root:adm")] {
         machine.run(&format!("chgrp {given} /etc/tallyd/config.toml"));
         machine.install(&next);

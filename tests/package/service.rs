@@ -55,7 +55,7 @@ fn pass_credentials(machine: &Machine) {
     );
 }
 
-/// Builds a command that runs as the unit's commands do. The command writes its process id into `/tmp/pid`.
+/// Builds a command that runs with the unit's user and credentials. The command writes its process id into `/tmp/pid`.
 fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     let user = setting(machine, "User");
     machine.command(&format!(

@@ -287,7 +287,7 @@ impl Client {
         let on = OnBoard { board, member: member.as_bytes() };
         if let Err(error) = self.add_to_board(on, self.cache.keys.metric(metric), delta).await {
             let error = Chain(&error).to_string();
-            warn!(event = "board-refused", error, "the number was counted, but adding it to the board {board} failed: {error}");
+            warn!(event = "board-refused", error, "the number was counted, but the board {board} failed: {error}");
         }
     }
 

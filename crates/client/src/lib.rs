@@ -153,9 +153,9 @@ impl Clicked {
 pub enum TakenBack {
     /// The change no longer counts. The caller can make the same call again.
     Yes,
-    /// The client did not take the change back, for one of three reasons: another request can still publish the same
-    /// event (a double click), the user has clicked again, or Redis does not remember the click. A reconcile corrects
-    /// the number if it is wrong.
+    /// The client did not take the change back. There are three possible reasons: another request can still publish the
+    /// same event (a double click), the user has clicked again, or Redis does not remember the click. A reconcile
+    /// corrects the number if it is wrong.
     Overtaken,
     /// Redis failed to answer. The change may still count, until a reconcile corrects the number.
     Unknown,

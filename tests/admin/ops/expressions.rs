@@ -62,8 +62,8 @@ pub fn asked(expression: &str) -> Asked {
             if let Some((labels, after)) = next.strip_prefix('{').and_then(|inside| inside.split_once('}')) {
                 for selector in labels.split(',').map(str::trim) {
                     let (label, wanted) = selector.split_once(['=', '!']).unwrap();
-                    // After `=` the rest begins with a quote. After `=~`, `!=` and `!~` the rest begins with the
-                    // operator's second sign.
+                    // If the operator is `=`, `wanted` begins with a quote. If the operator is `=~`, `!=` or `!~`,
+                    // `wanted` begins with the operator's second character.
                     let value = wanted.strip_prefix('"').filter(|_| !selector.contains('!'));
                     let value =
                         value.map(|number| texts[number.trim_end_matches('"').parse::<usize>().unwrap()].clone());
@@ -93,8 +93,8 @@ fn without_texts(expression: &str) -> (String, Vec<String>) {
     (outside.collect(), texts)
 }
 
-/// Returns the expression's metrics and labels that the daemon doesn't export. `recorded` has the metrics that
-/// recording rules make.
+/// Returns the expression's metrics and labels that the daemon doesn't export. `recorded` has the names of the metrics
+/// that Prometheus' recording rules create.
 pub fn unknown(expression: &str, metrics: &Metrics, recorded: &BTreeSet<String>) -> Vec<String> {
     let asked = asked(expression);
     let known = |metric: &String| metric == "up" || metrics.contains_key(metric) || recorded.contains(metric);

@@ -23,7 +23,7 @@ pub async fn metrics(name: &str) -> Metrics {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
     let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
-    // The daemon learns these states last: jobs, boards, queues and dead letters.
+    // The daemon reads jobs, boards, queues and dead letters after all other states.
     let last = ["tallyd_job_running", "tallyd_board_members", "tallyd_queue_messages", "tallyd_dead_letters_open"];
     let said = || async { read(&ask(&address).await) };
     eventually("the daemon knows all states", || async {

@@ -138,7 +138,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     .await;
     proxy.release();
     eventually("the status shows no waiting operation", || async { told().await["waits"] == json!([]) }).await;
-    eventually("the last hour has a point with both events", || async {
+    eventually("a point of the last hour includes both events", || async {
         let points = get(&address, "/v1/history").await.json();
         let of = |point: &Value| point["events_s"].as_f64().unwrap();
         points.as_array().unwrap().iter().any(|point| (0.05..=0.4).contains(&of(point)) && point["lag_p50_s"].is_f64())

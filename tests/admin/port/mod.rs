@@ -1,4 +1,5 @@
-//! The admin port: the counters of a target, who has access, and unreachable servers.
+//! Tests the admin port: the port shows a target's counters, rejects clients without access, and answers while servers
+//! are unreachable.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -39,7 +39,7 @@ pub(super) async fn unfold(browser: &Browser) {
     browser.value("document.querySelectorAll('details').forEach((section) => (section.open = true))").await;
 }
 
-/// Fails if the browser's console has any message that does not report a failed request.
+/// Fails if the browser's console has a message. If `may_fail` is true, messages about failed requests are allowed.
 async fn assert_quiet(browser: &Browser, may_fail: bool) {
     let said = browser.console().await;
     let is_expected = |line: &String| may_fail && line.contains("net::ERR_");
@@ -243,10 +243,10 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     browser.value("(window.answered = 0, true)").await;
     eventually("the page gets another answer", || async { browser.value("window.answered > 3").await == true }).await;
     let lines = browser.value("document.querySelectorAll('#troubles li').length").await;
-    assert_eq!(lines, 2, "the page must not add rows again that have the same name");
+    assert_eq!(lines, 2, "the page must not add a second row with the same name");
 
-    // The daemon has run for a short time, so the page shows the shortest range. The page shows a longer range when the
-    // page has older points.
+    // The daemon has run for a short time, so the page shows the shortest range. If there are older points, the page
+    // shows a longer range.
     assert_eq!(browser.text("#reach").await, "The last 10 minutes");
     for (minutes, words) in [(12, "The last 30 minutes"), (31, "The last hour")] {
         let older = format!("told.map((one) => ({{ ...one, at: one.at - {minutes} * 60e6 }}))");

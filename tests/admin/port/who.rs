@@ -15,7 +15,7 @@ use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const TOKEN: &str = "0123456789-of-a-test";
 
-/// Returns an address of this machine for the port of a daemon that listens on all addresses.
+/// The daemon listens on all addresses. Returns the address that a client on this machine uses.
 async fn reached(daemon: &Daemon) -> String {
     address(daemon).await.replace("0.0.0.0", "127.0.0.1")
 }
@@ -83,7 +83,7 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
             asked("localhost", path, &token).await.json().is_object(),
             "a client with the token can read the reasons"
         );
-        assert_eq!(asked("evil.example", path, "").await.status, 403, "requests of Web pages must be rejected");
+        assert_eq!(asked("evil.example", path, "").await.status, 403, "a request from a Web page must be rejected");
     }
     assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "other paths must need the token");
     let url = format!("http://{port}");

@@ -39,7 +39,7 @@ fn run(command: &mut Command) -> String {
     stdout(&output)
 }
 
-/// Builds Python's wheel and installs it. The wheel's dependencies come from Debian.
+/// Builds the wheel of the Python package, and installs the wheel. The wheel's dependencies come from Debian.
 fn install_python(folder: &Path) {
     // pip writes into the folder of the sources, so pip gets a copy of this folder.
     let sources = folder.join("sources");
@@ -83,7 +83,7 @@ impl Package {
         }
     }
 
-    /// Makes a folder with only the installed package, as a new user has it.
+    /// Makes a folder that contains the installed package and nothing else.
     fn install(self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         match self {

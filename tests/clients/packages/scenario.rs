@@ -176,7 +176,7 @@ async fn clicks(site: &mut Site) {
     for user in 1..=30 {
         site.likes.insert((42, user));
     }
-    // Each user likes twice, all at the same time.
+    // Each user sends two likes, and all likes are sent at the same time.
     let clicks = (0..60).map(|click| site.driver.done("like", json!(["video", 42, click % 30 + 1])));
     join_all(clicks).await;
     site.unlike(42, 7).await;
@@ -328,7 +328,7 @@ async fn reading(site: &mut Site) {
     proxy.silence();
     assert_is(&site.driver.fails("counts", json!(["video", [42], "view"])).await, "ReadError", "unknown");
     proxy.clear();
-    // The client must not return a late answer to another call.
+    // The client must not use a late answer to the earlier call as the answer to this call.
     assert_eq!(site.numbers(&[44, 42], "view").await, [json!(1), json!(15)]);
 }
 

@@ -1,5 +1,5 @@
-//! The packages choose how to publish an event by the writer of the event's metric. A package uses the gateway if API
-//! servers count the metric, and RabbitMQ if no gateway answers.
+//! The packages choose between the gateway and RabbitMQ for each event. A package uses the gateway if API servers count
+//! the event's metric, and RabbitMQ if no gateway answers.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -103,10 +103,10 @@ async fn packages_count_by_the_gateway_where_api_servers_count() {
     world.close().await;
 }
 
-/// The gateway counts before it answers the publish.
+/// The gateway counts an event before the gateway answers the request to publish it.
 async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.open(site.servers(Some(gateway)), 8).await;
-    // Each user likes twice, all at the same time.
+    // Each user sends two likes, and all likes are sent at the same time.
     join_all((0..20).map(|click| site.like(click % 10 + 1))).await;
     assert_eq!(site.number("like").await, 10);
     site.driver.done("unlike", json!(["video", site.target, 1])).await;
@@ -115,7 +115,7 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     assert_eq!(
         &site.driver.done("publish", json!([liked])).await["at"],
         &liked["at"],
-        "both events must be the same click"
+        "the repeated like must keep the `at` of the first like"
     );
 
     let event = |metric: &str| json!({"type": "count", "kind": "video", "target_id": site.target, "metric": metric, "delta": 2});
@@ -142,7 +142,7 @@ async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     proxy.lead(behind(&proxy.address.to_string()));
     assert_eq!(site.number("like").await, 19, "only a reconcile counts the like");
 
-    // The gateway counts a share, but its answer is lost.
+    // The gateway counts an event of the metric `share`, but the gateway's answer is lost.
     let stalling = Stalling::before(gateway, Stall { after: "share", callers: 1 }).await;
     site.open(site.servers(Some(&stalling.url)), 4).await;
     let share = site.driver.done("count", json!(["video", site.target, "share", 5])).await;

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::{documents, read};
 
-/// The maximum numbers of words in all pages together and in one page. Code blocks and decisions do not count.
+/// The maximum numbers of words in all pages together and in one page. The words in code blocks and decisions are not
+/// counted.
 const BOOK_WORDS_MAX: usize = 35_000;
 const PAGE_WORDS_MAX: usize = 3_500;
 
@@ -27,7 +28,7 @@ pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Returns the words of a line. Marks alone, such as a table's bars, are not words.
+/// Returns the number of words in a line. A bar between two cells of a table is not a word.
 fn words_of(line: &str) -> usize {
     line.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
 }

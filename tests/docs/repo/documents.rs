@@ -162,7 +162,8 @@ fn nothing_is_unsafe() {
     assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
     for folder in ["src", "crates", "tests", "benches", "torture", "examples"] {
         for (path, text) in sources(folder) {
-            // A line of the test itself names the lint, too.
+            // This test's own source contains the lint's name, too. The filter skips that line, because it contains
+            // `named`.
             let named = text
                 .lines()
                 .filter(|line| line.contains("unsafe_code") && !line.contains("forbid") && !line.contains("named"));
@@ -214,7 +215,7 @@ fn every_test_that_the_documents_name_exists() {
             let is_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
             span.matches('_').count() >= 3 && span.chars().all(is_letter)
         };
-        // These names are not names of tests. They are names of metrics, of figures, and of settings and plugins of
+        // These names look like test names, but they are metrics, figures, settings of other programs, or plugins of
         // other programs.
         let others =
             ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
@@ -287,7 +288,7 @@ fn every_file_that_the_documents_for_developers_name_exists() {
             let path = span.split(' ').next().unwrap();
             let folder = path.split_once('/').map(|(folder, _)| folder);
             let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
-            // Such a path is a pattern for many files, or the name of a file that the reader makes.
+            // A path with one of these marks stands for many files, or for a file that a developer will create.
             let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
             assert!(
                 !is_named || is_pattern || root().join(path).exists(),

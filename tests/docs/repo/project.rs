@@ -1,4 +1,4 @@
-//! Checks that other files have exactly the project's addresses in Cargo.toml.
+//! Checks that the project's addresses are the same in Cargo.toml and in other files.
 
 use super::read;
 

@@ -7,7 +7,8 @@ use std::path::Path;
 use super::text::{Paragraph, of_code, of_help, of_markdown};
 use super::{read, root};
 
-/// The maximum length of a sentence in words, and of a document's line in characters. Rows of tables have no limit.
+/// The maximum length of a sentence in words, and of a document's line in characters. A table's row can have any
+/// length.
 const WORDS_MAX: usize = 35;
 const LINE_MAX: usize = 160;
 
@@ -51,7 +52,7 @@ const BANNED: [(&str, &str); 32] = [
 /// A question can begin with these words, but a statement must not.
 const BEGINNINGS: [&str; 10] = ["What", "Who", "Whose", "Whom", "Whoever", "Whatever", "That", "Those", "Of", "None"];
 
-/// Texts with banned words that are a message of MySQL or the name of an account.
+/// Quoted texts that may contain banned words: messages of MySQL, and names of accounts.
 const QUOTED: [&str; 3] = ["has gone away", "\\\"nobody\\\"", "--reuid nobody"];
 
 /// Returns the word in lower case, without the marks around it. The name of a variable in a format is not a word.
@@ -98,7 +99,7 @@ fn sentences(paragraph: &Paragraph) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns the faults of paragraphs, each with its line number.
+/// Returns each fault in the paragraphs together with its line number.
 fn faults(paragraphs: &[Paragraph]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for paragraph in paragraphs {

@@ -45,7 +45,7 @@ fn the_default_grace_is_as_long_as_clients_publish() {
         ("examples/python/like.py", "def publish(event, tries=3):"),
         ("examples/python/like.py", "TIMEOUT_S = 5 "),
     ] {
-        assert!(read(path).contains(part), "{path} lacks {part}: derive publish_grace again");
+        assert!(read(path).contains(part), "{path} lacks {part}: compute publish_grace again");
     }
     // In each of the three attempts, the client can spend 5 s to connect and 5 s to publish.
     let longest = Duration::from_secs(3 * (5 + 5));

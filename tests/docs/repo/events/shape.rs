@@ -1,6 +1,6 @@
 //! The events as types, from which docs/events.schema.json is made. The limits are constants of the decoder.
 
-#![expect(dead_code, reason = "no code makes an event: the types only describe the schema")]
+#![expect(dead_code, reason = "the types only describe the schema: no code creates a value of these types")]
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
@@ -103,8 +103,8 @@ impl JsonSchema for MetricName {
 fn up_to(max: u64) -> String {
     let digits = max.to_string();
     let shorter = format!("[1-9][0-9]{{0,{}}}", digits.len() - 2);
-    // These integers have as many digits as the maximum. The first digits equal the maximum's digits. Then one digit is
-    // smaller, and any digits follow.
+    // These integers have as many digits as the maximum. The digits before `place` equal the maximum's digits, and the
+    // digit at `place` is smaller. All digits after `place` can have any value.
     let mut parts = vec![shorter];
     for (place, digit) in digits.bytes().enumerate() {
         let least = if place == 0 { b'1' } else { b'0' };
