@@ -3,7 +3,7 @@
 //!
 //! If a clock is set forward, patterns that are due in the skipped time fire when the clock is set. If a clock is set
 //! back, patterns that are due in the repeated time fire once. The exception is a pattern that fires in every hour.
-//! Such a pattern also fires in the repeated hour, so that every hour has its runs.
+//! This pattern fires again in the repeated hour, so no hour is without a run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// The search for the longest gap compares this number of instants. If a pattern fires every minute, these instants
-/// cover four weeks.
+/// To find a pattern's longest gap, the code compares this number of instants at which the pattern fires. If a pattern
+/// fires every minute, these instants cover four weeks.
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
@@ -33,14 +33,16 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
         .dom_and_dow(true)
         .build()
         .parse(pattern)
-        .context("use five fields (minute hour day-of-month month day-of-week), or six fields with the second first")
+        .context(
+            "use five fields (minute hour day-of-month month day-of-week), or put a sixth field (second) before them",
+        )
 }
 
 /// Returns the longest gap between two consecutive instants at which the pattern fires. Compares a limited number of
 /// instants. If the pattern fires often, these instants cover only some days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
-    // The comparison can start at any instant. If a pattern has longer gaps on other days, it fires so rarely that the
-    // compared instants include those days.
+    // The comparison can start at any instant. If a pattern's gaps are longer on some days than on others, the pattern
+    // fires rarely. So the compared instants also include the days with the longer gaps.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
         [first, second] => (*second - *first).to_std().ok(),
@@ -49,8 +51,8 @@ pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// The local time as seconds since the epoch, as if it were UTC. The cron library gets only this time, because the
-/// library's own time zones lose instants when clocks are set.
+/// The local time as seconds since the epoch, as if it were UTC. The cron library gets only this time. If the library
+/// used its own time zones, it would miss instants when clocks are set forward or back.
 type Shown = i64;
 
 /// A pattern in a time zone.
@@ -61,7 +63,7 @@ pub(crate) struct Schedule {
     is_hourly: bool,
 }
 
-/// The time between two changes of a zone's offset, in seconds since the epoch.
+/// A time in which a zone's offset does not change. `start` and `end` are seconds since the epoch.
 struct Segment {
     start: i64,
     end: i64,
@@ -168,8 +170,8 @@ impl Triggers {
         let now = clock::now();
         let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
         let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // The library only calls this code each second. The library's own schedules would keep the offset that a time
-        // zone had at startup.
+        // tallyd uses the library only to call this code each second. The library's own schedules would keep the offset
+        // that a time zone had at startup.
         let tick = Job::new("* * * * * *", move |_, _| {
             let now = clock::now();
             triggers.iter_mut().for_each(|trigger| trigger.look(now));

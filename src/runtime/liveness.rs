@@ -13,7 +13,8 @@ use super::lock::locked;
 #[derive(Clone, Default)]
 pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
-/// A loop's name, and the time of its last beat. The time is dropped when the loop ends.
+/// A loop's name, and the time of its last beat. When the loop ends, the time no longer exists, so the `Weak` pointer
+/// is empty.
 type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]
@@ -39,7 +40,8 @@ impl Heartbeat {
         *locked(&self.0) = Instant::now();
     }
 
-    /// Waits for `work` and beats meanwhile. This is safe, because all calls in `work` have time limits.
+    /// Waits for `work`. Until `work` ends, calls `beat` each second. This is safe, because all calls in `work` have
+    /// time limits.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut tick = tokio::time::interval(Duration::from_secs(1));

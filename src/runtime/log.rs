@@ -17,13 +17,13 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
-/// These libraries log an error and also return it, so tallyd disables their lines. The user's filter can enable them
-/// again.
+/// These libraries log an error and also return it, so tallyd disables their lines. A log filter that the user sets can
+/// enable these lines again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
-/// Limits the lines about an event that can happen thousands of times per second. The first event is logged
+/// If an event happens thousands of times per second, logs only a few lines about the event. The first event is logged
 /// immediately. For further events, only their count is logged.
 #[derive(Default)]
 pub(crate) struct Flood {
@@ -45,7 +45,7 @@ impl Flood {
 
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Writes log lines above `bar` until the returned value is dropped. The drop also clears the bar.
+/// Writes log lines above `bar` until the returned value is dropped. The progress bar then also disappears.
 pub(crate) fn under(bar: &ProgressBar) -> impl Drop + use<> {
     *locked(&BAR) = Some(bar.clone());
     Under

@@ -8,7 +8,8 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// A loop that has not beaten for this time is stuck. So each call that a loop makes must be shorter than this time.
+/// If the last heartbeat of a loop is older than this time, the loop is stuck. So each call that a loop makes must be
+/// shorter than this time.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// Tells systemd that the configuration is valid and the loops run. A server can still be unreachable. Then the loops
@@ -32,8 +33,8 @@ pub(crate) fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// Feeds the watchdog while every loop beats. If a loop is stuck, logs this and does not feed the watchdog, so systemd
-/// restarts the process.
+/// As long as every loop has a recent heartbeat, tells systemd's watchdog that the process works. If a loop is stuck,
+/// logs the loop and does not tell the watchdog anything, so systemd restarts the process.
 pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);

@@ -102,7 +102,8 @@ impl From<Cow<'static, str>> for Work {
     }
 }
 
-// Only a static text is accepted, because work on a partition must use one of the other variants.
+// The conversion accepts only a fixed text. A text that contains a partition's number is not fixed, so work on a
+// partition must use another variant.
 impl From<&'static str> for Work {
     fn from(what: &'static str) -> Self {
         Self::Other(Cow::Borrowed(what))

@@ -33,15 +33,16 @@ pub(crate) struct Change {
     noted: Noted,
 }
 
-/// A difference that is rejected if rows have the code. Some differences are rejected even without rows.
+/// A changed code. tallyd rejects the change if rows in MySQL have this code. If `in_use` is true, tallyd rejects the
+/// change even if no row has the code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,
     /// The beginning of the error message: the configured name, and the former name.
     found: String,
-    /// The end of the error message: how to fix it if there are rows.
+    /// The end of the error message. If rows have the code, this text says how to correct the configuration.
     advice: String,
-    /// True if a daemon can still use the code with its former name. The change is then rejected even without rows.
+    /// True if a running daemon can still use the code with the code's former name.
     in_use: bool,
 }
 
@@ -59,7 +60,7 @@ enum Rows {
 /// Compares the names of codes, and returns the changes to record in MySQL.
 ///
 /// # Errors
-/// [`ConfigError`] with every code that would change its meaning. Also fails if MySQL is unreachable.
+/// [`ConfigError`] with every code whose meaning would change. Also fails if MySQL is unreachable.
 pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
     let (mut changes, mut problems) = (Vec::new(), Vec::new());
     let until = Instant::now() + LOOK_MAX;
@@ -211,7 +212,11 @@ mod tests {
     fn what_is_new_is_noted_and_what_is_known_is_fine() {
         let both: &[(&str, u8)] = &[("like", 1), ("view", 2)];
         let (changes, doubts) = said(both, &[], &[]);
-        assert_eq!((changes.len(), doubts.len()), (2, 0), "an installation whose codes MySQL has not recorded yet");
+        assert_eq!(
+            (changes.len(), doubts.len()),
+            (2, 0),
+            "MySQL has no codes yet, so both codes must be new and no code must be in doubt"
+        );
         assert_eq!(said(both, &[], &[known(1, "like", false), known(2, "view", false)]), (vec![], vec![]));
         let (changes, doubts) = said(both, &[], &[known(1, "like", false)]);
         assert_eq!((changes, doubts), (vec!["[metrics] view = 2 is new".to_owned()], vec![]));

@@ -1,8 +1,8 @@
-//! Orders of operators. Each daemon reads the orders from MySQL once per second. A task checks here whether it is
-//! paused.
+//! Orders of operators: to pause or to throttle a task. Each daemon reads these orders from MySQL once per second. A
+//! task checks here whether it is paused.
 //!
-//! MySQL's clock decides when an order ends. While MySQL does not answer, the last known orders stay in force until
-//! their end.
+//! MySQL's clock decides when an order ends. While MySQL does not answer, a daemon follows the orders of operators that
+//! it read last, until each order ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ struct InForce {
     until: Instant,
 }
 
-/// The orders that this process has read.
+/// The orders of operators that this process has read from MySQL.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     known: Arc<watch::Sender<Known>>,
@@ -82,7 +82,7 @@ impl Control {
         let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
     }
 
-    /// Waits until the orders were read and none of them pauses one of `tasks`.
+    /// Waits until this process has read the operators' orders and no order pauses any task in `tasks`.
     pub(crate) async fn until_allowed(&self, tasks: &[Task]) {
         let mut known = self.known.subscribe();
         loop {
@@ -115,7 +115,7 @@ impl Control {
         Ok(())
     }
 
-    /// Reads the orders repeatedly until `stop`.
+    /// Reads the operators' orders from MySQL repeatedly, until `stop` is cancelled.
     pub(crate) async fn follow(self, store: Store, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("reading the orders of operators");
         while !stop.is_cancelled() {
@@ -130,7 +130,8 @@ impl Control {
         }
     }
 
-    /// While MySQL does not answer, ends orders by this process's clock.
+    /// While MySQL does not answer, this process's clock decides which orders of operators have ended. Removes these
+    /// orders.
     fn end_overdue(&self) {
         let Some(mut left) = self.known.borrow().clone() else { return };
         left.retain(|it| it.until > Instant::now());
@@ -148,7 +149,7 @@ impl Control {
         };
         for it in before.iter().filter(|it| !is_replaced(it)) {
             let (task, command) = (it.order.task.name(), it.order.command.name());
-            info!(event = "order-ended", task, command, "{task}: the order to {command} has ended");
+            info!(event = "order-ended", task, command, "{task}: the {command} that an operator ordered has ended");
         }
         for it in orders.iter().filter(|it| !has(&before, it)) {
             let (task, command, by) = (it.order.task.name(), it.order.command.name(), &it.order.by);

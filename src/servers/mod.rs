@@ -18,8 +18,8 @@ use tallyd_mysql::schema::Schema;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// Number of connections to MySQL that the runs of jobs use at the same time. A reconcile and an archive use two each.
-/// The filters and a recount use one each.
+/// Number of connections to MySQL that the runs of jobs use at the same time. A run of a reconcile or an archive uses
+/// two connections. A run of the filters or a recount uses one connection.
 const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;
 
 /// Number of connections that renew leases: one for each job.
@@ -70,8 +70,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Checks that MySQL has the schema that this version needs, and the same names of codes as `[kinds]` and
-    /// `[metrics]`.
+    /// Checks that MySQL has the schema that this version needs. Also checks that each code has the same name in MySQL
+    /// as in `[kinds]` or `[metrics]`.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
         code_registry::compare(&self.store, config).await.map(drop)

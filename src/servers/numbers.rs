@@ -29,7 +29,7 @@ pub(crate) struct Number {
     pub rows: Option<i64>,
 }
 
-/// Reads all counters of a target. An event in flight can be in the count of Redis before it is in the count of MySQL.
+/// Reads all counters of a target. Redis can count an event in flight before MySQL counts this event.
 pub(crate) async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;

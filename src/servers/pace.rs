@@ -86,8 +86,8 @@ struct Wait {
 }
 
 impl<'a> Pace<'a> {
-    /// Pages have at most `page_max` targets or rows. `job` has the job's name, and the function that logs that its run
-    /// waits.
+    /// Pages have at most `page_max` targets or rows. `job` contains the job's name, and a function that logs why the
+    /// run waits.
     pub(crate) fn new(
         health: Health<'a>,
         control: &'a Control,
@@ -113,7 +113,7 @@ impl<'a> Pace<'a> {
     /// Returns how many targets the next page has.
     pub(crate) fn page(&self) -> usize {
         match self.control.targets_per_second() {
-            // A page must not take longer than a second, so that a run soon obeys a new order.
+            // If a page takes at most a second, the run soon notices a new order of an operator.
             Some(each_second) => self.page.min(each_second as usize),
             None => self.page,
         }
@@ -123,7 +123,7 @@ impl<'a> Pace<'a> {
     /// old size and twice the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // The last page can have few targets. The time of such a page does not show the best page size.
+        // The last page can have few targets. From the time for a few targets, the code can't learn the best page size.
         if targets < self.page / 2 {
             return;
         }
@@ -131,8 +131,8 @@ impl<'a> Pace<'a> {
             .clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Waits until the servers are ready for the next page, or until the stop or `until`. While the run waits, calls
-    /// `show` with the reason. After the wait, calls `show` with `None`.
+    /// Waits until the servers are ready for the next page. The wait also ends at the instant `until`, or when the run
+    /// is stopped. While the run waits, calls `show` with the reason. After the wait, calls `show` with `None`.
     pub(crate) async fn wait(
         &mut self,
         until: Option<Instant>,
@@ -283,8 +283,8 @@ impl Health<'_> {
     }
 }
 
-/// Returns the minimum time for `targets`. The minimum time is at most one second, because pages are sized for one
-/// second. Only a page that began before the throttling order can be larger.
+/// Returns the minimum time that a page of `targets` must take. The minimum time is at most one second, because pages
+/// are sized for one second. If an operator throttles the job during a page, this page can be larger.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }

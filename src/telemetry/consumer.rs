@@ -121,8 +121,8 @@ impl PartitionState {
         *locked(&self.standing) = standing;
     }
 
-    /// Records that a batch was written. The session can have ended meanwhile, so the standing becomes `Writing` only
-    /// if it is still `Listening`.
+    /// Records that a batch was written. If the session has ended meanwhile, `standing` must not change. So only
+    /// `Listening` becomes `Writing`.
     pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);
         if *standing == Standing::Listening {

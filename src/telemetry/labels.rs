@@ -39,8 +39,8 @@ labels! {
 
     Close, "closed" { Size = "size", Linger = "linger", Stop = "stop" }
 
-    /// The steps of writing a batch, in order. `Lend` is the wait for a connection. `Lock` is the wait for the
-    /// partition's row.
+    /// The steps of writing a batch, in order. In the step `Lend`, the batch waits for a connection to MySQL. In the
+    /// step `Lock`, the batch waits for the partition's row.
     Step, "step" {
         Lend = "lend", Lock = "lock", Rows = "rows", Counters = "counters", Commit = "commit", Acknowledge = "acknowledge"
     }

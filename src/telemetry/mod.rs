@@ -45,8 +45,8 @@ use status::State;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 
-/// Histogram buckets for the seconds from an event's `at` to its commit. The buckets range from the time that a batch
-/// waits for events to a backlog of a day.
+/// Histogram buckets for the seconds from an event's `at` to its commit. The smallest bucket is as short as the time
+/// for which a batch waits for events. The largest bucket is for a backlog of one day.
 const LAG_BOUNDS: [f64; 18] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0,
     86_400.0,

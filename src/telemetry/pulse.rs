@@ -17,7 +17,7 @@ const POINTS_MAX: usize = 360;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Point {
-    /// The end of the point's ten seconds, in microseconds since the epoch.
+    /// A point covers ten seconds. `at` is the end of these ten seconds, in microseconds since the epoch.
     pub at: i64,
     pub events_s: f64,
     /// Median of the seconds from an event's `at` to its commit. `None` if there were no events.

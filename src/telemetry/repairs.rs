@@ -39,12 +39,13 @@ impl RepairMetrics {
         self.targets.get_or_create(&labels).inc_by(more);
     }
 
-    /// Adds to the number of counters that reconciles changed in Redis.
+    /// Adds `more` to the number of counters that reconcile runs have changed in Redis.
     pub(crate) fn in_redis(&self, outcome: Repaired, more: u64) {
         self.repaired(JobName::Reconcile, "redis", outcome.name(), more);
     }
 
-    /// Adds to the number of corrections of `counter`. MySQL applies each correction completely or not at all.
+    /// Adds `more` to the number of rows that the job `job` has corrected in the table `counter`. MySQL applies each
+    /// correction completely or not at all.
     pub(crate) fn in_mysql(&self, job: JobName, more: u64) {
         self.repaired(job, "mysql", "done", more);
     }

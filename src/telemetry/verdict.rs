@@ -32,8 +32,8 @@ verdicts! {
     Repaired = "repaired", "Redis was wrong at two cuts, and the difference was added";
     /// In a dry run, Redis is wrong at both cuts.
     Drifted = "drifted", "Redis is wrong at two cuts; a dry run adds nothing";
-    /// Redis was wrong at the first cut. At the second cut, Redis was right, or wrong in the other direction.
-    Transient = "transient", "Redis was not wrong in the same direction at both cuts: an event was in flight, and nothing was added";
+    /// Redis was wrong at the first cut. At the second cut, Redis was either right, or wrong in the opposite direction.
+    Transient = "transient", "the difference was gone or reversed at the second cut: an event was in flight, and nothing was added";
     /// At each cut, it was unknown whether Redis was right.
     Undecided = "undecided", "events arrived so close to each cut that their order is unknown; the next run checks again";
     /// Redis does not have the counter.

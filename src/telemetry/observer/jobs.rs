@@ -78,8 +78,8 @@ impl Runs {
 
 impl Last {
     async fn read(&mut self, store: &Store, job: &str, mode: &str) -> Result<()> {
-        // The query includes runs that ended in the same microsecond as the last known run. The loop skips runs that
-        // were read before.
+        // The query includes runs that ended in the same microsecond as the last known run. The loop skips the runs
+        // that `self.runs` already contains.
         let since = self.runs.back().map_or(0, |read| read.ended.ended_at);
         let rows = store.ended_runs(job, mode, Micros(since), RUNS_MAX).await?;
         for row in rows.into_iter().rev() {

@@ -58,11 +58,11 @@ pub(crate) struct Status {
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The used share of the dead-letter quota of the fullest partition. At 1, the quota is full.
+    /// The fullest partition uses this share of its dead-letter quota. At 1, the quota is full.
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
-    /// The orders of operators, which all daemons obey.
+    /// The operators' orders (pause, throttle). All daemons follow these orders.
     pub orders: Vec<Order>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    /// Returns the partition's name for messages.
+    /// Returns the partition's name, as log lines and reports show it.
     pub(crate) fn name(&self) -> PartitionName {
         PartitionName { number: self.partition, map: self.map.clone() }
     }
@@ -149,7 +149,7 @@ pub(crate) struct Reconciled {
     pub transient: u64,
     /// Number of counters in buckets that are not loaded.
     pub unknown: u64,
-    /// Number of counters whose events had to be captured to decide whether the counter is correct.
+    /// Number of busy counters. The run had to capture their events to decide whether these counters are correct.
     pub busy: u64,
     /// Number of counters that were correct at the first measurement.
     pub exact: u64,

@@ -12,8 +12,8 @@ use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::maps::NotedMap;
 
-/// If the retries of a batch last longer than this number of microseconds, the daemon is not ready. Conflicts with
-/// other transactions end sooner.
+/// If the retries of a batch last longer than this number of microseconds, the daemon is not ready. Retries after a
+/// conflict with another transaction take less time.
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
@@ -97,8 +97,8 @@ pub(super) enum NotReady<'a> {
     Stands(&'a Partition, Option<&'a Wait>),
 }
 
-/// Returns the reasons why the daemon is not ready. Redis is never a reason, because the daemon writes events without
-/// it.
+/// Returns the reasons why the daemon is not ready. If Redis is unreachable, the daemon is still ready, because the
+/// daemon also writes events without Redis.
 pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
     let mut found = match status.state {
         State::Starting => vec![NotReady::Starting],

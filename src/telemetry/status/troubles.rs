@@ -91,7 +91,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found
 }
 
-/// A daemon that starts or stops has no problem, except for an unreachable server.
+/// While a daemon starts or stops, the only possible problem is an unreachable server.
 fn of_readiness(state: State, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let trouble = |reason: &NotReady<'_>| match reason {
         NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since)).see(Runbook::ServerDown)),
@@ -156,7 +156,7 @@ fn too_few(status: &Status) -> Option<Trouble> {
     let in_use = status.partitions_in_use.filter(|_| !missing.is_empty())?;
     let known = usize::from(in_use).saturating_sub(missing.len());
     let what = format!(
-        "[amqp] partitions is {known} here, but {in_use} partitions are in use: only other daemons write the other partitions and run the jobs that wait for all partitions"
+        "[amqp] partitions is {known} here, but {in_use} partitions are in use: this daemon does not write the other partitions or run jobs that wait for all partitions"
     );
     Some(Trouble::mild(what, None).with("tallyd config check".to_owned()).see(Runbook::MorePartitions))
 }

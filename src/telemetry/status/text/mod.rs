@@ -122,7 +122,7 @@ impl Status {
         let header = ["PARTITION", "STATUS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITER", "FOR", "EPOCH"];
         let rows = self.partitions.iter().map(|it| {
             let oldest = Some(it.oldest_unacked_s).filter(|oldest| *oldest > 0.0);
-            // A released partition has no writer. MySQL does not record the time of the release.
+            // A released partition has no writer. MySQL does not store when a daemon released a partition.
             let since = it.taken_at.filter(|_| it.owner.is_some());
             [
                 match &it.map {
