@@ -230,7 +230,7 @@ export class Client {
     );
     const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
-      // tallyd loads noted buckets immediately. If this write fails, for instance on a replica, the read still succeeds.
+      // tallyd loads noted buckets immediately. If noting fails, for instance on a replica, the read still succeeds.
       const names = missing.map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}c:missing`, names)).catch(() => {});
     }
