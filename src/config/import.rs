@@ -40,7 +40,7 @@ pub struct Import {
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Rows per query, four times as many for checksums. Fewer rows make slow queries shorter.
+    /// Rows per query. Checksum queries read four times as many. Fewer rows make slow queries shorter.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,

@@ -12,7 +12,7 @@ const PAGE: &str = "docs/configuration-reference.md";
 const BEGINNING: &str = "# Configuration reference
 
 Every section and key of config.toml, generated from the [JSON Schema](config.schema.json). A section in double brackets
-can be repeated. Keys without values take text. [Configuration](configuration.md) explains where settings come from, durations and schedules.
+can be repeated. Keys without values take text. [Configuration](configuration.md) explains durations, schedules and the sources of settings.
 ";
 
 /// Writes a value in backticks. Lists and long values are JSON, which is also valid TOML.
