@@ -77,8 +77,9 @@ stack_paths() {
     stack_versions
 }
 
-# A folder's stack cannot move to other ports while one of its servers runs, or after RabbitMQ has stored data. RabbitMQ's node name, and so
-# the name of its database, contains the port base. With another port base, the node's queues would seem lost.
+# A folder's stack cannot move to other ports while one of its servers runs, or after RabbitMQ has stored data. RabbitMQ's node name
+# contains the port base, and RabbitMQ uses the node name as the name of its database. With another port base, the node's queues
+# would seem lost.
 require_recorded_port_base() {
     local service
     [[ $RECORDED_PORT_BASE && $RECORDED_PORT_BASE != "$PORT_BASE" ]] || return 0
@@ -103,8 +104,8 @@ choose_services() {
     done
 }
 
-# Allows one dev/up or dev/down at a time per folder. 'dev/down --wipe' removes the lock file with the folder. So a script that waited
-# must check that the file that it locked is still the file that other scripts open.
+# Allows one dev/up or dev/down at a time per folder. 'dev/down --wipe' removes the lock file with the folder. A script may have
+# waited for the lock of a removed file. So the script checks whether its lock file still exists, and locks the new file if necessary.
 take_lock() {
     local file=$STACK_DIR/lock
     while :; do
@@ -125,8 +126,9 @@ take_lock() {
 
 # ---------------------------------------------------------------------------------------------- versions
 
-# The versions in Debian's releases: name, service, release, package, the server's program. Versions of this machine's release come from
-# its own packages. dev/lab installs the others into root folders, target/lab/roots/RELEASE.
+# The versions in Debian's releases: name, service, release, package, the server's program. If a version belongs to this machine's
+# release, its program is the one that this machine has installed. dev/lab installs all other versions into root folders,
+# target/lab/roots/RELEASE.
 VERSIONS=(
     "mariadb-10.11 mysql bookworm mariadb-server mariadbd"
     "mariadb-11.8 mysql trixie mariadb-server mariadbd"
@@ -152,7 +154,8 @@ version_row() {
 # Prints this machine's release, if it is Debian.
 own_release() { sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null || true; }
 
-# Fills FROM (the version's name; empty: the installed one), ROOT (its root folder; empty: none) and PROGRAM for each service.
+# Fills FROM, ROOT and PROGRAM for each service. FROM has the version's name, and is empty for the installed version. ROOT has
+# the version's root folder, and is empty if the version has no root folder. PROGRAM has the server's program.
 declare -A FROM=() ROOT=() PROGRAM=()
 stack_versions() {
     local service variable recorded row of release
@@ -165,8 +168,8 @@ stack_versions() {
         *) PROGRAM[$service]=$service-server ;;
         esac
         [[ ${FROM[$service]} ]] || continue
-        # If VERSIONS no longer has a folder's version, dev/down can still stop the servers and wipe the folder, but dev/up rejects the
-        # folder.
+        # A folder can belong to a version that has been removed from VERSIONS. dev/down can still stop the servers of this folder and
+        # wipe the folder, but dev/up rejects the folder.
         row=$(version_row "${FROM[$service]}") || { [[ ! ${!variable:-} ]] && continue; } ||
             die "$variable is '${FROM[$service]}', which is not in 'dev/lab --list'."
         read -r _ of release _ "PROGRAM[$service]" <<<"$row"
@@ -187,9 +190,9 @@ require_recorded_version() {
     [[ ! ${ROOT[$1]} || -d ${ROOT[$1]} ]] || die "$1: ${FROM[$1]} is not installed: install it with 'dev/lab --build'."
 }
 
-# inside SERVICE: fills INSIDE with the command prefix for a program of the service's version. A program of a root folder runs in its own
-# mount namespace, in which the folder's /usr and /etc replace those of the machine. All other paths stay the same, including the data
-# and /tmp. No process is forked, and nothing stays mounted afterwards.
+# inside SERVICE: fills INSIDE with the first words of a command that runs a program in the service's version. A program of a root
+# folder runs in its own mount namespace, in which the folder's /usr and /etc replace those of the machine. All other paths stay the
+# same, including the data and /tmp. No process is forked, and nothing stays mounted afterwards.
 inside() { inside_root "${ROOT[$1]}"; }
 inside_root() {
     INSIDE=()
@@ -222,7 +225,8 @@ is_ours() {
     { read -r comm <"/proc/$2/comm"; } 2>/dev/null || return 1
     is_program "$1" "$comm" || return 1
     mark=$(process_mark "$1")
-    # If our epmd has died, the broker or rabbitmqctl starts another epmd, which inherits our mark.
+    # If our epmd has died, the broker or rabbitmqctl starts another epmd. This epmd inherits the mark of the program
+    # that started it.
     if [[ $1 == epmd ]]; then mark=$(process_mark '') match=-zqF; fi
     grep "$match" -- "$mark" "/proc/$2/environ" 2>/dev/null
 }

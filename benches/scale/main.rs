@@ -26,7 +26,7 @@ const AIMS: [(&str, Aim); 3] = [
 ];
 
 /// Measure the separate costs of broker and database, predict tallyd's rate with 1, 2 and 4 partitions from these
-/// costs, and compare the prediction with the measured rate. Then plan larger sites with the same costs.
+/// costs, and compare the prediction with the measured rate. Then use the same costs to plan larger sites.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Number of events that each run drains.
@@ -118,8 +118,8 @@ fn print_costs(costs: &Costs, measured: &Measured) -> Result<()> {
         ("the daemon, for an event", costs.consume, "us of a core"),
         ("MySQL, for an event", costs.row, "us of a core"),
         ("MySQL, for a batch", costs.batch, "us of a core"),
-        ("wait of its connection, for an event", costs.row_wait, "us"),
-        ("wait of its connection, for a batch", costs.batch_wait, "us"),
+        ("the connection to MySQL waits, for an event", costs.row_wait, "us"),
+        ("the connection to MySQL waits, for a batch", costs.batch_wait, "us"),
         ("between daemon and MySQL, for an event", tallyd.mysql_bytes, "bytes"),
         ("statements of a batch", tallyd.mysql_statements, ""),
         ("like_record on disk, for a row", floor.row_bytes, "bytes"),

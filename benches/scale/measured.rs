@@ -79,8 +79,8 @@ impl Measured {
         Ok(self.results.get(name).with_context(|| format!("{name} was not measured"))?.median)
     }
 
-    /// Returns the costs of the parts. Each cost comes from a measurement in which no other part ran. The costs never
-    /// come from the runs that the model predicts.
+    /// Returns the costs of the parts. Each cost comes from a measurement in which no other part ran. The runs whose
+    /// rates the model predicts are never used to calculate costs.
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
         // The time of a batch is a + b * events. The code calculates a and b twice: once for MySQL's CPU time, and once

@@ -2,8 +2,8 @@
 //!
 //! Each partition has three steps. RabbitMQ's queue delivers events up to the prefetch, the consumer adds them to the
 //! open batch, and one connection to MySQL writes a batch while the next batch fills. Each step is one thread. If there
-//! are at least as many cores as active threads, each thread has a core. Otherwise, each thread has a share of a core.
-//! Several threads accept published events. Time advances in steps of [`STEP_US`].
+//! are at least as many cores as active threads, each thread has a core. If there are fewer cores, the active threads
+//! share the cores equally. Several threads accept published events. Time advances in steps of [`STEP_US`].
 
 use std::collections::VecDeque;
 
@@ -31,13 +31,13 @@ pub struct Costs {
     pub row: f64,
     /// MySQL's cost of a batch, without the cost of its events.
     pub batch: f64,
-    /// Time that the connection waits for each event of a batch. The waiting uses no core.
+    /// During the write of a batch, the connection waits for this time per event. No core is busy during this wait.
     pub row_wait: f64,
-    /// Time that the connection waits for each batch, because of the disk.
+    /// During the write of a batch, the connection also waits for this time once, because of the disk.
     pub batch_wait: f64,
 }
 
-/// Cores of RabbitMQ, the daemons and MySQL.
+/// The cores that RabbitMQ, the daemons and MySQL can use.
 #[derive(Clone, Copy, Debug)]
 pub enum Cores {
     /// One machine with this number of cores, shared by all parts.
@@ -148,7 +148,8 @@ impl Partition {
         }
     }
 
-    /// Begins to write a batch under the consumer's conditions: the batch is full, or has waited for the linger time.
+    /// Begins to write the open batch if no other batch is being written, and the open batch is full or has waited for
+    /// the linger time.
     fn begin_writing(&mut self, now: f64, site: &Site) {
         let is_full = self.open >= site.batch_events_max - 0.5;
         let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;
@@ -216,7 +217,7 @@ fn arrive(partition: &mut Partition, now: f64, site: &Site) {
     partition.arrived.push_back((now, events));
 }
 
-/// Divides the cores of each kind equally among the active threads of that kind.
+/// Divides each pool of cores equally among the active threads that use this pool.
 fn share(partitions: &mut [Partition], now: f64, site: &Site) {
     let pools: Vec<(f64, &[Role])> = match site.cores {
         Cores::Shared(cores) => vec![(cores, &[Role::Publish, Role::Deliver, Role::Consume, Role::Write])],

@@ -12,10 +12,10 @@ use crate::model::{Cores, Costs, simulate};
 /// The highest allowed load of each part in the busiest hour.
 const BUSY_MAX: f64 = 0.6;
 
-/// Number of copies of each message in a cluster whose quorum queues have three members.
+/// RabbitMQ stores each message three times, because each quorum queue has three members.
 const COPIES: f64 = 3.0;
 
-/// The number of events from which the size of an event is measured.
+/// The plan uses the average size of this number of events.
 const SAMPLE: usize = 10_000;
 
 /// A number of cores that is always enough.
@@ -36,7 +36,8 @@ pub struct Plan {
     lag_p50_ms: f64,
     lag_p99_ms: f64,
     committed_per_second: f64,
-    /// RabbitMQ's traffic in megabytes a second: to its nodes with three copies, and to the daemons.
+    /// RabbitMQ's traffic in megabytes a second. Each message is transferred three times for the three copies, and once
+    /// to a daemon.
     rabbitmq_mb_per_second: f64,
     mysql_mb_per_second: f64,
     /// Size of a day's new rows, if each event makes a new row.
@@ -50,8 +51,8 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
     let plans: Vec<Plan> = rates
         .iter()
         .map(|rate| {
-            // A queue is fully loaded when it can't deliver more events. A connection is fully loaded when it can't
-            // write more events.
+            // The load of a queue is 100 percent if the queue can't deliver events faster. The load of a connection is
+            // 100 percent if the connection can't write events faster.
             let thread = noop.events_per_second.min(floor.events_per_second);
             let partitions = (rate / (thread * BUSY_MAX)).ceil().max(1.0) as usize;
             let partitions = partitions.next_power_of_two();
@@ -117,7 +118,7 @@ fn print(plans: &[Plan]) {
     let rates: Vec<String> = plans.iter().map(|plan| format!("{}/s", number(plan.events_per_second))).collect();
     let titles: Vec<&str> = std::iter::once("").chain(rates.iter().map(String::as_str)).collect();
     println!(
-        "\nSites with separate machines for each server, each part busy to {} percent. Computed, not measured.",
+        "\nEach server has its own machines, and is {} percent busy in the busiest hour. Computed, not measured.",
         BUSY_MAX * 100.0
     );
     print_table(&titles, &rows);

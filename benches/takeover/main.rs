@@ -27,8 +27,8 @@ const PARTITIONS: u16 = 4;
 /// Time between two reads of the partitions' owners.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// The benchmark waits this long for a daemon to start consuming. A daemon needs about a tenth of a second. RabbitMQ's
-/// number of consumers would not show this start, because this number does not include waiting consumers.
+/// The benchmark waits this long for a daemon to start consuming. A daemon needs about a tenth of a second. The
+/// benchmark can't check RabbitMQ's number of consumers instead, because RabbitMQ does not count waiting consumers.
 const LISTENS_AFTER: Duration = Duration::from_secs(3);
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Number of events before the fault. From these events, a daemon learns the size of messages.
 const FIRST: u64 = 10_000;
 
-/// The limits apply to the medians of all rounds. A handover after SIGTERM has no limit.
+/// The limits apply to the medians of all rounds. No limit applies to the time of a handover after SIGTERM.
 const AIMS: [(&str, Aim); 3] = [
     ("takeover_kill_ms", Aim::AtMost(5_000.0)),
     ("takeover_stop_ms", Aim::AtMost(30_000.0)),
@@ -59,7 +59,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// The fault of the first daemon.
+/// The way in which the first daemon stops or fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum How {
@@ -161,7 +161,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     load.abort();
     let _ = load.await;
     drop(first);
-    // One more event can be in flight that the load has not counted yet.
+    // RabbitMQ may have received one more event than `sent` counts.
     wait::until("all is written", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed)))
         .await?;
     second.signal("TERM")?;

@@ -26,7 +26,8 @@ use ways::Way;
 /// There is no broker, so only MySQL is measured.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Number of events that each run writes. Runs with the smallest batches write a tenth of this number.
+    /// Number of events that each run writes. If a run uses the smallest batches, it writes only a tenth of these
+    /// events.
     #[arg(long, default_value_t = 200_000)]
     events: usize,
 

@@ -21,7 +21,8 @@ pub enum Way {
     Plain,
     /// The upsert stores the old states in a user variable. tallyd uses this method if the server allows it.
     Noted,
-    /// The method reads the rows with a lock, then inserts or updates them. tallyd uses this method otherwise.
+    /// The method reads the rows with a lock, then inserts or updates them. If the server does not allow `Noted`,
+    /// tallyd uses this method.
     Read,
     /// The upsert stores the old state in a column of the row. A second statement reads this column.
     Column,

@@ -9,7 +9,7 @@ const COLUMNS: usize = 104;
 /// The size of one cell and of the margin, in pixels.
 const CELL: (f64, f64) = (7.8, 18.0);
 const MARGIN: f64 = 14.0;
-/// Seconds between two frames, and seconds that the last frame stays.
+/// Each frame is shown for `FRAME_S` seconds. The last frame is shown for `LAST_S` seconds.
 const FRAME_S: f64 = 0.35;
 const LAST_S: f64 = 8.0;
 
@@ -20,7 +20,8 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Keep the lines from the legend of the columns to the verdict. The other lines are about this machine.
+/// Keeps the line with the column titles (`clicks/s`), the line with the verdict (`EQUAL`), and all lines between them.
+/// The other lines are about this machine.
 fn lines(text: &str) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().map(|line| line.trim_end_matches('\r')).collect();
     let first = lines.iter().position(|line| line.contains("clicks/s")).unwrap_or_default();

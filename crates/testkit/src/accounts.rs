@@ -21,7 +21,7 @@ const RABBITMQ: &str = "tallyd";
 pub struct Accounts {
     /// The name of the world: the database's name, and the prefix of names on the broker and in Redis.
     world: String,
-    /// The prefix of the names of accounts.
+    /// Each account's name begins with this prefix.
     short: String,
 }
 
@@ -127,7 +127,7 @@ impl Accounts {
     }
 }
 
-/// Returns whether one of the layouts is entity or string.
+/// Returns whether the settings contain the layout `entity` or `string`.
 fn has_plain_keys(settings: &toml::Table) -> bool {
     let redis = settings.get("redis").and_then(toml::Value::as_table);
     let also = redis.and_then(|redis| redis.get("also")).and_then(toml::Value::as_table);

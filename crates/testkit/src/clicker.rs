@@ -27,7 +27,7 @@ pub struct Clicker {
 }
 
 impl Clicker {
-    /// Clicks until `stop` is set, and increments `clicks` with each click. Returns the expected state.
+    /// Makes clicks until `stop` is set. After each click, increments `clicks`. Returns the expected state.
     pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
         let mut dice = Dice::new(self.number + 1);
         let mut model = Model::default();

@@ -49,7 +49,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the size with the name `name` in `/proc/PID/status`, in KiB.
+    /// Returns the value of the line `name` in `/proc/PID/status`, in KiB.
     pub fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();

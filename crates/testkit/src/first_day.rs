@@ -16,7 +16,7 @@ use super::gateway::Gateway;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
-    /// The name of the accounts and the database. This name is also the prefix of all names on the broker and in Redis.
+    /// The accounts and the database share this name. All names on the broker and in Redis begin with this name.
     pub name: String,
     folder: tempfile::TempDir,
 }
@@ -30,7 +30,8 @@ impl FirstDay {
         self.folder.path().join("tallyd").join(file)
     }
 
-    /// Returns environment variables with the addresses of the stack's servers, and with names that no other test uses.
+    /// Returns the environment variables of the daemon. They contain the addresses of the stack's servers, and a
+    /// database, queues and keys that no other test uses.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let Self { name, .. } = self;
         let of = |server: &str| stack(server).rsplit('@').next().unwrap().to_owned();
@@ -104,8 +105,8 @@ impl FirstDay {
         config
     }
 
-    /// Runs accounts.sh as an administrator of the given servers does. Then runs accounts.sh again, and the second run
-    /// must change nothing.
+    /// Runs accounts.sh for the given servers, with an administrator's rights. Then runs accounts.sh again, and the
+    /// second run must change nothing.
     pub fn accounts(&self, servers: &[&str], mysql_url: &str, more: &[&str]) {
         let url = url::Url::parse(mysql_url).unwrap();
         let (host, port) = (url.host_str().unwrap(), url.port().unwrap());

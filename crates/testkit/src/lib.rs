@@ -213,8 +213,8 @@ impl World {
         self.folder.path().join(format!("daemon-{number}.log"))
     }
 
-    /// Returns the value of an environment variable for the daemon. If the value is an address with the account that
-    /// has all rights (for instance a proxy's address), replaces the account with the daemon's account.
+    /// Returns the value of an environment variable for the daemon. An address (for example, of a proxy) can contain
+    /// the account that has all rights. In that case, this function puts the daemon's account into the address.
     fn as_daemon(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {

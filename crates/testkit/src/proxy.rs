@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 /// Maps the address of each proxy of this process to the address of its server.
 static MADE_FOR: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
-/// Returns the server that an address leads to through proxies of this process.
+/// If `address` belongs to a proxy of this process, returns the address of the server behind the proxy. A proxy can
+/// lead to another proxy.
 pub fn behind(address: &str) -> String {
     let known = MADE_FOR.lock().unwrap();
     let mut address = address.to_owned();
@@ -114,7 +115,7 @@ impl Proxy {
         self.line.held.send_replace(true);
     }
 
-    /// Starts to hold back the clients' bytes when a client sends `words`. These bytes are held back, too.
+    /// When a client sends `words`, the proxy begins to hold all bytes that clients send. The proxy holds `words`, too.
     pub fn hold_from(&self, words: &[u8]) {
         *self.line.last_words.lock().unwrap() = Some(words.to_vec());
     }
@@ -146,13 +147,13 @@ impl Proxy {
         *self.line.delay.lock().unwrap() = Some(milliseconds);
     }
 
-    /// Closes each connection after this number of further bytes from the server. The limit also applies to connections
-    /// that are already open.
+    /// Closes each connection after the server has sent `bytes` more bytes. The limit also applies to connections that
+    /// are already open.
     pub fn truncate(&self, bytes: usize) {
         *self.line.answers_left.lock().unwrap() = Some(bytes);
     }
 
-    /// Returns to normal. Connections with held bytes are closed, and the held bytes are never sent.
+    /// Returns to normal. If the proxy holds bytes, the proxy closes the connections, and never sends these bytes.
     pub fn clear(&self) {
         *self.line.delay.lock().unwrap() = None;
         *self.line.answers_left.lock().unwrap() = None;

@@ -14,8 +14,8 @@ pub fn stack(name: &str) -> String {
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
 }
 
-/// Writes the configurations of the programs in a world. Returns the settings of the test itself, which have all
-/// rights, and the settings of an API server.
+/// Writes the configurations of the programs in a world. Returns the test's own settings, with the account that has all
+/// rights. Also returns the settings of an API server.
 pub(super) fn written(
     folder: &Path,
     name: &str,
@@ -28,7 +28,7 @@ pub(super) fn written(
     let api = as_account(admin.clone(), admin_url, |url| accounts.map(|accounts| accounts.of_api(url)));
     if accounts.is_some() {
         let mysql = api["mysql"]["url"].as_str().unwrap();
-        assert!(!may_do_all(mysql, admin_url), "the API server's address {mysql} has the account with all rights");
+        assert!(!may_do_all(mysql, admin_url), "the API server uses the account with all rights: {mysql}");
     }
     let loaded = |file: &str, whole: &toml::Table| {
         let path = folder.join(file);
@@ -47,7 +47,8 @@ pub(super) fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option
     fs::write(folder.join("config.toml"), toml::to_string(&whole).unwrap()).unwrap();
 }
 
-/// Replaces the account that has all rights with another account. The addresses can also be addresses of proxies.
+/// If an address contains the account that has all rights, puts another account into this address. The addresses can
+/// also be addresses of proxies.
 fn as_account(mut whole: toml::Table, admin_url: &str, other: impl Fn(&str) -> Option<String>) -> toml::Table {
     for section in ["amqp", "mysql", "redis"] {
         let url = whole.get_mut(section).and_then(|section| section.get_mut("url"));
