@@ -11,7 +11,7 @@ const READ_MAX_MS = 500;
 export class Writers {
   #read;
   #now;
-  // A daemon of an older version does not write this list, and counts all numbers itself.
+  // A daemon of an older version does not list numbers for API servers, and counts all numbers itself.
   #byApi = new Set();
   #reading = null;
   #wasRead = false;
