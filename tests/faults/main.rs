@@ -172,7 +172,8 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     assert!(reader.await.unwrap() > 0, "some reads must return an unknown count");
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
-    // The test retries, because some likes are published late, or lose the answer of Redis in a flush.
+    // The test repeats the reconcile until it compares all counters. Some likes are published late, and for some likes
+    // a flush of Redis hides whether Redis counted them.
     eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;

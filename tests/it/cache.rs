@@ -25,7 +25,7 @@ async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     lost.buckets().map(|(bucket, _)| bucket).collect()
 }
 
-/// Begins to load the buckets, and then counts two likes of target 1. The load of the bucket does not end.
+/// Begins to load the buckets into Redis, but does not end the load. During the load, counts two likes of target 1.
 async fn liked_twice(world: &World) -> Loaded {
     let client = world.client();
     begin_load(world, 7).await;
@@ -177,7 +177,7 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
         let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
         assert_eq!(after, text);
     }
-    // If Redis rejects an undo, it does not remember the undo, so the client can repeat it.
+    // If Redis rejects the undo of a like, Redis does not remember this undo. So the client can repeat the undo.
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("12,3").query_async(&mut redis).await.unwrap();
     assert!(client.take_back(&event, &[]).await.unwrap());
     let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();

@@ -22,7 +22,7 @@ async fn mysql_name() -> String {
     format!("# {name} {}.", version.split('-').next().unwrap())
 }
 
-/// Returns the name that config.toml should have for Redis.
+/// Returns the comment that tallyd must write into config.toml for Redis: the server's product and version.
 fn redis_name() -> String {
     let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
     let info: redis::InfoDict = redis::cmd("INFO").arg("server").query(&mut redis).unwrap();

@@ -10,7 +10,7 @@ use common::site::Site;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::{Micros, UserId};
 
-/// The number of concurrent tasks that like. Each task likes a few busy targets and many quiet targets.
+/// The number of concurrent tasks whose users like targets. Each task likes a few busy targets and many quiet targets.
 const CLICKERS: u64 = 16;
 const HOT: u64 = 3;
 const COLD: u64 = 2_000;
@@ -41,7 +41,7 @@ async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
         );
         busy += number(&report, "busy");
     }
-    assert!(busy >= HOT, "the hot targets must be busy: {busy}");
+    assert!(busy >= HOT, "the runs must report at least {HOT} busy targets, but reported {busy}");
     let model = site.close().await;
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
@@ -175,8 +175,8 @@ async fn one_target_is_repaired_alone() {
 async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let (world, daemon, model) = settled("changed", "[reconcile]\noverlap = \"0s\"").await;
     let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
-    // A run also checks likes that are at most `publish_grace` older than the last run. So the test waits until all
-    // likes are older than this.
+    // A run checks the likes since the last run, and also the likes in the `publish_grace` before the last run. So the
+    // test waits until all likes are older than `publish_grace`.
     let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
     eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);

@@ -95,7 +95,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
         metrics += &format!("m{code} = {code}\n");
         let reloaded = reload(&world, &daemon, &settings(&metrics), "reloaded").await;
         assert_eq!(reloaded["changed"], format!("[metrics] m{code}"));
-        // Some of these events go through each of the two partitions.
+        // Each of the two partitions receives some of these events.
         let events: Vec<_> = (1..=50).map(|id| counted(id, &format!("m{code}"), &format!("{code}-{id}"))).collect();
         world.publish(&publisher, &events).await;
         expected.extend((1..=50).map(|id| ((id, code), 1)));
@@ -108,7 +108,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     assert_eq!(numbers(&world).await, expected);
     world.assert_equals(&model).await;
     assert_eq!(dead_letters(&world).await, Vec::<String>::new());
-    // A reload must not restart the sessions. Each session restarts only once, when it knows the size of its messages.
+    // A reload must not restart sessions. Each session restarts once because it has learned the size of its messages.
     assert!(events(&daemon, "consuming").len() < 10, "the sessions continued");
     assert!(events(&daemon, "outage-begun").is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
@@ -242,8 +242,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // A code can get another name only if no counter has the code, and only after an earlier reload removed the old
-    // name.
+    // A code can get a new name if no counter has the code, and if an earlier reload has removed the old name.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 replaces unused, whose code had no rows"));

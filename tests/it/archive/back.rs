@@ -215,8 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // First the note belongs to another data set. Then it belongs to this data set, and the live zset still exists. In
-    // the loop below, the live zset no longer exists.
+    // In the first claim, the note belongs to another data set. In the second claim, the note belongs to this data set,
+    // but the live zset still exists. In the claims of the loop below, the live zset no longer exists.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

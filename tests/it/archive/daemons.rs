@@ -108,8 +108,8 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     like("a first", 3).await.unwrap();
     assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
     stage.lose(&at).await;
-    // An all-time board counts time in minutes, so both members have the same time. If scores are equal, the member
-    // whose name sorts last has the better place.
+    // An all-time board counts time in minutes, so both members have the same time. If two members have equal scores,
+    // Redis gives the better place to the member whose name is later in the alphabet.
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
     assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());

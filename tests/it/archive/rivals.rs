@@ -101,9 +101,9 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     stage.write(&at, &late).await;
     let until = Instant::now() + DEADLINE;
     let report = loop {
-        // The process can be stopped in the middle of a transaction that holds the lock's row. The lock then stays
-        // until the server disconnects the process. If the process sent a page of rows before the stop, the server can
-        // also execute this page late. Such a late page extends the lease.
+        // The process can be stopped in the middle of a transaction that holds the lock's row. The row then stays
+        // locked until MySQL closes the connection of the process. If the process sent a page of rows before the stop,
+        // the server can also execute this page late. Such a late page extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {
@@ -243,7 +243,8 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
-    // If the frozen zset is missing, the run merges no late writes, because these writes are only a part of the board.
+    // If the frozen zset is missing, the run must not merge the late writes. Otherwise the new frozen zset would
+    // contain only the late writes of the board.
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
     assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);

@@ -1,4 +1,5 @@
-//! Snapshots are updated when their boards change. The remains of a lost board never replace the board's snapshot.
+//! Snapshots are updated when their boards change. If Redis loses most of a board, the rest of the board never replaces
+//! the board's snapshot.
 
 use redis::AsyncCommands;
 use sqlx::Row;
@@ -133,7 +134,8 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
     assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon must not save the board");
     assert_eq!(stage.saved(&at).await, board(30));
 
-    // An operator uses `force`, because the lower scores are right.
+    // The scores in Redis are lower than the scores in the snapshot. The operator knows that the lower scores are
+    // right, and uses `force`.
     let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W47".to_owned()), dry_run: false };
     assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(20));

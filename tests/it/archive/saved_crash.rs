@@ -16,8 +16,8 @@ const SETTINGS: &str = "[archive]\npage_members = 300\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 
-/// Runs the command until it crashes at the fault point, and then again to its end. Returns true if the first run
-/// reached the fault point.
+/// Runs the command until it crashes at the fault point. Then runs the command a second time, and this run must
+/// succeed. Returns true if the first run reached the fault point.
 async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     if !dies(stage, arguments, fault_point) {
         return false;

@@ -1,4 +1,5 @@
-//! The life of a closed board: it is frozen, copied, verified, and removed from Redis when it expires.
+//! Tests how tallyd archives a closed board. tallyd freezes the board, copies it to MySQL and verifies the copy. When
+//! the board expires, tallyd removes it from Redis.
 
 use std::time::Duration;
 

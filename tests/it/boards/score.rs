@@ -98,7 +98,8 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let left = |score: String| Packing::new(20).unpack(score.parse().unwrap()).unwrap();
     let first = left(add(&mut redis, &key, (5, 0), ("earliest", 20), (now + 1_000, 1)).await.unwrap());
     assert!(first.primary == 5 && (990..=1_000).contains(&first.low), "{first:?}");
-    // The score contains the time that is left until the end of the period. At the second addition, less time is left.
+    // The score contains the time from the addition to the end of the period. For the second addition, this time is
+    // shorter than for the first addition.
     let later = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + 900, 1)).await.unwrap());
     assert!(later.primary == 6 && (890..=900).contains(&later.low), "{later:?}");
     let untouched = left(add(&mut redis, &key, (0, 0), ("earliest", 20), (now + 500, 1)).await.unwrap());
@@ -106,7 +107,7 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let late = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now - 5, 1)).await.unwrap());
     assert_eq!((late.primary, late.low), (7, 0), "after the end of the period the time must be zero");
     let far = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + (1 << 30), 1)).await.unwrap());
-    assert_eq!(far.low, (1 << 20) - 1, "a longer time must be cut to the 20 bits for the time");
+    assert_eq!(far.low, (1 << 20) - 1, "a longer time must become the greatest time that fits 20 bits");
     assert_eq!(add(&mut redis, &key, (-9, 0), ("earliest", 20), (now, 1)).await.unwrap(), "0");
     assert!(!redis.exists::<_, bool>(&key).await.unwrap());
     assert!(add(&mut redis, &key, (1, 0), ("latest", 20), (0, 1)).await.unwrap_err().contains("is none of"));

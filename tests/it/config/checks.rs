@@ -130,8 +130,8 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     let world = World::new("check_silent", "").await;
-    // The proxy stalls before it forwards the given text. RabbitMQ does not get tx.select, MySQL does not get the last
-    // query for permissions, and Redis does not get the script that checks permissions.
+    // The proxy stalls before it forwards the given text. So these requests never arrive: tx.select at RabbitMQ, the
+    // last query for permissions at MySQL, and the script that checks permissions at Redis.
     for (name, url, words, check_name) in [
         ("TALLYD__AMQP__URL", &world.config.amqp.url, b"\0\x5a\0\x0a".as_slice(), "rabbitmq-permissions"),
         ("TALLYD__MYSQL__URL", &world.config.mysql.url, b"SHOW GRANTS", "mysql-permissions"),

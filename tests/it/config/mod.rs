@@ -1,5 +1,4 @@
-//! Tests what users see of the configuration: reports of mistakes, checks of the servers, and files for shells and
-//! editors.
+//! Tests how tallyd reports mistakes in the configuration, checks the servers, and writes files for shells and editors.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -156,8 +156,8 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.close().await;
 }
 
-/// The consumer tests MySQL with a row of kind 0, and a trigger keeps the state of this row. So MySQL behaves like a
-/// server that sets the row's version before its state.
+/// When a consumer starts, it tests MySQL with an update of a row of kind 0. A trigger undoes the update of this row's
+/// state. So MySQL behaves like a server that assigns the version column before the state column.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;
@@ -236,8 +236,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
-    // The number that makes a malformed body unique is outside of the event, so a list does not contain this number.
-    // Equal malformed events become one dead letter.
+    // Each malformed body is an event followed by a unique number. A list contains the event without the number. So
+    // some malformed events in lists are equal, and equal malformed events become one dead letter.
     let mut expected: Vec<Vec<u8>> = malformed
         .iter()
         .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {

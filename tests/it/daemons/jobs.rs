@@ -14,7 +14,7 @@ async fn end_leases(world: &World) {
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 }
 
-/// Starts a daemon, lets its jobs reach the pause point `point` for this number of times, and then kills it.
+/// Starts a daemon. When the daemon's jobs have reached the pause point `point` as often as `times`, kills the daemon.
 async fn die_at(world: &World, point: &str, times: usize) {
     let points = vec![point; times].join(",");
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
@@ -62,7 +62,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     let resumed = "SELECT COUNT(*) FROM job_run AS ended \
          JOIN job_run AS failed ON failed.run = JSON_VALUE(ended.report, '$.resumed_run') \
          WHERE ended.outcome = 'done' AND failed.outcome = 'failed'";
-    eventually("the reconcile is resumed and ended", || async { world.count(resumed).await == 1 }).await;
+    eventually("a reconcile resumes the failed run and ends", || async { world.count(resumed).await == 1 }).await;
     let failed = "SELECT COUNT(*) FROM job_run WHERE outcome = 'failed' AND report LIKE '%its process ended%'";
     assert!(world.count(failed).await >= 2, "the crashed runs are noted as failed");
     assert!(daemon.stop().success());

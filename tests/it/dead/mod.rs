@@ -51,7 +51,8 @@ async fn put(world: &World, letters: &[DeadLetter]) {
     Store::new(&world.config.mysql, 1).unwrap().keep_dead_letters(letters).await.unwrap();
 }
 
-/// Puts a dead letter into the table for each body, with this reason and the current time.
+/// Makes one dead letter from each body, and adds the letters to the table. All letters have this reason and the
+/// current time.
 async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
     let letters: Vec<DeadLetter> =
         bodies.iter().map(|body| letter(body, reason, tallyd::runtime::clock::now())).collect();

@@ -10,8 +10,8 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, letter, open, put};
 use crate::common::{World, stderr};
 
-/// Makes the dead letters 1 to `count`. Every second letter is replayed, every fourth letter has another reason, and
-/// the first half of the letters is old.
+/// Adds dead letters with the ids 1 to `count` to the table. Every second letter is replayed, every fourth letter has
+/// another reason, and the first half of the letters is old.
 async fn fill(world: &World, count: u64) {
     let now = tallyd::runtime::clock::now();
     let letters: Vec<_> = (1..=count)

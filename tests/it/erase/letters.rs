@@ -41,7 +41,8 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
         other.clone(),
         format!("[{mine},{other},{third}]"),
         format!("[{mine}, {mine}]"),
-        // When the erase has removed the user's event, this letter is equal to letter 3.
+        // Letter 3 and this letter differ only in the place of the user's event. When the erase removes this event, the
+        // two letters become equal.
         format!("[{other},{mine},{third}]"),
         third.clone(),
     ];
@@ -56,7 +57,7 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
     assert_eq!((&erased["letters_deleted"], &erased["letters_rewritten"]), (&json!(2), &json!(2)));
     assert_eq!(bodies(&world).await, [other.clone(), format!("[{other},{third}]"), third]);
     let open = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL";
-    assert_eq!(world.count(open).await, 3, "the letter must be open, because one of the two equal letters was open");
+    assert_eq!(world.count(open).await, 3, "the letter merged from an open and a replayed letter must be open");
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
 
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);

@@ -21,10 +21,10 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{Model, World, body, stderr, stdout};
 
-/// The id of the user to erase. This id has so many digits that no other id or number contains it.
+/// The id of the user to erase. The id has so many digits that a search for these digits finds only this user.
 const USER: UserId = UserId(70_070_070_007);
 
-/// The id of the target to erase. This id is as long as [`USER`], for the same reason.
+/// The id of the target to erase. The id has so many digits that a search for these digits finds only this target.
 const VIDEO: u64 = 42_042_042_042;
 
 /// The daemon counts likes, and API servers only publish.
@@ -92,7 +92,7 @@ async fn named(world: &World, id: u64) -> Vec<String> {
             "zset" => redis.zrange(&key, 0, -1).await.unwrap(),
             "set" => redis.smembers(&key).await.unwrap(),
             "string" => vec![redis.get(&key).await.unwrap()],
-            // The daemon has deleted the key after the test listed the keys.
+            // The daemon deleted this key between the test's list of keys and this read.
             "none" => Vec::new(),
             other => panic!("{key} is a {other}"),
         };

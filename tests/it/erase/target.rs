@@ -32,8 +32,8 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     world.outbox_added().await;
     // The first reconcile loads the buckets.
     world.reconcile("--full").await;
-    // The test changes the counter in Redis, so the next reconcile finds a drift. Then a report, a row of `repair` and
-    // a hint contain the target, and the erase must clean all three.
+    // The test changes the counter in Redis, so the next reconcile finds a drift. The run writes the target into its
+    // report, into a row of `repair` and into a hint. The erase must remove the target from all three.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(VIDEO)));
     let before: String = world.redis().await.hget(&key, VIDEO).await.unwrap();
     assert_eq!(before, "2299,0,4");

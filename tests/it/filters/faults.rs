@@ -102,7 +102,7 @@ async fn overtaken_at(point: &str) {
         let state = state(&world, target(42)).await;
         state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
     };
-    eventually(&format!("another run builds the filter after {point}"), built).await;
+    eventually(&format!("another run builds the filter while the first run is frozen at {point}"), built).await;
     let client = world.client();
     for user in 1_000..1_030 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();

@@ -198,7 +198,10 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     while let Some(done) = tasks.join_next().await {
         asked += done.unwrap();
     }
-    assert!(built >= 9 && folded > 100 && asked > 1_000, "{built} built, {folded} folded, {asked} asked");
+    assert!(
+        built >= 9 && folded > 100 && asked > 1_000,
+        "the runs built {built} and folded {folded}, and the clients asked {asked} times"
+    );
     world.drained(&load.publisher).await;
     let rows = world.counters().await;
     assert_eq!(world.redis_counters().await, rows.into_iter().filter(|(_, likes)| *likes != 0).collect());

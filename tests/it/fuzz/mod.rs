@@ -19,13 +19,15 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Reads a number from an environment variable, with which a developer can change the runs or the seed.
+/// Reads a number from an environment variable. Developers use these variables to choose the seed, the number of
+/// mutations, or the duration.
 fn asked(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, but is {text}")))
 }
 
-/// Runs the corpus and `runs` mutations of it. An environment variable can change the number of runs.
+/// Calls the target with each file of the corpus, and with `runs` mutations of these files. An environment variable can
+/// change the number of mutations.
 fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder("fuzz/corpus").join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -45,7 +47,7 @@ fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
         tried(name, mutations.next(), target);
         done += 1;
     }
-    println!("{name}: {done} inputs by seed {seed} in {:.1} s", began.elapsed().as_secs_f64());
+    println!("{name}: tried {done} inputs from the seed {seed} in {:.1} s", began.elapsed().as_secs_f64());
 }
 
 /// Runs one input, and saves the input if the target panics.

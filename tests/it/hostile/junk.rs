@@ -25,8 +25,8 @@ pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut bodies = corpus.clone();
     let mut more = Mutations::of(&corpus, Dice::new(7));
     bodies.extend((0..mutations).map(|_| more.next().to_vec()));
-    // The daemon ignores a fence message of an unknown run. But a mutation can happen to be a fence message of a
-    // known run, so the test removes all mutations that are fence messages.
+    // The daemon ignores a fence message of an unknown run. But a random mutation can become a fence message of a known
+    // run. So the test removes all mutations that are fence messages.
     bodies.retain(|body| !body.windows(7).any(|part| part == b"\"fence\""));
     let padded = |length: usize| {
         let (head, tail) = (r#"{"type":"like","kind":"video","target_id":1,"user_id":9,"at":1,"x":""#, "\"}");

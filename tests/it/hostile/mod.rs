@@ -164,8 +164,8 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
         publisher.publish("", &aside, &good(number)).await.unwrap();
     }
     let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
-    // This message is the first in the queue. The message ends each connection, so the daemon can't read the delivery
-    // counts of the messages behind it.
+    // This message is the first in the queue. When a daemon receives this message, the daemon's connection ends. So no
+    // daemon can read the delivery counts of the later messages in the queue.
     raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
@@ -240,8 +240,8 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     world.close().await;
 }
 
-/// The quota for dead letters and the queue of returned messages are both full. The daemon waits with this partition,
-/// and reports the reason.
+/// The quota for dead letters and the queue of returned messages are both full. The daemon stops reading this partition
+/// until the broker takes dead letters again, and reports the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let world = World::new("bound_full", "[consumer]\ndead_letters_max = 1000\n").await;

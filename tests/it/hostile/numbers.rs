@@ -1,4 +1,5 @@
-//! Sends counts and sets with values at the limits, and events with SQL or Lua code instead of a name or an id.
+//! Sends count events and set events that have values at the limits. Also sends events that contain SQL or Lua code
+//! instead of a name or an id.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -33,7 +34,7 @@ const CODE: [&str; 10] = [
 /// The value of each counter, by kind, target and metric.
 type Numbers = BTreeMap<(u8, u64, u8), i64>;
 
-/// Returns events with code in one of their fields, and events with a number at a limit.
+/// Returns events that contain SQL or Lua code in a field, and events that contain a number at a limit.
 fn odd(now: i64) -> Vec<Vec<u8>> {
     let count = |number: i64| {
         json!({"type": "count", "kind": "video", "target_id": number % 5 + 1, "metric": "view", "delta": 1,
@@ -54,7 +55,7 @@ fn odd(now: i64) -> Vec<Vec<u8>> {
         for field in ["type", "kind", "target_id", "user_id", "metric", "delta", "value", "event_id", "at", "count"] {
             with(field, json!(code));
         }
-        // The code is also the name of an unknown field, which the decoder ignores.
+        // These events have an unknown field. Its name is SQL or Lua code. The decoder ignores unknown fields.
         with(code, json!(code));
     }
     let (delta, value) = (DELTA_MAX as i64, VALUE_MAX as i64);

@@ -20,7 +20,8 @@ pub const LISTS_MAX: usize = 26_000;
 /// A frame has room for this number of nested tables. Each table needs six bytes, because its field has an empty name.
 pub const TABLES_MAX: usize = 21_700;
 
-/// Makes nested lists. Each list has a type and a length, and the innermost list is empty.
+/// Makes nested lists: each list contains the next list, and the last list is empty. A list is written as a type, a
+/// length and its content.
 pub fn lists(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
 }

@@ -1,5 +1,5 @@
-//! If a like is missing in the site's table, the import removes it only if the import wrote it and no event has changed
-//! it since.
+//! The import removes a like that is missing in the site's table. But the import keeps a like that an event has written
+//! or changed.
 
 use super::{
     Schema, assert_brought_over, counters_equal_rows, here, old_likes, on_site, paused_at, publish, report, resumed,

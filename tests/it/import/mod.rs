@@ -147,7 +147,7 @@ async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     import.arg("import").args(arguments).args(["--format", "json"]).env("TALLYD_PAUSE_POINT", point);
     let child = import.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let stat = format!("/proc/{}/stat", child.id());
-    eventually("the import has stopped at its point", || async {
+    eventually("the import has paused at the given pause point", || async {
         std::fs::read_to_string(&stat).unwrap().rsplit(") ").next().unwrap().starts_with('T')
     })
     .await;

@@ -31,8 +31,8 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     (world, daemon, publisher)
 }
 
-/// Starts a task in which users click until `stop`. Each `number` has different users, and `unlikes` percent of their
-/// clicks are unlikes. The task returns a model of the clicks that Redis counted.
+/// Starts a task in which users click until `stop`. Tasks with different values of `number` have different users.
+/// `unlikes` is the percentage of clicks that are unlikes. The task returns a model of the clicks that Redis counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
     let client = Arc::new(world.client());
     let stop = stop.clone();

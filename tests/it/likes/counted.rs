@@ -1,5 +1,5 @@
-//! Tests in all layouts the counters that API servers change in Redis. Also tests the counters that the daemon changes,
-//! for which API servers only publish events.
+//! Tests the counters that API servers change in Redis, in all layouts. Also tests the counters that only the daemon
+//! changes. For these counters, API servers only publish events.
 
 use std::sync::Arc;
 
@@ -163,7 +163,7 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         assert_eq!((taken_back, both().await), (TakenBack::Yes, (4, 4)), "{layout}");
         let failed = mute.set(target(42), BALANCE, 100).await.unwrap_err();
         assert!(matches!(failed, CountError::NotPublished { taken_back: TakenBack::Unknown, .. }), "{failed:?}");
-        assert_eq!(both().await, (100, 100), "a set must stay, because there can be a newer set");
+        assert_eq!(both().await, (100, 100), "the client must not undo a set event, because a newer one may exist");
         client.set(target(42), BALANCE, 6).await.unwrap();
         assert_eq!(both().await, (6, 6));
         // The error contains the event that was not published. This event is older than the set, so it changes nothing

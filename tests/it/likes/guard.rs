@@ -124,7 +124,8 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // The clicks of another user start a new hash of recent clicks, and the old hash becomes the former hash.
+    // When another user clicks, Redis rotates the two hashes of recent clicks. Redis renames the hash `recent` to
+    // `former`, and starts a new hash `recent`.
     let turned = async || {
         client.like(target(42), UserId(8), &[]).await.unwrap();
         client.unlike(target(42), UserId(8), &[]).await.unwrap();
@@ -148,10 +149,14 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // The hash has a start time. The test sets it as if the server's clock had been a day ahead at the start.
+    // The hash contains its start time. The test moves this start time a day ahead, as if Redis' clock had been wrong
+    // when the hash began.
     let () = redis.hset(&recent, "_", first.event.at.0 / 1_000_000 + 86_400).await.unwrap();
     client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
-    assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the click must rotate the hashes");
+    assert!(
+        redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(),
+        "after the click, Redis must have rotated the hashes"
+    );
     let began: i64 = redis.hget(&recent, "_").await.unwrap();
     assert!(began < first.event.at.0 / 1_000_000 + 3_600, "{began}");
     world.close().await;

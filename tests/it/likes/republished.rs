@@ -74,7 +74,8 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (100, 100));
-    // The client never undoes a set, but only publishes the set event again.
+    // If a set event was not published, the client does not undo the change in Redis. The client only publishes the set
+    // event again.
     let (changed, taken_back) = unpublished(mute.set(target(42), BALANCE, 7).await);
     assert_eq!((taken_back, both(&world, BALANCE).await), (TakenBack::Unknown, (7, 100)));
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
@@ -110,8 +111,8 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         client.add(target(42), BALANCE, 1, "b").await.unwrap();
         world.drained(&publisher).await;
         assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
-        // The daemon rejects events that are hours ahead. So Redis must not use the set's time for a count if this time
-        // is hours ahead.
+        // The daemon rejects events that are hours ahead. So if the time of a set event is hours ahead, Redis must not
+        // give this time to a later count event.
         let hour = tallyd::runtime::clock::now().after(Duration::from_secs(3_600));
         let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();

@@ -24,7 +24,8 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let replica_of = async |arguments: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&arguments).query_async(&mut server.connect().await).await.unwrap();
     };
-    // Redis becomes a replica of an address without a server. So Redis keeps its data, but rejects writes.
+    // The test makes Redis a replica of an address at which no server listens. So Redis keeps its data, but rejects
+    // writes.
     replica_of(["127.0.0.1", "9"]).await;
     for user in [7, 8] {
         let failed = client.like(target(2), UserId(user), &[]).await;

@@ -1,5 +1,5 @@
-//! A site changes which process counts its likes, the API servers or the daemon, in both directions and while users
-//! click.
+//! First the API servers of a site count the likes, then the daemon counts the likes, and then the API servers again.
+//! Users click during both changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! A control group with a memory limit, as systemd makes one for `MemoryMax=`. If a process exceeds the limit, the
-//! kernel kills it.
+//! A control group with a memory limit. systemd makes the same type of group for `MemoryMax=`. If a process exceeds the
+//! limit, the kernel kills it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

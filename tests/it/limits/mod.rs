@@ -37,7 +37,7 @@ fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
     (from..from + number).map(like).collect()
 }
 
-/// Makes a list of the maximum size of a message. The list contains one event and many spaces.
+/// Makes a list that is as long as a message can be. The list contains one event and many spaces.
 fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     let mut body = [b"[".as_slice(), &encode_like(event, "video", None)].concat();
     body.resize(LIST_BYTES_MAX - 1, b' ');

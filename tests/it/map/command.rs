@@ -11,7 +11,7 @@ use crate::common::{eventually, stderr, stdout};
 async fn samples_show_what_becomes_of_them_without_a_server() {
     let site = Site::new("map_sample", "ms").await;
     let sample = site.world.folder.path().join("sample.json");
-    // The command must not need the servers, so their addresses are wrong.
+    // The command must work without servers, so the test gives wrong addresses of the servers.
     let alone = |arguments: &[&str]| {
         let mut command = site.world.command();
         for (section, url) in [

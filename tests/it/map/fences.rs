@@ -14,8 +14,8 @@ fn with_views(settings: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let mut site = Site::new("map_fence", "ms").await;
-    // This map has only likes. API servers count views with tallyd's scripts, and these scripts do not see the map's
-    // views.
+    // This map converts only likes. API servers count views with tallyd's scripts, and these scripts do not see views
+    // that come through a map.
     let with_map: String = settings(&site.exchange, "ms")
         .lines()
         .filter(|line| !["metric = { c", "delta", "event_id"].iter().any(|it| line.starts_with(it)))
@@ -28,7 +28,8 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a", None);
     site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
     eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;
-    // This run loads Redis now. If a later run had to load Redis, it would wait forever for its fence message.
+    // This run loads Redis now. Otherwise a later run would have to load Redis, and would wait forever for the later
+    // run's fence message.
     let output = site.world.tallyd(&["reconcile", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(daemon.stop().success());

@@ -78,8 +78,8 @@ async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown
     }
 }
 
-/// An operator has changed `counter` by hand. A repair to this wrong count must not make the like count in Redis
-/// negative.
+/// An operator has changed `counter` by hand. When a run repairs Redis with this wrong count, the like count in Redis
+/// must not become negative.
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_not_repaired_below_zero_where_counter_is_wrong() {
     let mut product = Product::open("metrics_likes_below", "").await;

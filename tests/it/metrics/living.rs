@@ -89,9 +89,9 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     let mut product = Product::open("viewed", "").await;
     let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
     crowds[0].goes_on(200).await;
-    // On a slow machine, it can happen that no addition arrives between a pass' sample and its read. So the test
-    // retries.
-    eventually("the run sees a count during its comparison", || async {
+    // The test repeats the run until an addition arrives after a pass has sampled a counter and before this pass has
+    // read MySQL's count. On a slow machine, the first run can end without such an addition.
+    eventually("an addition arrives while the run compares its counter", || async {
         let report = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");
         report["busy"].as_u64().unwrap() > 0

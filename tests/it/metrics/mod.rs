@@ -40,7 +40,7 @@ const TARGETS: u64 = 30;
 /// The expected counters that are not zero.
 type Numbers = BTreeMap<(Target, Metric), i64>;
 
-/// A product with a daemon, and with all buckets loaded in Redis.
+/// A test site with a daemon. Redis has loaded all buckets of the site.
 struct Product {
     world: World,
     daemon: Option<Daemon>,

@@ -1,5 +1,5 @@
-//! Acts as an engineer who follows docs/moving.md. The engineer writes the page's settings, and runs its commands
-//! unchanged.
+//! Acts as an engineer who follows docs/moving.md. The engineer writes the page's settings into config.toml, and runs
+//! the page's commands unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -62,7 +62,8 @@ impl Mover {
         mover
     }
 
-    /// Returns settings that only the test needs: the servers' addresses with the page's accounts, and shorter times.
+    /// Returns settings that only the test needs: shorter times, and the addresses of the test's servers with the
+    /// accounts from docs/moving.md.
     fn addresses(&self) -> String {
         let logged_in = |url: &str, user: &str, password: &str| {
             let mut url = url::Url::parse(url).unwrap();
@@ -79,8 +80,8 @@ impl Mover {
         )
     }
 
-    /// Makes a script for each program that the page's commands call. The script has the same name, and calls the
-    /// program with the test's servers.
+    /// The page's commands call several programs. For each of these programs, makes a script with the same name. The
+    /// script calls the program with the test's servers.
     fn make_programs(&self) {
         let folder = self.folder().join("bin");
         fs::create_dir(&folder).unwrap();
@@ -292,7 +293,7 @@ impl Mover {
     }
 }
 
-/// The example of a time in the page's commands.
+/// The time that the page's commands contain as an example.
 const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
 
 /// Returns the texts of the page that the test replaces. Nothing else differs from the page.
@@ -306,7 +307,8 @@ fn names(world: &World, account: &str, database: &str) -> Names {
         ("site.likes", format!("{database}.likes")),
         (r"(tally\.|site\.events$)", format!(r"({0}\.|{database}\.events$)", world.name)),
         (r"(tally\.|amq\.default$)", format!(r"({}\.|amq\.default$)", world.name)),
-        // Names of tallyd on the servers. All tests use the same servers, so each test needs its own names.
+        // These are the names that tallyd uses on the servers. All tests use the same servers, so each test needs its
+        // own names.
         ("set_permissions tallyd ", format!("set_permissions {account} ")),
         (r"'^tally\.'", format!(r"'^{}\.'", world.name)),
         ("DATABASE tally;", format!("DATABASE {};", world.name)),

@@ -113,7 +113,7 @@ impl OldSite {
         site
     }
 
-    /// Adds old likes and views. Some of the keys with their counts expire soon.
+    /// Adds old likes and views, and writes their counts into keys of Redis. Some of these keys expire soon.
     async fn like_long_ago(&self) {
         let mut clicks = self.clicks.lock().await;
         let mut redis = self.redis.connect().await;
@@ -236,7 +236,7 @@ impl OldSite {
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
-    /// Returns the counts in the site's keys of this metric that are not zero, by post.
+    /// Returns each post's count of this metric from the site's keys in Redis, without the counts that are zero.
     pub async fn keys(&self, metric: &str) -> BTreeMap<u64, i64> {
         let mut redis = self.redis.connect().await;
         let mut numbers = BTreeMap::new();

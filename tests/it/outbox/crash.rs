@@ -84,7 +84,8 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     world.close().await;
 }
 
-/// The test saves and restores these tables, as a restore of MySQL does. Redis' marks refer to their rows.
+/// The test saves and restores these tables, as a restore of MySQL does. The marks in Redis refer to rows of these
+/// tables.
 const TABLES: [&str; 3] = ["outbox", "outbox_state", "partition_owner"];
 
 /// MySQL is restored to an older state. If `lives` is true, a daemon runs during the restore.

@@ -1,4 +1,4 @@
-//! An operator pauses the consumers and the outbox. All daemons follow the order, no event is lost, and each count is
+//! An operator pauses the consumers and the outbox. All daemons obey the operator. No event is lost, and each count is
 //! added once.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -74,7 +74,8 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
         assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));
     }
-    // While the consumers are paused, a reconcile does not start, because no consumer would pass its fence message.
+    // While the consumers are paused, no consumer would handle the fence message of a reconcile. So a reconcile does
+    // not start.
     let refused = world.tallyd(&["reconcile"]);
     assert_eq!(refused.status.code(), Some(75));
     assert!(stderr(&refused).contains("consumer is paused until"), "{}", stderr(&refused));

@@ -31,7 +31,7 @@ async fn corrections_are_added_beside_the_partitions() {
     assert_exact(&world, &publisher, &counts).await;
     let redis = in_redis(&world, &world.cache, 3_500).await;
     assert!((1_001..=3_500).all(|id| redis.get(&(id, VIEW.0)) == Some(&6)));
-    // A reconcile must also succeed after these rows of the outbox.
+    // A reconcile must also succeed after the daemon has added these outbox rows to Redis.
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     assert!(daemon.stop().success());
     world.close().await;
@@ -65,7 +65,8 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert_eq!((some.pruned.of(0), some.rows.as_slice()), (rows[5], &all.rows[6..]));
     assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     assert_eq!(since(0).await, some);
-    // The daemon adds the rows again that were not noted as added to Redis. This changes nothing.
+    // MySQL has not noted that some rows were added to Redis. The daemon adds these rows to Redis again, and this
+    // changes nothing.
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     super::eventually("all rows are noted as added", || async { store.outbox_applied().await.unwrap() == numbers })

@@ -39,7 +39,7 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
     run.paused().await;
     // The first pass has not sampled this second event, but the second pass does. If the second pass did not wait for
-    // this event, the pass would find a drift of the same size and in the same direction again.
+    // this event, the pass would find the same drift as the first pass.
     stage.publish(&first).await;
     let second = stage.count(1, 51).await;
     run.next().await;
@@ -112,8 +112,8 @@ async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_rig
     stage.close().await;
 }
 
-/// The points at which a run samples: one in the first pass, one in the second pass, and the others while the run
-/// watches a target.
+/// The pause points of a run that follow a sample of Redis. The first point is in the first pass, and the second point
+/// is in the second pass. The run reaches the other points while it watches a target.
 const SAMPLES: [&str; 5] = [
     "reconcile:sampled",
     "reconcile:sampled-again",

@@ -20,10 +20,10 @@ const CLICKERS: u64 = 10;
 const HOT: u64 = 2;
 const COLD: u64 = 150;
 
-/// The value of `publish_grace`. A run waits for this time, so it is short.
+/// The value of `publish_grace`. Each run waits for this duration, so the test uses a short duration.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// The number of reconcile runs, which follow one another.
+/// The test starts this number of reconcile runs, one after another.
 const ROUNDS: u64 = 10;
 
 /// The seeds of the tests. With the same seed a test makes the same random choices, but the order of its events can
@@ -128,7 +128,8 @@ impl Operator {
         for round in 0..ROUNDS {
             let mode = if round % 2 == 0 { "--full" } else { "--changed" };
             let run_dies = self.moment(35);
-            // The second value is the time after the crash without a daemon.
+            // The first value is the time until the daemon crashes. The second value is the time from the crash to the
+            // next start of the daemon.
             let daemon_dies = self.moment(40).map(|moment| (moment, Duration::from_millis(self.dice.below(1_200))));
             let (world, daemon) = (&self.world, &mut self.daemon);
             tokio::join!(reconcile(world, mode, run_dies), async {
@@ -157,8 +158,8 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
         Some(moment) => match tokio::time::timeout(moment, run.wait_with_output()).await {
             Ok(output) => output,
             Err(_) => {
-                // The process was killed when its value was dropped. The lease of its run would end much later, so the
-                // test ends the lease now.
+                // The timeout dropped the handle of the process, and this killed the process. The lease of its run
+                // would end much later, so the test ends the lease now.
                 let end = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
                 sqlx::query(end).execute(&world.pool).await.unwrap();
                 return;
@@ -245,7 +246,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     world.assert_equals(&model).await;
     assert_redis_equals(&world, &model).await;
     let repaired = assert_right(&acts, &repairs(&world).await, seed);
-    assert!(repaired > 20, "seed {seed}: {} acts needed only {repaired} repairs", acts.len());
+    assert!(repaired > 20, "seed {seed}: after {} clicks the runs made only {repaired} repairs", acts.len());
     assert!(daemon.unwrap().stop().success());
     world.close().await;
 }

@@ -20,8 +20,8 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     stage.drained().await;
     for seed in SEEDS {
         let mut dice = Dice::new(seed);
-        // A run first compares all targets of a kind, and then repairs the drifts. Before the repairs, its checkpoint
-        // stays in front of the first drift.
+        // A run first compares all targets of a kind, and then repairs the drifts. Until the run repairs the drifts,
+        // its checkpoint stays at a target before the first drift.
         let first = 12 + dice.below(25);
         let off: BTreeSet<u64> = (0..20).map(|_| first + dice.below(TARGETS + 1 - first)).collect();
         for id in &off {

@@ -39,21 +39,21 @@ struct Step {
 
 /// Returns the first wrong repair of a target, or `None` if all repairs were right. The repairs must be in order.
 ///
-/// A repair is right if there is a possible time of its measurement, the cut, for which two conditions hold. At the cut
-/// Redis had the count that the repair's row contains. And the added amount moved this count towards the right count,
-/// but not beyond it. So the repair can't have made a right counter wrong, or a wrong counter wrong in the other
-/// direction.
+/// The cut is the time at which the run measured the counter. Several cuts can be possible. A repair is right if two
+/// conditions hold for at least one possible cut. At this cut, Redis had the count that the repair's row contains. And
+/// the added amount moved this count towards the right count, but not beyond it. So a right repair never changes a
+/// counter that is right, and never makes a counter too high that was too low, or the reverse.
 ///
 /// * The cut is after the start of the run, and at least `grace` before the row was written. A run first waits for
 ///   `grace` after the last sample, then publishes its fence message, and repairs only after the fence has passed.
 /// * At any time, Redis' count is the sum of all earlier counts and repairs. If a run was killed, it is unknown whether
-///   Redis added its repair. So this function keeps all possible sums. Redis adds nothing for a rejected repair, but
-///   this function checks its measurement, too.
+///   Redis added its repair. So this function keeps all possible sums. If Redis rejects a repair, Redis adds nothing.
+///   This function also checks what the run measured for a rejected repair.
 /// * At any time, MySQL's count is the result of all published events with an `at` up to this time. This is the right
-///   count, with one exception. If an event reached the broker more than `grace` after the cut, it can have been behind
-///   the fence. Then the run did not see this event in MySQL. Compared with MySQL, Redis was then too high by one
-///   because of a like, or too low by one because of an unlike. If an event was published within `grace` after its
-///   `at`, the exception does not apply.
+///   count, with one exception. If an event reached the broker more than `grace` after the cut, the event may be behind
+///   the fence message in the queue. Then the run did not see this event in MySQL. Compared with MySQL, Redis was then
+///   too high by one because of a like, or too low by one because of an unlike. If an event was published within
+///   `grace` after its `at`, the exception does not apply.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);
@@ -117,14 +117,15 @@ fn steps(acts: &[Act]) -> Vec<Step> {
 
 const GRACE: i64 = 100;
 
-/// Makes a user's like or unlike at the time `at`. The event is published `later` microseconds after `at`, or never.
+/// Returns a like or an unlike of this user at the time `at`. The event is published `later` microseconds after `at`,
+/// or never.
 fn act(user: u64, at: i64, liked: bool, later: Option<i64>) -> Act {
     let event = LikeEvent { target: target(1), user: UserId(user), at: Micros(at), liked };
     Act { event, published: later.map(|later| Micros(at + later)) }
 }
 
-/// Makes a repair by a run that began at the time 1,000 and wrote the row at 1,500. So the cut of this repair can't be
-/// later than 1,400.
+/// Returns the row of a repair. The run began at the time 1,000, and wrote this row at 1,500. So the cut of this repair
+/// can't be later than 1,400.
 fn row(before: i64, added: i64, outcome: Option<&str>) -> Row {
     Row { before, added, outcome: outcome.map(str::to_owned), began: Micros(1_000), noted: Micros(1_500) }
 }

@@ -1,4 +1,5 @@
-//! A quiet site. A run stops itself at given points, and the test acts there.
+//! A quiet site. A reconcile run pauses itself at given points. During each pause, the test publishes events or changes
+//! counters.
 
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
@@ -149,9 +150,12 @@ impl Run {
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()
     }
 
-    /// Waits until the run has stopped itself at its next point.
+    /// Waits until the run has paused itself at the next of its pause points.
     pub async fn paused(&mut self) {
-        eventually("the run stops itself or ends", || async { matches!(self.state(), 'T' | 'Z') }).await;
+        eventually("the run pauses at a pause point, or its process ends", || async {
+            matches!(self.state(), 'T' | 'Z')
+        })
+        .await;
         if self.state() == 'Z' {
             let output = self.0.take().unwrap().wait_with_output().unwrap();
             panic!("the run ended before its point: {}", stderr(&output));

@@ -77,7 +77,8 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     lose(&site.world).await;
     site.like([3, 4].into_iter(), 9).await;
     let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", "reconcile:sampled")]);
-    // The load of the counters takes no samples, so the run pauses at the first sample of its comparison.
+    // While the run loads counters into Redis, the run takes no samples. So the run pauses at the first sample of its
+    // comparison.
     run.paused().await;
     assert_eq!(site.unloaded().await, 0);
     assert_redis_equals(&site.world, &site.model).await;

@@ -67,8 +67,8 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     let (mut dice, mut injected) = (Dice::new(9), BTreeMap::<u64, i64>::new());
     for round in 0..4_u64 {
         for _ in 0..3 {
-            // The test makes an error on a busy or on a quiet video. Such errors come from lost events, double counts
-            // and manual changes.
+            // The test makes the count of a video wrong. In some rounds this video is busy, and in the other rounds it
+            // is quiet. Lost events, double counts and manual changes cause the same errors on real sites.
             let video = if round % 2 == 0 { 1 + dice.below(4) } else { 5 + dice.below(VIDEOS - 4) };
             let by = if dice.percent(50) { 3 } else { -2 };
             let sql = format!(

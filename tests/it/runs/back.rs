@@ -25,8 +25,8 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
         model.apply(&counted.event);
     }
     world.drained(&publisher).await;
-    // The test waits until the likes are older than `overlap`. So `overlap` is no reason for a later run to check these
-    // likes.
+    // A run also checks the likes in the `overlap` before the last run. The test waits until the likes are older than
+    // `overlap`, so later runs do not check these likes.
     let until = last.unwrap().after(Duration::from_secs(2));
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);

@@ -1,4 +1,4 @@
-//! Tests events with an `at` from the clock of their producer.
+//! Tests events whose `at` comes from the producer's clock.
 
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Other work must continue despite a lost bucket, a key of another program, a lease, or the rows of other runs.
+//! Tests problems that must not stop other work: lost buckets, keys of another program, wrong times of a lease, and old
+//! rows of other runs.
 
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let (world, daemon, _) = settled("future_lease", 3, "").await;
-    // If MySQL's clock is ahead by a day when a run takes the lock, the lease ends this late.
+    // If MySQL's clock is a day ahead when a run takes the lock, the run's lease ends a day too late.
     let ahead = "UPDATE job_lock SET lease_until = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     let output = world.tallyd(&["reconcile"]);
@@ -114,7 +115,7 @@ async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
     .await
     .unwrap();
     assert_eq!(outcomes, [("done".to_owned(), 1), ("failed".to_owned(), 1)]);
-    assert_eq!(world.count(full).await, 1, "the run of the other mode must stay");
+    assert_eq!(world.count(full).await, 1, "the job must not delete the full run's row");
     assert!(daemon.stop().success());
     world.close().await;
 }

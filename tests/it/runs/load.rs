@@ -13,7 +13,7 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     let (world, daemon, mut model) = settled("patient_load", 20, "[reconcile]\nfence_max = \"2s\"").await;
     assert!(daemon.stop().success());
     lose(&world).await;
-    // No daemon runs now, so this like is not in MySQL before the daemon starts again.
+    // No daemon runs now. So nothing writes this like to MySQL until the test starts the daemon again.
     let client = world.client();
     model.apply(&client.like(target(3), UserId(9), &[]).await.unwrap().counted().unwrap().event);
     let mut run =

@@ -1,5 +1,5 @@
-//! Tests reconcile runs that are stopped or killed, that run too long, or that find more than the limits allow. In some
-//! tests Redis loses data while the daemon runs.
+//! Tests reconcile runs that an operator stops, that are killed, that run too long, or that find more drifts than the
+//! limits allow. In some tests Redis loses data while the daemon runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

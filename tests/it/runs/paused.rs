@@ -38,7 +38,7 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
     eventually("the run is resumed and ends", || async { world.count(resumed).await > 0 }).await;
     assert!(
         began.elapsed() < Duration::from_secs(25),
-        "after a pause the run must not wait as after a failure: {:?}",
+        "after a pause, the run must resume without the delay that follows a failure: {:?}",
         began.elapsed()
     );
     assert!(daemon.stop().success());

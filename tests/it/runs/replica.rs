@@ -74,7 +74,7 @@ struct Server {
 
 impl Server {
     fn start(dialect: Dialect, id: u8) -> Self {
-        // If the name of a folder begins with a dot, MySQL ignores its own files in this folder.
+        // The name of the data folder must not begin with a dot. Otherwise MySQL would ignore all files in the folder.
         let folder = tempfile::Builder::new().prefix("tallyd").tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let install = program(dialect.install[0], folder.path()).args(&dialect.install[1..]).output().unwrap();
@@ -155,7 +155,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
     // A scheduled run waits for a replica only for `wait_max`, because other jobs wait for this run. After `wait_max`
-    // the run ends, and is still due.
+    // this run ends early, so the schedule still has to start a full run.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
     let ran =

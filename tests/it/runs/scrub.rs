@@ -18,7 +18,8 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
     sqlx::query("UPDATE counter SET value = value + 5 WHERE target_id = 50").execute(&world.pool).await.unwrap();
     let (mut checked, mut places, mut repaired, mut off, mut phantoms) = (0, BTreeSet::new(), 0, 0, 0);
     let number = |report: &serde_json::Value, name: &str| report[name].as_u64().unwrap();
-    // A run divides the targets with the help of an estimate from MySQL's statistics, so a round takes about four runs.
+    // A round checks all targets in about four runs. The number of runs varies, because each run estimates its share of
+    // the targets from MySQL's statistics.
     for run in 1.. {
         let report = world.report(&["reconcile", "--scrub"]);
         assert_eq!((&report["mode"], &report["ended"]), (&"scrub".into(), &"done".into()), "{report}");
@@ -34,7 +35,7 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
         }
         assert!(places.insert(until.as_str().unwrap().to_owned()), "{until} came twice");
     }
-    // The search for lost buckets has its own round, which takes four runs.
+    // The runs also search for lost buckets. This search needs four runs to check all buckets.
     for _ in 0..4 {
         let report = world.report(&["reconcile", "--scrub"]);
         repaired += number(&report, "repaired");

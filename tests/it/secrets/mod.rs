@@ -27,7 +27,7 @@ const PLANTED: &str = "s3cr3t";
 
 const TOKEN: &str = "s3cr3t-token-of-a-test";
 
-/// The recorded output. Each entry has the source of the output and its text.
+/// The recorded output. Each entry has two values: the source of an output, and the text of the output.
 #[derive(Default)]
 struct Shown(Vec<(String, String)>);
 
@@ -69,7 +69,8 @@ impl Shown {
     }
 }
 
-/// Returns the text unchanged, as hex, as decimal bytes, and as base64 for each of three positions.
+/// Returns the text unchanged, as hex, as decimal bytes, and as three versions of base64. The base64 text depends on
+/// the number of bytes before the text, so there are three versions.
 fn ways_of_writing(text: &str) -> Vec<String> {
     let bytes = text.as_bytes();
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();

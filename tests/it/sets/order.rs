@@ -112,8 +112,9 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     world.close().await;
 }
 
-/// Locks the counters in the reverse order of the daemon, from the last to the first. This transaction has changed more
-/// rows than a batch changes. So in a deadlock, MySQL usually aborts the batch of the daemon.
+/// Locks the counters from the last to the first. The daemon locks the counters from the first to the last. This
+/// transaction has changed more rows than a batch changes. So in a deadlock, MySQL usually aborts the batch of the
+/// daemon.
 async fn lock_backwards(world: &World, rounds: u32) {
     sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
     let rows = vec!["(1)"; 2_000].join(",");
@@ -145,7 +146,7 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     let publisher = world.publisher().await;
     let events = some(15, 6_000, 6);
     let bodies = shuffled(4, &events);
-    // The first events make the rows that `lock_backwards` locks.
+    // The daemon writes rows for these first events. Later, `lock_backwards` locks these rows.
     world.publish(&publisher, &bodies[..500]).await;
     world.drained(&publisher).await;
     let publishing = async { world.publish(&publisher, &bodies[500..]).await };

@@ -12,7 +12,7 @@ use tallyd_mysql::jobs::number_of;
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};
 
-/// The start of a test. Converts seconds after this start to the times of events.
+/// The start time of a test. `at` returns the time of an event that happens a number of seconds after the start.
 struct Clock(i64);
 
 impl Clock {
@@ -46,7 +46,8 @@ impl Clock {
 const VIEW: Metric = Metric(3);
 const UNREAD_METRIC: Metric = Metric(4);
 
-/// Returns the count of target 1 that the watch reads, and the noted changes of all watched counters, ordered by time.
+/// Returns two results of the watch: the count of target 1, and the noted changes of all watched counters. The changes
+/// are in the order of their times.
 async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
     let numbers = [(target(1), metric), (target(5), metric)];
     let (truths, Watched { mut counts, .. }) =

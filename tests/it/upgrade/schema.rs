@@ -51,7 +51,7 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
     migrate.wait().unwrap();
     rival.close().await.unwrap();
     let half = "SELECT COUNT(*) FROM _sqlx_migrations WHERE version = 2 AND NOT success";
-    assert_eq!(world.count(half).await, 1, "the step was not interrupted at its point");
+    assert_eq!(world.count(half).await, 1, "the kill must interrupt the migration in step 2");
 
     for arguments in [&[][..], &["config", "check"], &["reconcile"]] {
         let output = world.tallyd(arguments);

@@ -1,4 +1,4 @@
-//! A RabbitMQ cluster of three nodes that ends with the test.
+//! A RabbitMQ cluster of three nodes. All nodes stop when the test ends.
 //!
 //! The nodes have their own epmd, ports and cookie. The scripts run from the folder `TALLYD_STACK_RABBIT_BIN`, because
 //! the wrappers in /usr/sbin switch the user and drop the environment.
@@ -63,8 +63,8 @@ impl Cluster {
         for place in 0..NODES {
             cluster.is_ready(place).await;
         }
-        // Each node first joins the cluster and then accepts clients. The nodes need different times to join, so the
-        // test waits.
+        // Each node first joins the cluster and then accepts clients. Some nodes join later than others, so the test
+        // waits for all nodes.
         eventually("the nodes have joined", || async {
             cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
         })
@@ -153,8 +153,8 @@ impl Cluster {
         eventually("the node accepts clients", || async { self.lets_in(place).await }).await;
     }
 
-    /// Waits until a node sees no other node, and until it has paused for this reason. With Khepri (RabbitMQ 4.2 and
-    /// later) the node does not pause. Such a node still accepts clients, but confirms nothing.
+    /// Waits until a node sees no other node. Without Khepri, such a node pauses, and this function also waits for the
+    /// pause. With Khepri (RabbitMQ 4.2 and later), such a node still accepts clients, but confirms nothing.
     pub async fn is_alone(&self, place: usize) {
         eventually("the node sees no other node", || async { self.eval(place, "nodes().") == "[]" }).await;
         if self.eval(place, "(catch rabbit_khepri:is_enabled()) =:= true.") != "true" {

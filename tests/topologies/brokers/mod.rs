@@ -52,7 +52,7 @@ impl Stage {
         })
         .await;
         let published = began.elapsed();
-        // The load always counts on the same counter, which has a row for each partition.
+        // All count events of the load change the same counter. This counter has a row for each partition.
         let written = async || -> Vec<i64> {
             let sql = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2 GROUP BY slot ORDER BY slot";
             sqlx::query_scalar(sql).fetch_all(&self.world.pool).await.unwrap()
@@ -64,7 +64,7 @@ impl Stage {
         })
         .await;
         eprintln!(
-            "{:>5.1} s: after {after}: published after {:.1} s, written after {:.1} s",
+            "{:>5.1} s: after {after}, publishing took {:.1} s and writing took {:.1} s",
             self.began.elapsed().as_secs_f32(),
             published.as_secs_f32(),
             began.elapsed().as_secs_f32()

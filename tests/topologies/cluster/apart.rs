@@ -20,7 +20,7 @@ fn key(world: &World, target: Target) -> String {
     world.cache.keys.counters("video", world.cache.keys.bucket(target))
 }
 
-/// Returns the first target from `id` on whose counter is on this node.
+/// Checks the targets from `id` upwards. Returns the first target whose counter is on this node.
 async fn target_on(nodes: &Nodes, world: &World, place: usize, id: u64) -> Target {
     for id in id.. {
         if nodes.place_of(&key(world, target(id))).await == place {

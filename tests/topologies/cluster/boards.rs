@@ -1,4 +1,4 @@
-//! Tests pages of friends and archives of boards on a Redis Cluster.
+//! Tests on a Redis Cluster that a client reads the places of friends, and that a run archives or restores boards.
 
 use std::collections::BTreeSet;
 

@@ -53,7 +53,11 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
     .await;
     assert_ne!(stage.world.cache.data_set().await.unwrap(), data_set);
     let after = stage.nodes.counters(&stage.world).await;
-    assert_eq!((&after[0].1, &after[2].1), (&before[0].1, &before[2].1), "other nodes must keep the owner of repairs");
+    assert_eq!(
+        (&after[0].1, &after[2].1),
+        (&before[0].1, &before[2].1),
+        "the load marks of buckets on the other nodes must not change"
+    );
     assert_eq!(after[1].0, before[1].0);
     assert_ne!(after[1].1, before[1].1);
     stage.like(&[(by_node[1][0], UserId(2), true)], &mut model).await;

@@ -41,7 +41,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     assert_eq!(redis_likes(&moved, &targets).await, expected);
     assert_eq!(redis_likes(&stage.client, &targets).await, expected);
 
-    // The test needs a target whose bucket is on another node in the second layout than in the first layout.
+    // The two layouts can put a target's bucket on different nodes. The test needs at least one such target.
     let (keys, also) =
         (&stage.world.cache.keys, stage.world.cache.also(&stage.world.config.redis, &stage.world.config.metrics));
     let also = also.unwrap().unwrap();

@@ -40,13 +40,14 @@ async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     }
 }
 
-/// Moves the slot of `key` key by key. After each key, waits until Redis redirects a like or asks the client to retry.
+/// Moves the slot of `key` to another node, one key after another. After each moved key except the last, waits until
+/// Redis redirects a like or asks the client to retry.
 async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Redis returns the keys in any order. The test moves `key` first, because every like needs this key. It is
-    // possible that no like needs some of the other keys.
+    // Redis returns the keys in any order. The test moves `key` first, because every like needs this key. Some of the
+    // other keys may be unused by likes.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {

@@ -82,7 +82,8 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     daemon.logged("read-only").await;
     stage.replica_has_all().await;
-    // The pool has two connections to the old server. Only one connection will be used, and so notice the failover.
+    // The pool has two connections to the old server. The test uses only one of the two connections for a query, so
+    // only this connection notices the failover.
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
     drop((store.acquire().await.unwrap(), store.acquire().await.unwrap()));
     stage.promote().await;

@@ -45,7 +45,7 @@ impl Galera {
         galera
     }
 
-    /// Waits until all nodes know that the cluster has `count` nodes, and have its data.
+    /// Waits until each node knows that the cluster has `count` nodes, and until each node has all data of the cluster.
     async fn is_whole(&self, count: usize) {
         for pool in &self.pools {
             eventually("the node is in the cluster", || async {
@@ -95,8 +95,8 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
-/// Waits until a node has applied all commits of the other nodes. A node can apply a commit later than another node
-/// confirmed the commit.
+/// Waits until a node has applied all commits of the other nodes. When one node confirms a commit, another node may not
+/// have applied this commit yet.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
         "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",

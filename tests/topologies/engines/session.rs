@@ -69,7 +69,8 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
     daemon.logged("s: correct the wrong clock").await;
     assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
-    // The clock is right again. The third like is within the limits on the wrong clock and on the right clock.
+    // The clock is right again. By the wrong clock and by the right clock, the third like is neither too old nor too
+    // far ahead.
     step_clocks(&admin, "").await;
     daemon.logged("outage-over").await;
     eventually("the current like is written", || async { count(likes).await == 2 }).await;

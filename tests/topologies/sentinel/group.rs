@@ -149,7 +149,7 @@ impl Group {
         redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.ok()
     }
 
-    /// Returns the place of the master, or `None` while the sentinels do not agree.
+    /// Returns the index of the master in `servers`, or `None` while the sentinels do not agree.
     pub async fn master(&self) -> Option<usize> {
         let mut ports = Vec::new();
         for place in 0..SERVERS {

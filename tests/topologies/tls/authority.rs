@@ -41,8 +41,8 @@ impl Certificate {
 pub struct Files(tempfile::TempDir);
 
 impl Files {
-    /// Makes the certificates of the servers, which all have the same key, and tallyd's certificate with the name
-    /// `tallyd`.
+    /// Makes the servers' certificates and tallyd's certificate. All servers' certificates have the same key. tallyd's
+    /// certificate has the name `tallyd`.
     pub fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();

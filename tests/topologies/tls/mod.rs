@@ -168,7 +168,8 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let right = settings(&world.name, &servers, Some("tallyd.pem"));
     world.set(&right);
 
-    // A client sends a like, the daemon writes it, and a reconcile runs, so tallyd uses TLS for all types of requests.
+    // The test sends all types of requests through TLS: a client sends a like, the daemon writes the like, and a
+    // reconcile runs.
     let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
     daemon.logged("\"consuming\"").await;
     let checked = world.tallyd(&["config", "check"]);
