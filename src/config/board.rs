@@ -26,7 +26,7 @@ pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faul
         }
         let other = boards.iter().find(|other| other.name == board.name);
         if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
-            say(&["score", "tie"], ": all its periods must have the same score and tie".to_owned());
+            say(&["score", "tie"], ": all its periods must have the same score and the same tie".to_owned());
         }
         let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
         if !columns.contains(&board.score.len()) {
@@ -69,7 +69,7 @@ mod tests {
             ),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
-                "must have the same score and tie",
+                "must have the same score and the same tie",
             ),
         ] {
             let problems = found(text);

@@ -104,7 +104,7 @@ fn urls(config: &Config, found: &mut Faults) {
 
 fn cluster(redis: &Redis, found: &mut Faults) {
     if !redis.cluster && !redis.seeds.is_empty() {
-        let text = "[redis] seeds are only for a Redis Cluster: set cluster = true, or remove them";
+        let text = "[redis] seeds are only for a Redis Cluster: set cluster = true, or remove seeds";
         found.between(&["redis.seeds".into(), "redis.cluster".into()], text);
     }
     if redis.cluster && redis.url.parts().is_ok_and(|parts| !matches!(parts.path(), "" | "/" | "/0")) {
@@ -315,7 +315,7 @@ pub(super) mod tests {
             ("[mysql]\nurl = \"mysql://u@h\"", "has no database"),
             ("[redis]\nurl = \"redis://tally#s3@h/0\"", "in a password write them as %23"),
             ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "a Redis Cluster has only 0"),
-            ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or remove them"),
+            ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or remove seeds"),
             ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is not HOST:PORT"),
             ("[amqp]\nprefetch = 19999", "set it to 20000 or more"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),

@@ -18,7 +18,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
                 say("settable", ": likes are counted from rows and can't be set: remove settable");
             }
             if rule.below_zero {
-                say("below_zero", ": likes are never below zero: remove below_zero");
+                say("below_zero", ": remove below_zero, because likes are never below zero");
             }
             if rule.board.is_some() && rule.writer == Writes::Api {
                 say(
@@ -69,7 +69,7 @@ mod tests {
                 "\"like\"\nsettable = true",
                 "[[rule]] of like: likes are counted from rows and can't be set: remove settable",
             ),
-            ("\"like\"\nbelow_zero = true", "[[rule]] of like: likes are never below zero: remove below_zero"),
+            ("\"like\"\nbelow_zero = true", "[[rule]] of like: remove below_zero, because likes are never below zero"),
             (
                 "\"like\"\nwriter = \"api\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
                 "[[rule]] of like: API servers that count likes also add to boards: remove board, or set writer = \"daemon\"",

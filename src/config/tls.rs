@@ -79,7 +79,7 @@ impl Files<'_> {
                 None
             }
             (None, Some(_)) => {
-                say("tls_key_file", "tls_key_file needs its certificate: also set tls_cert_file".to_owned());
+                say("tls_key_file", "tls_key_file needs a certificate: also set tls_cert_file".to_owned());
                 None
             }
         };
@@ -311,7 +311,7 @@ mod tests {
         assert!(said(None, "words").contains("words: has no certificate"));
         assert!(said(None, "broken").contains("broken: is not in PEM format"));
         assert!(said(None, "nothing").contains("nothing: No such file"));
-        assert!(said(None, "words").contains("tls_key_file needs its certificate"));
+        assert!(said(None, "words").contains("tls_key_file needs a certificate"));
         assert!(!said(Some("words"), "broken").contains("s3cr3t"));
     }
 }

@@ -259,7 +259,10 @@ pub(super) fn chosen<'a>(config: &Config, found: &'a Topology) -> Result<Option<
         (None, [only]) => Ok(Some(only)),
         (None, _) => {
             let names: Vec<&str> = masters.iter().map(|watched| watched.name.as_str()).collect();
-            Err(format!("the sentinel watches {}: set TALLYD__REDIS__SENTINEL_MASTER to one of them", names.join(", ")))
+            Err(format!(
+                "the sentinel watches the masters {}: set TALLYD__REDIS__SENTINEL_MASTER to one of them",
+                names.join(", ")
+            ))
         }
     }
 }
@@ -308,7 +311,7 @@ pub(super) mod tests {
         assert_eq!(found.redis_nodes(), ["m:6379", "r:6379"]);
         let two = [watched.clone(), Watched { name: "other".to_owned(), ..watched }];
         let said = plan(["h", "h", "s"], facts(two.to_vec()), load()).unwrap_err();
-        assert!(said.contains("watches likes, other: set TALLYD__REDIS__SENTINEL_MASTER"), "{said}");
+        assert!(said.contains("watches the masters likes, other: set TALLYD__REDIS__SENTINEL_MASTER"), "{said}");
     }
 
     #[test]
