@@ -199,7 +199,8 @@ impl fmt::Display for Check {
     }
 }
 
-/// Classifies `error`. The server's own error decides the class, and is one of the causes of `error`.
+/// Searches the causes of `error`, and classifies it. A configuration error decides the class. Without a configuration
+/// error, the server's own error decides.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)
