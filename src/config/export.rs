@@ -25,8 +25,8 @@ pub struct Export {
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
-    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. If it has `:deleted` (0 or
-    /// 1), unlikes also use it.
+    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1),
+    /// unlikes use it too.
     pub upsert: String,
     /// DELETE or UPDATE for an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]

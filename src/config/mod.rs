@@ -183,7 +183,7 @@ pub struct Consumer {
     /// How long the daemon remembers `count` events, to count each once (1h to 27d). The daemon rejects older count,
     /// set and reset events. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
-    /// How many dead letters can be open. Partitions share this number equally. Later dead letters go to the queue
+    /// How many dead letters can be open, shared equally by partitions. Later dead letters go to the queue
     /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
