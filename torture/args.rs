@@ -8,12 +8,12 @@ use clap::Parser;
 
 use crate::faults::{self, Fault};
 
-/// Run a site while servers, connections and daemons fail by a seeded plan, then compare the stored data with every
-/// answer that users got.
+/// Run a site while servers, connections and daemons fail at times that the seed determines, then compare the stored
+/// data with every answer that users got.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "dev/torture",
-    after_help = "Exit codes: 0 the stored data match every answer; 1 they do not, the run failed, or fewer than half of its faults ran; 64 usage"
+    after_help = "Exit codes: 0 the stored data match every answer; 1 the data differ, the run failed, or fewer than half of its faults ran; 64 usage"
 )]
 pub struct Args {
     /// Random seed. The same seed gives the same plan and the same users. Default: a new seed, which the run prints. If
@@ -21,12 +21,13 @@ pub struct Args {
     #[arg(long)]
     pub seed: Option<u64>,
 
-    /// Minutes of clicks and faults. After this time, a quiet time, a reconcile and the comparison take about two more
-    /// minutes.
+    /// Minutes of clicks and faults. After these minutes, the run takes about two more minutes: it waits without
+    /// faults, starts a reconcile, and compares the data.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=2_880))]
     pub minutes: u64,
 
-    /// Faults to inject: "all", or names or beginnings of names, separated by commas.
+    /// Faults to inject: "all", or a comma-separated list. Each entry is a fault's name, or the beginning of a fault's
+    /// name.
     #[arg(long, default_value = "all", value_name = "all|NAME,...")]
     pub faults: String,
 
@@ -50,7 +51,7 @@ pub struct Args {
     #[arg(long)]
     pub plan: bool,
 
-    /// Try each of these faults alone for a few seconds. Useful for people who write faults.
+    /// Try each of these faults alone for a few seconds, for example while you write a new fault.
     #[arg(long = "try", value_name = "NAME,...", hide = true)]
     pub try_alone: Option<String>,
 

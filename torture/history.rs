@@ -24,9 +24,9 @@ pub enum What {
     Add { target: u64, metric: u8, delta: i64, event: u64 },
     /// A counter of a target is set to a value.
     Set { target: u64, metric: u8, value: i64 },
-    /// A member gains a score on the board of likes, in the current periods.
+    /// On the board of likes, a member's score increases in all current periods.
     Gain { member: u64, delta: i64 },
-    /// A member gains a score on the board of a past day. `day` is the number of days since 1970-01-01.
+    /// On the board of a past day, a member's score increases. `day` is the number of days since 1970-01-01.
     Late { day: i32, member: u64, delta: i64 },
     /// A message that can never be applied.
     Letter { letter: u64, reason: &'static str },
@@ -37,7 +37,7 @@ pub enum What {
 /// The client's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The broker confirmed the event with that `at`. If the request has no event, Redis answered, and `at` is 0.
+    /// The broker confirmed the event with that `at`. For a request without an event, Redis answered, and `at` is 0.
     Done { at: Micros },
     /// The request has no effect: the counter would be negative, or the user clicked too often.
     Nothing,
@@ -81,7 +81,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns whether the fault may lose the effect of this call.
+    /// Returns whether the checker accepts that this fault lost the effect of the call.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.loses == loses && call.end >= self.loses_since && call.begin <= self.loses_until
     }
@@ -104,7 +104,7 @@ pub struct History {
 }
 
 impl History {
-    /// Returns whether one of the faults may lose the effect of this call.
+    /// Returns whether the checker accepts that any of the faults lost the effect of the call.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.windows.iter().any(|window| window.excuses(loses, call))
     }
@@ -114,8 +114,8 @@ impl History {
         self.excuses(Loses::Queued, call) || self.excuses(Loses::Tables, call)
     }
 
-    /// Returns whether the call's `at` is from a clock that a fault had set ahead. Even after the clock is corrected,
-    /// the `at` of the user's next events stays ahead.
+    /// Returns whether the call's `at` is ahead of the real time because a fault had set a clock ahead. Even after the
+    /// clock is corrected, the `at` of the user's next events stays ahead.
     pub fn is_ahead(&self, call: &Call, at: Micros) -> bool {
         let is_before = |window: &Window| window.loses == Loses::Ahead && window.begin <= call.end;
         is_ahead(at, call.end) && self.windows.iter().any(is_before)

@@ -103,8 +103,8 @@ impl Operator<'_> {
                         AND body NOT LIKE '%letter-%'";
             let open: i64 = sqlx::query_scalar(open).bind(reason).bind(FENCE).fetch_one(self.0.pool()).await?;
             if open > 0 {
-                // The exit code shows only that some dead letters were not replayed: fences, and messages that can
-                // never be applied.
+                // Exit code 1 is no error here. The command never replays fences and messages that can never be
+                // applied.
                 let (code, text) = self.run(&["dead", "replay", "--reason", reason]).await?;
                 if code > 1 {
                     bail!("tallyd dead replay exited with {code}: {text}");
@@ -121,7 +121,8 @@ impl Operator<'_> {
         serde_json::from_str(&text).context("read the report of the reconcile")
     }
 
-    /// Archives closed periods. If a period can't be archived, the command fails, and the comparison finds the period.
+    /// Archives closed periods. If a period can't be archived, the command fails, but the run continues. The comparison
+    /// reports the missing period later.
     pub async fn archive(&self) -> Result<()> {
         let (code, text) = self.run(&["archive"]).await?;
         if code != 0 {

@@ -21,7 +21,7 @@ const OVERHEAD_S: u64 = 3;
 /// Percentage of faults that begin while the previous fault lasts.
 const OVERLAP_PERCENT: u64 = 30;
 
-/// The properties of a fault that the plan needs.
+/// The plan needs these properties of each fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     pub name: &'static str,

@@ -65,7 +65,8 @@ fn look(pid: u32) -> Option<Look> {
     Some(Look { at: now(), pid, rss_kib: field("VmRSS:")?, files, threads: field("Threads:")? })
 }
 
-/// Returns the medians of the first and of the last quarter of the time, and the maximum.
+/// Returns three values of each resource: the median in the first quarter of the run, the median in the last quarter,
+/// and the maximum.
 pub fn summary(looks: &[Look]) -> Value {
     let (Some(first), Some(last)) = (looks.first(), looks.last()) else { return Value::Null };
     let quarter = (last.at - first.at) / 4;

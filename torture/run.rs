@@ -67,7 +67,7 @@ pub fn print_plan(seed: u64, length: Duration, items: &[Item]) {
     }
 }
 
-/// Maximum number of replays of the dead letters.
+/// The run replays all open dead letters, at most this number of times.
 const REPLAYS_MAX: u32 = 5;
 
 /// Runs the chaos test. Returns true if the comparison found no violation.

@@ -1,4 +1,5 @@
-//! Finds the fewest calls that still show a violation, and the faults during which these calls were made. Pure.
+//! Removes calls from a history as long as the checker still finds a violation. Also finds the faults during which
+//! calls of a violation were made. Pure.
 
 use std::fmt::Write as _;
 
@@ -8,8 +9,8 @@ use crate::history::{Answer, Call, History, Micros, What};
 /// Maximum number of calls that are printed for a violation.
 const CALLS_MAX: usize = 40;
 
-/// Returns a text that contains a violation and the calls that concern the violation. The fewest calls that still show
-/// the violation are marked.
+/// Returns a text that contains a violation and the calls that concern the violation. The text marks the calls that are
+/// enough to show the violation.
 pub fn tell(violation: &Violation, history: &History, state: &State, began: Micros) -> String {
     let calls = concerned(violation, history);
     let shortest = if is_one(violation) { shortest(violation, &calls, history, state) } else { Vec::new() };
@@ -30,9 +31,9 @@ pub fn tell(violation: &Violation, history: &History, state: &State, began: Micr
     text
 }
 
-/// Returns the fewest calls with which the comparison still finds the violation. The search removes many calls
-/// together, then fewer, then single calls (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
-/// 2002).
+/// Removes calls as long as the checker still finds the violation, and returns the remaining calls. The search removes
+/// many calls together, then fewer, then single calls (Zeller and Hildebrandt, *Simplifying and Isolating
+/// Failure-Inducing Input*, 2002).
 fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, state: &State) -> Vec<&'a Call> {
     let state = state.of(&violation.about);
     let shows = |calls: &[&Call]| {
@@ -67,14 +68,15 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Returns whether the violation concerns only a few calls, all of which are different. In contrast, a counter's sum is
-/// the result of thousands of equal calls.
+/// Returns whether the violation concerns one pair, one event or one message, and so only a few calls. In contrast, a
+/// counter's sum is the result of thousands of equal calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }
 
-/// Returns the calls to print. For a pair, these are all calls. For a counter that many calls changed, these are the
-/// calls that were made during a fault or were not confirmed. All other calls, of which there are thousands, are equal.
+/// Returns the calls to print. If the violation concerns a pair, an event or a message, returns all calls that concern
+/// the same subject. If the violation concerns a counter, returns only calls that were made during a fault or were not
+/// confirmed. A counter has thousands of other calls, and these calls tell nothing about the violation.
 fn concerned<'a>(violation: &Violation, history: &'a History) -> Vec<&'a Call> {
     let (about, is_one) = (&violation.about, is_one(violation));
     let is_odd = |call: &Call| {
@@ -169,7 +171,7 @@ mod tests {
         let told = tell(violation, &history, &state, 0);
         let marked: Vec<&str> = told.lines().filter(|line| line.starts_with("  > ")).collect();
         assert_eq!(marked.len(), 2, "{told}");
-        // The old event that won, and the newest event.
+        // The first marked call is the old event that is still in MySQL. The second marked call is the newest event.
         assert!(marked[0].ends_with("done, at 17000500") && marked[1].ends_with("done, at 99000500"), "{told}");
         assert!(told.contains("(59 earlier calls are left out)"), "{told}");
     }

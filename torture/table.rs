@@ -17,8 +17,8 @@ pub struct Injected {
     /// The longest time from an accepted event to its row in MySQL. The time covers all events from the start of the
     /// fault until everything worked again.
     pub outage: Duration,
-    /// Time from the end of the fault until everything worked again. `None` if the run did not observe when everything
-    /// worked again.
+    /// Time from the end of the fault until everything worked again. `None` if the run never saw that everything worked
+    /// again.
     pub recovery: Option<Duration>,
     /// True if another fault lasted at the same time, so the outage can't be attributed to this fault.
     pub has_met: bool,
@@ -103,7 +103,7 @@ pub fn text(injected: &[Injected], violations: &[Violation], history: &History) 
         );
     }
     if lines.values().any(|line| line.has_met) {
-        let _ = writeln!(text, "\n`*` another fault always lasted at the same time.");
+        let _ = writeln!(text, "\n`*` whenever this fault was injected, another fault lasted at the same time.");
     }
     let counts: Vec<String> = classes(violations).iter().map(|(class, count)| format!("{class} {count}")).collect();
     let _ = writeln!(text, "\n{}", counts.join(", "));

@@ -1,5 +1,5 @@
 //! Measures how long accepted events take to reach MySQL. Separate users click all the time. These users bypass all
-//! proxies, and check when MySQL has their rows.
+//! proxies. This module reads MySQL repeatedly, and notes when the rows of these users arrive.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use crate::users::VIDEO;
 /// Number of the separate users. The number is so high that each partition has some of these users.
 const WATCHERS: u64 = 8;
 
-/// The first id of their targets and users. Other users have lower ids.
+/// The separate users and their targets have ids from this number upwards. Other users have lower ids.
 const FIRST: u64 = 1_000_000;
 
 /// Pause between two clicks of such a user.
@@ -41,7 +41,7 @@ struct Watcher {
     /// Confirmed clicks whose rows are not in MySQL yet. Each entry contains `at`, and the times when the call began
     /// and ended.
     waiting: VecDeque<(Micros, Micros, Micros)>,
-    /// The time when the newest call whose row is in MySQL began.
+    /// MySQL has the rows of some of this user's calls. The newest of these calls began at this time.
     seen_of: Micros,
 }
 

@@ -55,8 +55,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
     for event in applied.values().filter(|event| event.metric == VIEW) {
         let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
-        // The daemon adds the view to the board after the commit in MySQL. Without a fault, the view is on the board
-        // within `LATE` after the last call.
+        // The daemon adds the view to the board after the commit in MySQL. Without a fault, the daemon adds the view
+        // within `LATE` after the end of the last call.
         of.end = of.end.max(event.ended.saturating_add(LATE));
         seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
     }
@@ -71,8 +71,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     check_past(&past, state, found);
 }
 
-/// Returns views that MySQL may have lost after the daemon added these views to the board. Such a view stays on the
-/// board. If the view is sent again, it is added a second time.
+/// Finds the views that MySQL may have lost after the daemon had added these views to the board. A lost view stays on
+/// the board. If the view is sent again, the daemon adds the view to the board a second time.
 fn undone(history: &History) -> Vec<(u64, i64)> {
     let (mut before, mut undone) = (BTreeSet::new(), BTreeMap::new());
     for call in &history.calls {
@@ -125,7 +125,7 @@ fn compare(
         let score = scores.get(&member).copied().unwrap_or(0);
         if let Some(class) = range.judge(score) {
             let Range { least, most } = range;
-            let says = format!("{of}: member {member} has the score {score}, but its additions make {least} to {most}");
+            let says = format!("{of}: member {member} has the score {score}, but its additions give {least} to {most}");
             found.push(Violation::new(class, about(member), says));
         }
     }

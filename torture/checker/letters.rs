@@ -8,10 +8,10 @@ use crate::history::{Answer, Call, History, Micros, What, event_id};
 /// The body of a message that can't be applied contains this text, followed by the message's number.
 const MARK: &str = "letter-";
 
-/// The reason that a dead letter has if RabbitMQ 4 returned its message.
+/// If RabbitMQ 4 returned a message, its dead letter has this reason.
 const RETURNED: &str = "returned-by-broker";
 
-/// The reason that a dead letter has if its event is ahead of the daemon's clock.
+/// If an event is ahead of the daemon's clock, its dead letter has this reason.
 const AHEAD: &str = "at-in-future";
 
 /// The valid events that wait as dead letters, because a fault had set Redis's clock ahead. If the broker redelivered

@@ -1,10 +1,10 @@
 //! Compares the stored data with every answer that the users got. The checker has no side effects: it calculates the
 //! violations from a history and a state.
 //!
-//! There are three rules for an event. The event must be stored if the broker confirmed the event and no fault is
-//! allowed to lose the event. The event can be stored if its answer was lost. An event must not be stored if no user
-//! sent it. The rules determine the allowed contents of each row, counter, board and dead letter. The checker estimates
-//! nothing, because `at` or an id identifies each event.
+//! There are three rules for an event. If the broker confirmed the event and no fault is allowed to lose the event, the
+//! event must be stored. If the client received no answer, the event may be stored or missing. If no user sent the
+//! event, the event must not be stored. The rules determine the allowed contents of each row, counter, board and dead
+//! letter. The checker estimates nothing, because `at` or an id identifies each event.
 
 mod boards;
 mod letters;
@@ -24,10 +24,11 @@ use crate::history::{Call, History, Micros, What};
 /// The code of `like` in `[metrics]`.
 pub const LIKE: u8 = 1;
 
-/// The final contents of the stores. These contents include only targets, users and members of the run.
+/// The final contents of the stores. Only the targets, users and members that belong to this run are included.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// Like records. The key is target and user. The value is `at`, and true if the user likes the target.
+    /// Like records. The key has the target and the user. The value has the row's `at`, and a flag that is true if the
+    /// user likes the target.
     pub rows: HashMap<(u64, u64), (Micros, bool)>,
     /// The table `counter`, by target and metric. A counter that is zero can be missing.
     pub counters: BTreeMap<(u64, u8), i64>,
@@ -49,8 +50,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the part of the state that concerns this subject. For a count event this part is empty, because an event
-    /// that is missing in the ledger is also missing in an empty ledger.
+    /// Returns the part of the state that concerns this subject. For a count event, this part is empty. A violation
+    /// about a count event says that the event is missing in the ledger, and an empty ledger shows the same violation.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -104,7 +105,7 @@ pub enum Class {
 impl Class {
     pub const ALL: [Self; 4] = [Self::Lost, Self::Doubled, Self::Reordered, Self::Invented];
 
-    /// Returns the class of a violation whose counter is too low or too high.
+    /// Returns `Lost` if a counter is too low, and `Doubled` if a counter is too high.
     fn of(is: i64, should: i64) -> Self {
         if is < should { Self::Lost } else { Self::Doubled }
     }

@@ -22,8 +22,7 @@ pub struct Event {
     pub at: Micros,
     /// True if MySQL must contain the count event.
     is_confirmed: bool,
-    /// The time when the first call that sent the event began. `ended` is the time when the last call that sent the
-    /// event ended.
+    /// The start of the first call that sent the event. `ended` is the end of the last call that sent the event.
     pub began: Micros,
     pub ended: Micros,
 }
@@ -60,7 +59,7 @@ fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {
     (it.at.div_euclid(1_000_000), EventId::of(target, Metric(it.metric), &event_id(event)).0)
 }
 
-/// Returns all count events that the broker can have received.
+/// Returns all count events that the broker may have received.
 fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     let mut sent: BTreeMap<u64, Event> = BTreeMap::new();
     for call in &history.calls {
@@ -79,7 +78,7 @@ fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     sent
 }
 
-/// The events that set one counter and that the broker can have received.
+/// Events that give one counter a new value. The broker may have received each of these events.
 #[derive(Default)]
 struct Sets {
     confirmed: Option<(Micros, i64)>,
@@ -126,7 +125,7 @@ fn check_values(sets: &BTreeMap<(u64, u8), Sets>, state: &State, applied: &Appli
         let is = state.counters.get(&of).copied().unwrap_or(0);
         if is != should {
             let says = format!(
-                "`counter` has {is} for metric {metric} of target {target}, but the applied events make {should}"
+                "`counter` has {is} for metric {metric} of target {target}, but the applied events result in {should}"
             );
             found.push(Violation::new(Class::of(is, should), about, says));
         }
@@ -141,7 +140,7 @@ fn judge_set(sets: &Sets, row: Option<(Micros, i64)>) -> Option<(Class, String)>
         }
         (Some(row), Some(newest)) if row < newest => Some((
             Class::Reordered,
-            format!("its row says {} of {}, but {} of {} is confirmed", row.1, row.0, newest.1, newest.0),
+            format!("its row has {} from {}, but the value {} from {} is confirmed", row.1, row.0, newest.1, newest.0),
         )),
         _ => None,
     }

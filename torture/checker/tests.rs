@@ -93,7 +93,8 @@ impl Story {
         self.state.letters.push(letter);
     }
 
-    /// Calculates counters, Redis and archives from the other parts of the state.
+    /// Fills in the missing parts of the state from its other parts: the counters, Redis's copy of the counters, and
+    /// the archives.
     fn settle(&mut self) {
         for ((target, _), (_, liked)) in &self.state.rows {
             *self.state.counters.entry((*target, LIKE)).or_default() += i64::from(*liked);
@@ -333,7 +334,7 @@ fn a_window_excuses_what_it_may_lose_and_nothing_else() {
     assert_eq!(story.verdict(), []);
 }
 
-/// Returns a dead letter with the event that the client publishes for a like.
+/// Returns a dead letter whose body is the client's event for this like.
 fn ahead_letter(target: u64, user: u64, at: Micros) -> Letter {
     let of = Target { kind: Kind(1), id: TargetId(target) };
     let event = LikeEvent { target: of, user: UserId(user), liked: true, at: tallyd_core::model::Micros(at) };
@@ -355,7 +356,8 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     // The broker redelivered the event too often before a daemon checked it.
     story.state.letters.last_mut().unwrap().reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), []);
-    // The dead letter contains another event than the sent event, or the event was sent before the clock was ahead.
+    // In the first case, the event in the dead letter is not the event that the user sent. In the second case, the user
+    // sent the event before a fault set the clock ahead.
     story.state.letters.push(ahead_letter(3, 50, at + 1));
     assert_eq!(story.verdict(), std::slice::from_ref(&stray));
     story.state.letters.pop();
@@ -405,7 +407,8 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
     assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 3, user: 50 })));
     story.window(Loses::Tables);
     assert_eq!(story.verdict(), []);
-    // The view is sent again, so the board counts it twice. No view can be on the board three times.
+    // The view is sent a second time, so the board may count the view twice. If the board counts the view three times,
+    // the checker must report a violation.
     story.history.calls.push(Call { begin: at + S, end: at + S, who: 1, what, answer });
     story.state.ledger.insert(key(1, VIEW, 9_000, at));
     for numbers in [&mut story.state.counters, &mut story.state.redis] {

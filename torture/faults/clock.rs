@@ -9,8 +9,8 @@ use super::{Allows, Fault, Server, daemon, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// A daemon's clock is set ahead or back by at most this number of seconds, a quarter of an hour. With a large step,
-/// some events seem to be more than `future_max` in the future.
+/// The fault sets a daemon's clock ahead or back by at most this number of seconds. If the clock is far behind, some
+/// events are more than `future_max` ahead of this clock.
 const STEP_MAX: u64 = 900;
 
 /// A server's clock is wrong by a random number of hours in this range.
@@ -21,7 +21,8 @@ const HOUR: i64 = 3_600;
 /// Jobs that the daemons run every few seconds.
 const JOBS: [&str; 3] = ["reconcile", "archive", "filters"];
 
-/// Time limit for a run of each of these jobs after the clock was corrected. Another fault can be active at that time.
+/// After a clock was corrected, each of these jobs must finish a new run within this time. Another fault can be active
+/// at that time.
 const JOBS_MAX: Duration = Duration::from_secs(150);
 
 pub fn all() -> Vec<Fault> {
@@ -83,7 +84,7 @@ async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign
     then_undo(begun, right).await
 }
 
-/// Waits until each job has finished a run that began after now. Even if a clock was wrong before, jobs must run again.
+/// Waits until each job has started and finished a new run. Even if a clock was wrong before, jobs must run again.
 async fn jobs_run(site: &Site) -> Result<()> {
     let last = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run";
     let last: u64 = sqlx::query_scalar(last).fetch_one(site.pool()).await?;

@@ -26,7 +26,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Daemon,
             "daemon-frozen",
-            "a daemon gets SIGSTOP, until other daemons have its partitions",
+            "a daemon is frozen with SIGSTOP until other daemons have taken over its partitions",
             |site, dice, hold| Box::pin(frozen(site, dice, hold)),
         )
         .hold(14, 25),

@@ -69,8 +69,8 @@ struct Place {
 
 impl Place {
     /// Copies the tables into a new file system. Starts the server with the new file system mounted at the folder of
-    /// the tables. InnoDB reserves space for a page before it writes the page. A sparse copy would lose this space.
-    /// Without this space InnoDB could not write the page, and the table would be damaged.
+    /// the tables. InnoDB reserves space for a page before it writes the page. A sparse copy of the file would not
+    /// contain the reserved space. Without this space InnoDB could not write the page, and the table would be damaged.
     async fn move_in(&self) -> Result<()> {
         let script = format!(
             "used=$(du -sm --apparent-size \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&

@@ -106,7 +106,7 @@ pub fn all() -> Vec<Fault> {
     .concat()
 }
 
-/// Waits until the fault has begun, and undoes the fault, even if it failed to begin.
+/// Begins a fault, then undoes the fault. The function also undoes a fault that failed to begin.
 async fn then_undo(begun: impl Future<Output = Result<()>>, undo: impl Future<Output = Result<()>>) -> Result<()> {
     let begun = begun.await;
     let undone = undo.await;

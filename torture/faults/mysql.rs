@@ -1,5 +1,5 @@
-//! Faults of MySQL. The server crashes, freezes or rejects writes. Other clients use all of the server's connections or
-//! lock rows.
+//! Faults of MySQL. The server crashes, freezes or rejects writes. Other clients lock rows, or use all of the server's
+//! connections.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// The lowest limit of connections that MariaDB accepts.
+/// MariaDB accepts no lower value for `max_connections`.
 const CONNECTIONS_LEAST: u64 = 10;
 
 /// Number of other clients that lock rows at the same time.

@@ -29,7 +29,8 @@ const COLD_TARGETS: u64 = 20;
 /// Without a full reconcile, the daemons must repair Redis within this time.
 const REPAIRED_MAX: Duration = Duration::from_secs(90);
 
-/// Within this time, the daemons must archive again the boards that MySQL lost. Archive runs are due every 15 seconds.
+/// MySQL loses boards that were already archived. The daemons must archive these boards again within this time. Archive
+/// runs are due every 15 seconds.
 const ARCHIVED_MAX: Duration = Duration::from_secs(60);
 
 /// Two schedules for full reconciles: the schedule of the site's configuration, and an empty schedule that starts no
@@ -82,8 +83,8 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends likes for targets that get no other likes. If Redis loses these likes later, a run finds the loss only if it
-/// also compares data from before the overlap.
+/// Sends likes for targets that get no other likes. If Redis loses these likes later, a reconcile finds the loss only
+/// if the reconcile also compares rows that are older than the overlap.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());
     // Each injection of this fault uses a different user.
@@ -183,7 +184,7 @@ async fn archived_again(site: &Site) -> Result<()> {
         }
         ensure!(
             Instant::now() < until,
-            "{ARCHIVED_MAX:?} after MySQL came back, no archive run after run {restored} is done"
+            "no archive run after run {restored} finished within {ARCHIVED_MAX:?} after the restore"
         );
         sleep(Duration::from_millis(500)).await;
     }

@@ -31,8 +31,8 @@ const LONG: usize = 70_000;
 /// Pause between two messages.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The first number of this publisher's messages that can't be applied. No other message that can't be applied has such
-/// a high number.
+/// This publisher sends messages that can't be applied, and gives them numbers from this number upwards. All other
+/// messages that can't be applied have lower numbers.
 const LETTERS: u64 = 1 << 60;
 
 pub fn all() -> Vec<Fault> {

@@ -59,7 +59,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-ack-timeout",
-            "RabbitMQ closes the channels of consumers that do not acknowledge messages for a second",
+            "RabbitMQ closes a channel if its consumer does not acknowledge a message within a second",
             |site, dice, hold| Box::pin(ack_timeout(site, dice, hold)),
         )
         .hold(10, 20),
@@ -162,8 +162,8 @@ async fn queue_deleted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()
     Ok(())
 }
 
-/// Kills all daemons again and again. During the kills, no batch is written, so each daemon has the allowed maximum of
-/// messages in flight.
+/// Kills all daemons again and again. During the kills, a lock in MySQL prevents the daemons from writing batches. So
+/// each killed daemon has received the allowed maximum of messages, and has written no message.
 async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     let dying = async {
         for _ in 0..DEATHS {

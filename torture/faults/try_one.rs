@@ -17,7 +17,7 @@ use crate::site::{Options, Site};
 
 const CLICKERS: u64 = 4;
 
-/// The number of seconds that a fault lasts, if the fault's range of durations allows this number.
+/// A fault lasts this number of seconds, unless the fault's own minimum is higher or its own maximum is lower.
 const HOLD_S: u64 = 8;
 
 /// How long to wait until everything works again after a fault.
@@ -30,7 +30,8 @@ const NOT_REPLAYED: &str = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at I
 /// state is unknown then.
 type Clicks = HashMap<(u64, u64), Option<(Micros, bool)>>;
 
-/// Returns the named faults. A given name can also be the beginning of a fault's name, or `all`.
+/// Returns the faults that the list `names` selects. Each entry is `all`, a fault's name, or the beginning of a fault's
+/// name.
 fn chosen(names: &str) -> Result<Vec<Fault>> {
     let mut chosen = Vec::new();
     for name in names.split(',') {
@@ -112,7 +113,7 @@ async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> 
     compare(site, fault, &all).await
 }
 
-/// Clicks until the caller stops the task. No other task clicks as these users.
+/// Makes clicks until the caller sets `stop`. No other task clicks as these users.
 async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>) -> Clicks {
     let (mut dice, mut clicks) = (Dice::new(clicker + 1), Clicks::new());
     while !stop.load(Ordering::Relaxed) {
@@ -201,6 +202,6 @@ async fn compare(site: &Site, fault: &Fault, clicks: &Clicks) -> Result<()> {
     }
     let dead: i64 = sqlx::query_scalar(NOT_REPLAYED).fetch_one(site.pool()).await?;
     anyhow::ensure!(dead == 0, "{dead} dead letters");
-    println!("{:32} {known} of {} pairs are as answered", "", clicks.len());
+    println!("{:32} {known} of {} pairs match the answers", "", clicks.len());
     Ok(())
 }

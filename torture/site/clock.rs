@@ -1,4 +1,5 @@
-//! A clock that a fault can change. `torture/clock.c` adds the offset in a file to the clock of a server or a daemon.
+//! A clock that a fault can change. `torture/clock.c` reads an offset from a file, and adds this offset to the clock of
+//! a server or a daemon.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

@@ -15,7 +15,8 @@ use super::clock::Clock;
 use super::lines::Lines;
 use super::stack::signal;
 
-/// This pause is shorter than `RestartSec=` in the systemd unit, because a shorter pause can reveal more errors.
+/// After this pause, the run restarts a daemon. systemd waits longer (`RestartSec=`), but a short pause can reveal more
+/// errors.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 /// Time limit for a clean stop. The limit is longer than `drain_max_s`.
@@ -168,8 +169,8 @@ impl Daemon {
         child.wait().await
     }
 
-    /// Records the exit of a process as a surprise, unless a fault or the run caused it. `logged` is the length of the
-    /// log when the process started.
+    /// If neither a fault nor the run caused the exit of a process, reports this exit as a [`Surprise`]. `logged` is
+    /// the length of the log when the process started.
     fn note(&self, logged: usize, was_asked: bool, status: ExitStatus) {
         let was_killed = self.with(|state| state.killed);
         // Until the process has installed its signal handlers, SIGTERM ends it immediately.

@@ -23,7 +23,7 @@ pub struct Disturbance {
 }
 
 impl Disturbance {
-    /// Returns whether this disturbance can have caused an error at that time.
+    /// Returns whether this disturbance explains an error that was logged at the time `at`.
     fn explains(&self, at: SystemTime, after: Duration) -> bool {
         self.from <= at && self.until.is_none_or(|until| at <= until + after)
     }

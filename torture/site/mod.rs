@@ -37,7 +37,7 @@ pub use stack::{Server, Stack, redis_at};
 /// messages one by one, and a reconcile can time out while it waits for its fence (its marker in the queues).
 const ERRORS_AFTER: Duration = Duration::from_secs(60);
 
-/// The name of the configuration of one-shot commands.
+/// One-shot commands read this configuration file.
 const OPERATOR: &str = "operator.toml";
 
 /// The options of a site.
@@ -89,7 +89,8 @@ impl Site {
     /// # Errors
     /// Fails if a server or a daemon doesn't start.
     pub async fn start(options: &Options) -> Result<Arc<Self>> {
-        // The name begins like the tests' names, because the rights of the broker's accounts depend on this prefix.
+        // The name must have the prefix that all tests use. The broker's accounts have rights only for names with this
+        // prefix.
         let (name, likes_by) = (format!("t_torture_{}", std::process::id()), options.likes_by);
         let stack = Stack::from_environment(&name)?;
         stack.start(&Server::STACK).await?;

@@ -123,7 +123,7 @@ metric = "unread"
 settable = true
 "#;
 
-/// Users add scores to past days, so a period of the board `past` is already closed when they add scores to it.
+/// On the board `past`, users add scores only to past days. The periods of these days are already closed.
 const BOARDS: &str = r#"[[board]]
 name = "hot"
 period = "day"

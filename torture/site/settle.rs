@@ -94,7 +94,8 @@ impl Site {
         let until = Instant::now() + ROOM_MAX;
         let mut mysql = loop {
             match self.stack.mysql().await {
-                // The connection is tried repeatedly, because other clients have taken the free connections.
+                // Other clients have taken all free connections, so the loop tries again until MySQL accepts a
+                // connection.
                 Err(_) if Instant::now() < until => tokio::time::sleep(PAUSE).await,
                 tried => break tried?,
             }
@@ -112,7 +113,7 @@ impl Site {
         Ok(())
     }
 
-    /// Returns the reason why the site is not settled yet.
+    /// Returns the first reason why the site does not fully work yet. Returns `None` if the site fully works.
     async fn missing(&self) -> Result<Option<String>> {
         let owners: Vec<(u16, Option<String>)> =
             sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")

@@ -14,7 +14,7 @@ use super::clock::Clock;
 use super::settings::{Addresses, Who, text};
 use crate::accounts::Accounts;
 
-/// Time limit for a server's answer to a command of a fault.
+/// MySQL must accept a fault's connection within this time.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// The part of the site that a fault affects.
@@ -43,7 +43,8 @@ impl Server {
 
 pub struct Stack {
     folder: PathBuf,
-    /// The first port of the stack. The ports from `port + 10` on are free for other uses of the run.
+    /// The first port of the stack. The stack does not use the ports from `port_base + 10` upwards, so the daemons and
+    /// a replica use these ports.
     pub port_base: u16,
     /// The administrator's URL, with the run's database.
     pub addresses: Addresses,
@@ -170,7 +171,8 @@ impl Stack {
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
-    /// Locks the rows that each batch writes first. The locks last until the given time.
+    /// Locks the rows of `partition_owner` until the given time. Each batch writes to these rows before it writes other
+    /// rows.
     pub async fn lock_partitions(&self, until: tokio::time::Instant) -> Result<()> {
         let mut connection = self.rival().await?;
         connection.execute("START TRANSACTION").await?;

@@ -1,4 +1,4 @@
-//! The users' calls other than clicks and counts: boards, pages, and messages that can't be applied.
+//! Calls in which users add scores to boards, read pages, or send messages that can't be applied.
 
 use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, TargetId};
@@ -10,8 +10,8 @@ use crate::history::{Answer, What, period};
 /// Members of a board.
 const MEMBERS: u64 = 40;
 
-/// The time for which users add scores to one past day. After this time, users add scores to the day before that day.
-/// The archiver looks back 400 days, so a run of hours has enough days.
+/// Users add scores to the same past day for this number of seconds. Then users change to the previous calendar day.
+/// The archiver looks back 400 days, and a run of six hours uses fewer days.
 const DAY_LASTS_S: i64 = 60;
 
 /// A day in microseconds.
@@ -58,7 +58,7 @@ impl User {
         let begin = crate::history::now();
         let elapsed_s = (begin - self.seat.began) / 1_000_000;
         let today = self.seat.began.div_euclid(DAY);
-        // Sometimes uses a day that other users no longer write to. This day may already be archived.
+        // Sometimes adds the score to the day that users had before the current day. This day may already be archived.
         let later = i64::from(self.dice.percent(15) && elapsed_s > DAY_LASTS_S);
         let day = i32::try_from(today - 2 - elapsed_s / DAY_LASTS_S + later).unwrap();
         let (member, delta) = (1 + self.dice.below(MEMBERS), 1 + self.dice.below(3).cast_signed());
