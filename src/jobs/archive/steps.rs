@@ -203,8 +203,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Lets the zset of an archived board expire after `stay` and [`SAFETY_NET`]. Also deletes the older copy, which
-    /// the new archive has replaced.
+    /// Sets the expiry of an archived board's zset to the sum of `stay` and [`SAFETY_NET`]. Also deletes the older
+    /// copy, which the new archive has replaced.
     async fn let_expire(&self, at: &BoardPeriod, copy: Option<u8>, stay: Duration) -> Step<()> {
         let stay = stay.saturating_add(SAFETY_NET);
         self.run.taken(self.run.cache.expire_frozen(at, self.run.number, stay).await?)?;

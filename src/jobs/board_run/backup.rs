@@ -14,7 +14,7 @@ use super::{BoardRun, Step};
 /// accepts at most a few thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
-/// The number of best members of a snapshot that are compared, to decide whether Redis still has the board.
+/// To decide whether Redis still has the board, a run compares this number of the snapshot's best members.
 const TOLD_BY: u64 = 200;
 
 /// Whether MySQL has a snapshot of a period, and whether Redis has lost the period's board since the snapshot.

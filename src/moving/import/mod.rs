@@ -350,7 +350,7 @@ impl Run<'_> {
         }
         let is_over = self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if is_over {
-            self.report.end(End::TimeOver, format!("its maximum run time was reached: {}", self.options.how_to_continue()));
+            self.report.end(End::TimeOver, format!("its run time was over: {}", self.options.how_to_continue()));
         }
         is_over
     }
