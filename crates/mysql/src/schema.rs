@@ -16,7 +16,7 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 pub enum Schema {
     /// The schema has exactly the steps of this version.
     Current,
-    /// The schema lacks this number of steps. `tallyd migrate` runs the missing steps.
+    /// This number of migration steps have not run in MySQL yet. `tallyd migrate` runs these steps.
     Behind(usize),
     /// A newer version has applied this number of additional steps, and this version works with these steps.
     Newer(usize),

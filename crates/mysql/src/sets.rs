@@ -26,8 +26,8 @@ const STATEMENT_ROWS: usize = 1_000;
 /// The maximum number of counters in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_NUMBERS: usize = 256;
 
-/// Locks counters until the transaction ends, and returns the last set of each counter. The counters must be sorted by
-/// key.
+/// Locks counters until the transaction ends. For each counter, returns the last set event. The counters must be sorted
+/// by key.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
     const ACTION: &str = "lock counters with set events";
     let mut known = HashMap::with_capacity(numbers.len());
@@ -35,8 +35,9 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // The statement locks an existing row with a write, for the reason in the header of `partitions`. INSERT IGNORE
-        // would take only a read lock. Two writers could hold the read lock at the same time, and would then deadlock.
+        // To lock an existing row, the statement writes to the row. The header of `partitions` explains the reason.
+        // INSERT IGNORE would take only a read lock. Two writers could hold the read lock at the same time, and would
+        // then deadlock.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
@@ -57,8 +58,8 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
     Ok(known)
 }
 
-/// Returns the current state of the counters that `sets` (the new sets) will change. [`lock`] must have locked these
-/// counters.
+/// `sets` contains new set events. Returns the current state of each counter that these events will change. [`lock`]
+/// must have locked these counters.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -79,8 +80,8 @@ pub async fn standing(
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
-    // The recent additions are needed only if an event that is newer than the set was applied before the set. This is
-    // rare, because most events arrive in time.
+    // Normally a set event is newer than all applied events of its counter. Only if a newer event was applied already,
+    // the recent additions are needed. This is rare, because most events arrive in time.
     let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
@@ -96,8 +97,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Returns the query for each counter's additions after the `at` of the counter's set. The query reads only the
-/// partitions of the days from the earliest set to the newest applied event.
+/// Returns a query. For each counter, the query reads the additions that are newer than the counter's set event. Each
+/// day has a partition. The query reads only the days between the earliest set event and the newest applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
@@ -143,8 +144,8 @@ pub async fn note(
             let id = u128::from_be_bytes(id.0);
             let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
         });
-        // If a person has emptied the ledger, an event can be added to `counter` twice. In this case this statement
-        // also adds the event's amount twice, so both tables agree.
+        // If a person has emptied the ledger, an event can be added to `counter` twice. If this happens, this statement
+        // also adds the event's amount to `recent_delta` twice. So the two tables contain the same sum.
         let sql = format!(
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
              ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"

@@ -1,8 +1,9 @@
 //! Handles the query of a `[[recount]]` or an `[[import]]`: reads the query's columns and plan, runs the query with a
 //! time limit, and explains errors.
 //!
-//! The operator writes the query, so errors of the query are sentences for the operator ([`QueryError::Query`]). If the
-//! server fails or is unreachable, the error is [`QueryError::Store`]. tallyd reads only the requested number of rows.
+//! The operator writes the query. If the query is wrong, the error is a sentence that explains the mistake to the
+//! operator ([`QueryError::Query`]). If the server fails or is unreachable, the error is [`QueryError::Store`]. tallyd
+//! reads only the requested number of rows.
 
 use std::fmt::{self, Display};
 use std::time::Duration;

@@ -34,8 +34,8 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Returns true if the board's mark in Redis shows that the board in Redis is at least as new as this snapshot. A
-    /// run writes its number as the mark to Redis before it writes this number to MySQL, so a lower mark means that
-    /// Redis lost data.
+    /// run first writes the snapshot's number to Redis, as the board's mark. Then the run writes the same number to
+    /// MySQL. So if the mark is lower than the number in MySQL, Redis has lost data.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
@@ -272,9 +272,9 @@ impl Store {
         self.note("make a snapshot void", run, at, sqlx::query(SQL)).await
     }
 
-    /// Deletes the next rows of a snapshot, in the order of the members, after the member `after`. Returns the last
-    /// deleted member. If no rows are left, deletes the snapshot's row in `leaderboard_snapshot_period` and returns
-    /// `None`.
+    /// Deletes rows of a snapshot in the order of their members. The first deleted row is the next row behind the
+    /// member `after`. Returns the last deleted member. If no rows are left, deletes the snapshot's row in
+    /// `leaderboard_snapshot_period` and returns `None`.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

@@ -15,7 +15,8 @@ use super::maps::{NotedMap, read_maps};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
-/// A logged change of a watched counter whose metric is not `like`.
+/// An event that changed a watched counter. MySQL contains a log of such events. The metric of the counter is not
+/// `like`.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     pub number: CounterKey,
@@ -52,9 +53,9 @@ impl Store {
         .await
     }
 
-    /// Starts the watch `watch`, which must be a new number. Every batch that begins after this call logs its events of
-    /// the counters `numbers`. The watch lasts `seconds`, or until [`Store::unwatch`]. If a later run has already
-    /// started a watch, that watch stays.
+    /// Starts the watch `watch`, which must be a new number. If a batch begins after this call and contains an event
+    /// for a counter in `numbers`, the batch logs this event. The watch lasts `seconds`, or until [`Store::unwatch`].
+    /// If a later run has already started a watch, that watch stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -98,8 +99,8 @@ impl Store {
     /// Ends the watches of `run` and of earlier runs, and deletes their logs in pieces.
     pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
-        // The numbers of watches grow from run to run. So if another run has taken over, the former run cannot end the
-        // new run's watch.
+        // Each watch has a number, and a later run gives higher numbers. So if another run has taken over, the former
+        // run cannot end the new run's watch.
         let next = jobs::number_of(run + 1, 0);
         for sql in [
             "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ? LIMIT ?",

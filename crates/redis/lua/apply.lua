@@ -6,21 +6,22 @@
 -- ARGV[2]  the lowest accepted mark of a bucket.
 -- ARGV[3]  the highest accepted mark of a bucket. The call contains all additions of the rows after this mark.
 -- ARGV[4]  the number of the last row.
--- ARGV     then for each bucket: the number of its targets, their ids, and for each target the amounts: "1",
---          or "0,0,1" by metric.
+-- ARGV     then the additions to each bucket: the number of targets, the ids of the targets, and one text of amounts
+--          for each target. "1" adds 1 to the first metric, and "0,0,1" adds 1 to the third metric.
 --
 -- A bucket stores a mark for each partition. The mark is the number of a row: the bucket contains this row and all rows
 -- before it. The marks are the fields `_0`, `_1` and so on. `_65535` is the mark for the corrections that reconciles
 -- make. If the field `_o` is 3, the bucket has the marks `_0`, `_1` and `_2`. The partitions with the number 60000 or
--- higher belong to maps. The field `_m` lists the partitions of maps that have a mark, as "60001,60007".
+-- higher belong to maps. If such a partition has a mark in the bucket, the field `_m` contains the partition's number,
+-- for example "60001,60007".
 --
 -- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks earlier
 -- rows. The script skips such a bucket. So no row is added twice, even if a call arrives twice or late, or if two
 -- daemons send the same call. The mark and the numbers are in the same hash, so Redis can lose them only together.
 --
 -- Returns { left, place, mark, place, mark, ... }. `left` is the number of targets that were skipped, because their
--- field is not a list of numbers. Each pair after `left` contains the index of a skipped bucket in KEYS, and this
--- bucket's mark. A mark of -1 means that the bucket is not a hash.
+-- field is not a list of numbers. After `left`, two numbers follow for each skipped bucket: the index of the bucket's
+-- key in KEYS, and the bucket's mark. If the key does not contain a hash, the returned mark is -1.
 
 local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mark_field = '_' .. partition

@@ -4,8 +4,8 @@
 -- KEYS[1]  the bucket, which has the marks.
 -- KEYS     then the keys of the numbers.
 -- ARGV[1]  the partition.
--- ARGV     then for each row with additions for this bucket, in order: the row's number and the number of its
---          additions. Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or
+-- ARGV     then the outbox rows with additions for this bucket, in order. Each row begins with the row's number and the
+--          count of additions. Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or
 --          "string"; the amount.
 --
 -- Returns { left, 1, mark }. `left` is the number of keys that were skipped, because they hold no number. `mark` is the

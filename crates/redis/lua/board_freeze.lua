@@ -5,11 +5,13 @@
 -- KEYS[2]  the zset.
 -- KEYS[3]  its new key.
 -- KEYS[4]  if the new key is the frozen zset: the notes about frozen periods.
--- KEYS[5]  if the zset was raised (board_raise.lua): the key with the number of pages that this server received.
+-- KEYS[5]  this key exists only if board_raise.lua has raised the scores in the zset. The key contains the number of
+--          pages that this server received from board_raise.lua.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the period.
--- ARGV[3]  the period's note: the number of the run that restored the board, or 0 if it is the original board.
--- ARGV[4]  if the zset was raised: the total number of pages.
+-- ARGV[3]  the value to store for the period: the number of the run that restored the board, or 0 if no run has
+--          restored the board.
+-- ARGV[4]  only if board_raise.lua has raised the scores in the zset: the total number of pages.
 --
 -- Returns  1  the zset was moved.
 --          0  the new key exists already, and is never overwritten.

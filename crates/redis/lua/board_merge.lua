@@ -4,7 +4,8 @@
 -- into the restored zset. The restored zset then becomes the live zset.
 --
 -- KEYS[1]  the board's claim.
--- KEYS[2]  the live zset, which contains the late members, or the members that were written since the loss.
+-- KEYS[2]  the live zset. If KEYS[3] is the frozen zset, the live zset contains the late members. If KEYS[3] is the
+--          restored zset, the live zset contains the members that were written since the loss.
 -- KEYS[3]  the frozen zset, or the restored zset.
 -- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes the mark with the first page, and
 --          sets it when the restored zset becomes the live zset. For a frozen zset: the notes about frozen periods.
@@ -12,7 +13,8 @@
 -- ARGV[2]  the maximum number of members to move.
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua.
 -- ARGV[4]  the number of bits of the second number in a score.
--- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes that counts moved members.
+-- ARGV[5]  for a restored zset: its new mark. For a frozen zset: a field in KEYS[4]. The script counts the moved
+--          members in this field.
 --
 -- Returns  n  the number of moved members.
 --         -1  another run has the claim.
@@ -52,8 +54,8 @@ for index = 1, #page, 2 do
         if ARGV[3] == 'second' then
             low = low + known % low_end
         end
-        -- For "earliest", the low part comes from the late score, because the late addition brought the member to this
-        -- primary number.
+        -- For "earliest", the low part of the new score is the low part of the member's score in the live zset. This
+        -- late addition was the last change of the member's primary number.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
                 .. ' no longer holds what came late')

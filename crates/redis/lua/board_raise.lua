@@ -1,10 +1,11 @@
--- Raises the scores of a live board's members to the scores in MySQL (in a snapshot or an archive), where MySQL's
--- scores are higher. The daemon uses this script if Redis has gone back to an older state of the board.
+-- Compares the members of a live board with scores from MySQL (from a snapshot or an archive). If a member's score in
+-- MySQL is higher than in Redis, the script writes MySQL's score to Redis. The daemon uses this script if Redis has
+-- gone back to an older state of the board.
 --
 -- KEYS[1]  the board's claim.
 -- KEYS[2]  the live zset.
 -- KEYS[3]  the frozen zset.
--- KEYS[4]  if the board will be frozen afterwards: the key with the count of pages that this server received.
+-- KEYS[4]  only if the board will be frozen afterwards: this key contains the count of pages that this server received.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the number of pages before this page.
 -- ARGV     then scores and members in turn.

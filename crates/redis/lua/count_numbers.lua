@@ -1,7 +1,8 @@
 -- Counts the nonzero numbers in a bucket.
 --
 -- KEYS[1]  the bucket.
--- ARGV     the places of the metrics in a field's value, from 1.
+-- ARGV     the metrics to count. Each argument is a position in the list of numbers in a field's value. The first
+--          position is 1.
 --
 -- Returns the number of fields of the bucket, and the number of nonzero numbers of these metrics.
 

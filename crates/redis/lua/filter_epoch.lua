@@ -5,7 +5,7 @@
 -- ARGV[2]  the epoch.
 -- ARGV[3]  for how many seconds readers trust the filters of this epoch.
 --
--- Returns 1. Returns 0 if a later run has called the script before: then this run is outdated.
+-- Returns 1. Returns 0 if this run is outdated, because a run with a higher number has already called the script.
 
 if tonumber(redis.call('HGET', KEYS[1], 'run') or 0) > tonumber(ARGV[1]) then
     return 0

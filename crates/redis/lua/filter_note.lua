@@ -1,5 +1,5 @@
--- Notes users who like the target, in a set beside the target's filter. The daemon calls the script for the likes that
--- it has written to MySQL.
+-- Adds users who like the target to a set (KEYS[2]). The filter's readers also read this set. The daemon calls the
+-- script for the likes that it has written to MySQL.
 --
 -- KEYS[1]  the filter's config.
 -- KEYS[2]  the users who like the target and are not in the filter's bits yet.

@@ -7,7 +7,7 @@
 -- ARGV[1]  the number of the run that built the new filter.
 -- ARGV[2] to ARGV[5]  size, hashIterations, expectedInsertions and falseProbability, as Redisson writes them.
 -- ARGV[6]  the number of users in the new filter.
--- ARGV[7]  the number of the run since which this Redis is trusted.
+-- ARGV[7]  the filter's epoch: tallyd trusts the data in this Redis since the run with this number.
 -- ARGV[8]  the number of further users that may be in the filter, because Redis remembered clicks of these users.
 --
 -- Returns 1. Returns 0 and changes nothing if another run builds the filter, or if Redis has lost a part of the new

@@ -5,7 +5,8 @@
 -- ARGV[1]  how many seconds the clicks are remembered after the last click.
 -- ARGV[2]  the maximum number of remembered clicks. If Redis already remembers this number of clicks, the script
 --          first forgets all of them.
--- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-".
+-- ARGV[3], ARGV[4] and so on, two arguments for each click. The first is KIND:TARGET, with the target's id. The second
+-- is the click's `at`, followed by "+" for a like or "-" for an unlike.
 --
 -- Returns 1.
 

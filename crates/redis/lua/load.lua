@@ -7,9 +7,9 @@
 -- ARGV[3]  begin: the number of the last row in each partition's outbox, read before this call, as "0:17,3:12".
 --
 -- begin: if the bucket is not loaded, its field `_` becomes "~RUN:0", and its marks (apply.lua) are raised to the
--- numbers of ARGV[3]. The load contains these rows, so the daemon never adds these rows afterwards. Returns { cut, id,
--- value, id, value, ... }: this server's clock in microseconds since the epoch, as text, and the bucket's content at
--- that instant. Returns an empty list if the bucket is loaded.
+-- numbers of ARGV[3]. The run loads numbers that already include the outbox rows up to ARGV[3]. So the daemon does not
+-- add these rows to the bucket later. Returns { cut, id, value, id, value, ... }: this server's clock in microseconds
+-- since the epoch, as text, and the bucket's content at that instant. Returns an empty list if the bucket is loaded.
 --
 -- end: "~RUN:N" becomes "RUN:N". Returns 1. Returns 0 if the bucket was flushed since "begin", or if another run is
 -- loading the bucket.
@@ -24,7 +24,7 @@ local function raise(text)
     for partition = 0, count - 1 do
         marks[partition] = tonumber(redis.call('HGET', KEYS[1], '_' .. partition) or 0)
     end
-    -- The marks of maps and of corrections are included.
+    -- The script also raises the marks of maps and the mark of corrections (65535).
     local beyond = { 65535 }
     for partition in string.gmatch(redis.call('HGET', KEYS[1], '_m') or '', '%d+') do
         beyond[#beyond + 1] = tonumber(partition)

@@ -3,17 +3,17 @@
 --
 -- KEYS[1]  the bucket.
 -- ARGV[1]  the field `_` as it was in the sample.
--- ARGV[2]  the new value of `_`: the same loader, and the number of this repair.
+-- ARGV[2]  the new value of `_`: the same loader as in ARGV[1], and the number of this repair.
 -- ARGV[3]  the latest instant at which the repair can run, by this server's clock. After this instant, another run can
 --          measure the same drift.
--- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; the amount.
---          "5@12" is for numbers that can also be set: 5 is added only if no number of the bucket was set since the
---          instant 12. A "!" at the end allows a result below zero.
+-- ARGV     then three arguments for each number: the target's id, the metric's position in a field's value (the first
+--          position is 1), and the amount. "5@12" is for numbers that can also be set: 5 is added only if no number of
+--          the bucket was set since the instant 12. A "!" at the end allows a result below zero.
 --
 -- Returns one result for each number:
 --          1  the amount was added.
 --          0  skipped, because the number would have gone below zero.
---          2  skipped, because the number may have been set, or its field is not a list of numbers.
+--          2  skipped, because the number may have been set, or because the target's field is not a list of numbers.
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
 -- has passed. So if a repair timed out and runs late, its amount is still never added twice.
 
@@ -22,8 +22,9 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- If a set has a time in the future, the set was made before the clock was put back. If this time is at most five
--- minutes ahead, the set blocks repairs, because lua/count.lua gives every further set a later time.
+-- If a set has a time in the future, the set was made before the clock was put back. lua/count.lua gives every further
+-- set a later time than this. So if this time is at most five minutes in the future, the script still skips repairs
+-- that are older than this time.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0

@@ -2,12 +2,12 @@
 -- has measured) to each number. Each drift is added at most once.
 --
 -- KEYS[1]  the bucket: its field `_`.
--- KEYS     then the key of each number.
+-- KEYS     after KEYS[1]: one key for each number.
 -- ARGV[1]  the field `_` as it was in the sample.
 -- ARGV[2]  the new value of `_`: the same loader, and the number of this repair.
 -- ARGV[3]  the latest instant at which the repair can run, as in repair.lua.
--- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string";
---          the amount, which can also be "5@12" or "5!", as in repair.lua.
+-- ARGV     then two arguments for each number. The first is "entity:" with the name of the hash's field (for instance
+--          "entity:like"), or "string". The second is the amount, in the format of repair.lua ("5", "5@12" or "5!").
 --
 -- Returns one result for each number:
 --          1  the amount was added.

@@ -5,7 +5,7 @@
 --
 -- Returns one text of several parts, separated by \0:
 -- * this server's clock in microseconds since the epoch: the cut;
--- * the field `_` (the loader of the bucket, and the last repair), or nothing;
+-- * the field `_`, which contains the bucket's loader and the last repair. This part is empty if the field is missing;
 -- * each target's field, or nothing;
 -- * the bucket's marks (apply.lua) as "0:17,3:12".
 --

@@ -1,9 +1,10 @@
 //! Adds outbox rows to Redis. Each bucket gets each row once, even if a call runs twice or late
 //! (crates/redis/lua/apply.lua).
 //!
-//! In the layout packed, one call contains the sums of all rows of a pass, for several buckets. If a bucket already has
-//! some of these rows, the script skips the bucket and returns its mark (the number of its last row). Such a bucket
-//! gets another call, with the sums of the rows after its mark.
+//! In the layout packed, one call adds amounts to several buckets. Each amount is the sum over all outbox rows that the
+//! pass has read. If a bucket already has some of these rows, the script skips the bucket and returns its mark (the
+//! number of its last row). For such a bucket, the daemon makes another call with only the rows after the bucket's
+//! mark.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -14,12 +15,12 @@ use tallyd_core::model::{Addition, Kind, TargetId};
 
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
-/// The number and the additions of an outbox row, or only the additions for one bucket.
+/// An outbox row: its number and its additions. Some lists contain only the row's additions to one bucket.
 pub type Row = (u64, Vec<Addition>);
 
 type Bucket = (Kind, u32);
 
-/// A row's addition to one metric of a target.
+/// An amount that a row adds to one metric of one target.
 type Sum = (Bucket, TargetId, u8, i64);
 
 /// Buckets per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
@@ -48,8 +49,9 @@ struct Pass<'r> {
     rows: &'r [Row],
 }
 
-/// A call with all additions of the rows to some buckets. All additions to a bucket must be in the same call, because
-/// the first call raises the bucket's mark, and a second call would be skipped.
+/// A call for some buckets. The call contains all additions that the rows make to these buckets. All additions to a
+/// bucket must be in the same call, because the first call raises the bucket's mark, and a second call would be
+/// skipped.
 struct BucketCall {
     call: Call,
     buckets: Vec<Bucket>,
@@ -66,8 +68,8 @@ pub struct Left {
     pub no_numbers: u64,
     /// The number of buckets that are not hashes, because someone wrote to the key by hand.
     pub no_buckets: u64,
-    /// The number of buckets with a mark that is not the number of any row in MySQL, because MySQL went back to an
-    /// older state. The rows are added to these buckets.
+    /// After MySQL went back to an older state, a bucket's mark can be a row number that does not exist in MySQL. This
+    /// is the number of such buckets. The rows are added to these buckets.
     pub unknown_marks: u64,
 }
 
@@ -241,8 +243,9 @@ impl Cache {
     }
 }
 
-/// Begins a call for buckets with this mark. If the mark is `after`, the call also accepts buckets with lower marks,
-/// because the rows between the lower mark and `after` had no additions for these buckets.
+/// Begins a call for buckets that have the mark `mark`. If `mark` is `after`, the call also accepts buckets with lower
+/// marks. Such a bucket lacks nothing, because the rows between the bucket's mark and `after` add nothing to this
+/// bucket.
 fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     let lowest = if mark == pass.after { 0 } else { mark };
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
