@@ -3,8 +3,8 @@
 //!
 //! Every call that changes a closed period contains the number of the archiver's run. The script refuses the call
 //! unless this run has the board's claim (the exclusive right to change the board's closed periods). So a late call
-//! changes nothing, and a run changes nothing after another run has claimed the board. A call after a flush of Redis
-//! changes nothing either, because the flush also deletes the claim.
+//! changes nothing, and a run changes nothing after another run has claimed the board. If Redis was flushed, the claim
+//! is missing, and the script refuses all calls until a run claims the board again.
 //!
 //! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset, each of these commands blocks all other
 //! clients.
@@ -40,18 +40,18 @@ pub struct BoardKeys {
 pub enum Changed {
     /// The period was changed. The value is the number of changes, or the number of members.
     Done(u64),
-    /// The zset to change is missing.
+    /// The call should change a zset, but this zset does not exist. Nothing was changed.
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim. Nothing was changed.
     Refused,
-    /// Redis has lost the mark of the board's snapshot, or one of the pages that raised the board's scores. Nothing was
-    /// changed.
+    /// Redis has lost the mark of the board's snapshot, or the effect of an earlier call of [`Cache::raise_board`].
+    /// Nothing was changed.
     Lost,
     /// The members were moved, and the restored zset is now the live zset. The value is the number of moved members.
     Put(u64),
 }
 
-/// The number of members that one call reads when the daemon counts different scores.
+/// When the daemon counts the distinct scores of a zset, one call reads this number of members.
 const DISTINCT_PAGE: u64 = 1_000;
 
 /// The zset to read.

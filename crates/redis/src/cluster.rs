@@ -3,8 +3,8 @@
 //!
 //! A command is sent again only after a node has replied that the command did not run (MOVED, ASK, TRYAGAIN). After a
 //! lost connection or a timeout the command may have run, and a like must not be counted twice. The library's own
-//! Cluster connection can repeat such a command, unless the library's retries are off. If the retries are off, this
-//! connection breaks other guarantees (docs/decisions/0101).
+//! Cluster connection can repeat such a command, unless the library's retries are off. Without these retries, the
+//! library's connection has other faults, which docs/decisions/0101 lists.
 //!
 //! If a node is unreachable, only the commands for this node fail.
 
@@ -22,12 +22,12 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// The time after which a command is no longer retried. This time is short, because a client that counts a like must
-/// publish the like soon. Most moves of keys between nodes end within this time.
+/// The time after which a command is no longer retried. The time is short, because an API server counts a like in Redis
+/// first, and must publish the like soon afterwards. Most moves of keys between nodes end within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The number of times that a command is sent before the first pause: to its usual node, to the node of the
-/// redirection, and once more.
+/// The number of attempts to send a command before the first pause. The first attempt goes to the usual node of the
+/// command, and the second attempt goes to the node that the redirection names. The third attempt is one more try.
 const AT_ONCE: u32 = 3;
 
 /// The first pause. Each further pause is twice as long.
@@ -217,7 +217,7 @@ impl Cluster {
                 slots.cmd("CLUSTER").arg("SLOTS");
                 let answer = link.run(slots, timeout).await?.pop().unwrap_or(Ok(Value::Nil))?;
                 SlotMap::read(&answer, host(&node)).ok_or_else(|| {
-                    RedisError::from((ErrorKind::UnexpectedReturnType, "it knows no slot that is served", node))
+                    RedisError::from((ErrorKind::UnexpectedReturnType, "the answer contains no slot with a node", node))
                 })
             });
         }

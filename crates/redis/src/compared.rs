@@ -11,21 +11,22 @@ use super::{Cache, Context, Result, Servers, text};
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
-    /// Returns the oldest instant among the copies of the note, or `None` if there is no note.
+    /// Returns the instant up to which reconciles have compared Redis with MySQL. If Redis holds several different
+    /// instants, returns the oldest. Returns `None` if Redis holds no instant.
     pub async fn compared(&self) -> Result<Option<Micros>> {
         let get = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("GET").arg(key);
         };
-        let noted = self.of_notes("read how far Redis was compared", get).await?;
+        let noted = self.of_notes("read the time up to which Redis was compared with MySQL", get).await?;
         Ok(noted.into_iter().flatten().min())
     }
 
-    /// Records in Redis that reconciles have compared all changes up to the instant `cut`.
+    /// Stores `cut` in Redis: reconciles have compared all changes up to this instant with MySQL.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);
         };
-        self.of_notes("note how far Redis was compared", set).await.map(drop)
+        self.of_notes("store the time up to which Redis was compared with MySQL", set).await.map(drop)
     }
 
     async fn of_notes(

@@ -90,7 +90,7 @@ impl Also {
     /// Returns the layout.
     ///
     /// # Errors
-    /// Returns the end of a sentence that says why `counter_key` can't be used.
+    /// Fails if `counter_key` can't be used. The error is a text with the reason.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
@@ -100,7 +100,7 @@ impl Redis {
     /// Returns the layout.
     ///
     /// # Errors
-    /// Returns the end of a sentence that says why `counter_key` can't be used.
+    /// Fails if `counter_key` can't be used. The error is a text with the reason.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }

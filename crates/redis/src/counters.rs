@@ -1,4 +1,5 @@
-//! Samples, repairs and finds counters in Redis. A repair adds the measured drift (the difference from MySQL).
+//! Functions that read samples of counters in Redis, repair counters, and search for counters. A repair adds the
+//! measured drift (the difference from MySQL).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +27,7 @@ const SCANNED_KEYS: usize = 1_000;
 pub struct Size {
     /// The count of fields in the bucket.
     pub fields: u64,
-    /// The count of numbers in the bucket that are not zero.
+    /// The count of nonzero numbers in the bucket.
     pub numbers: u64,
 }
 
@@ -166,8 +167,8 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // If two calls sampled numbers of one bucket, the bucket may have changed between the two samples. Only the
-            // repairs that belong to the first state are applied.
+            // If two calls sampled numbers of one bucket, the bucket may have changed between the two samples. If the
+            // bucket was in another state in a later sample, the repairs from that sample are not applied.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
             // Each bucket gets only one call. The call changes the bucket's state, so a second call could not compare
@@ -293,8 +294,8 @@ impl Cache {
     }
 
     /// Returns a page of the targets that have a separate key, and the cursor of the next page (`None` at the end). A
-    /// target can appear twice. This function is only for the layouts `entity` and `string`, because the layout packed
-    /// has no keys of single targets.
+    /// target can appear twice. This function is only for the layouts `entity` and `string`, because the layout
+    /// `packed` stores many targets in one key.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),
@@ -338,8 +339,8 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
 }
 
 /// Reads the answer of crates/redis/lua/sample.lua. For each number, `numbers` contains the position of its field in
-/// the answer, and its metric. If a field is not a list of numbers, the number has no sample. Such a number is unknown,
-/// and is never repaired.
+/// the answer, and its metric. If a field is not a list of numbers, the samples of the field's numbers are `None`. The
+/// daemon never repairs a number without a sample.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);

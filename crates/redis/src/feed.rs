@@ -13,7 +13,7 @@ pub struct Gain<'a> {
     pub board: &'a str,
     /// The member to add to.
     pub member: &'a [u8],
-    /// The column of the board's `score` to add to.
+    /// The name of a column in the board's `score`. The call adds `delta` to this column.
     pub column: &'a str,
     pub delta: i64,
     /// The instant of the addition. The call changes all periods that contain this instant.

@@ -25,11 +25,11 @@ const PIECES_AT_ONCE: usize = 8;
 /// The maximum number of users that one call adds to a filter's bits.
 const FOLD_USERS: usize = 100;
 
-/// The maximum number of users that one call notes beside filters.
+/// The maximum number of users that one call adds to filters' sets of waiting users.
 const NOTE_USERS: usize = 1_000;
 
-/// The number of seconds for which Redis keeps the note about a user if the target has no filter. Readers trust a
-/// filter for a shorter time, unless another run renews the trust.
+/// The number of seconds for which Redis keeps the note about a user if the target has no filter. If no run renews the
+/// trust in a filter, readers stop trusting the filter before this time ends.
 const NOTED_S: u64 = 7 * 86_400;
 
 /// One step of a scan reads about this number of fields or members.
@@ -51,9 +51,10 @@ pub struct FilterState {
     pub others: u64,
     /// The number of the run that is building a new filter, or of a run that stopped during the build.
     pub building: Option<u64>,
-    /// The epoch in which the filter was built: the number of the run since which tallyd trusts this Redis.
+    /// The epoch in which the filter was built. An epoch begins when a run finds that Redis may have lost data, and the
+    /// epoch is the number of that run.
     pub epoch: u64,
-    /// The count of users that are noted beside the filter.
+    /// The count of waiting users: they like the target, but their bits are not in the filter yet.
     pub waiting: u64,
     /// Whether Redis has lost a part of the filter.
     pub is_lost: bool,
@@ -71,10 +72,10 @@ pub struct Built {
     pub false_positive: f64,
     /// The number of users in the filter that were read from MySQL.
     pub users: u64,
-    /// The number of users in the filter from clicks that Redis remembers. Some of these users may also be counted in
-    /// `users`.
+    /// The number of users whom the run added to the filter because of remembered clicks in Redis. Some of these users
+    /// may also be counted in `users`.
     pub others: u64,
-    /// The epoch: the number of the run since which tallyd trusts this Redis.
+    /// The epoch in which the filter was built, as in [`FilterState::epoch`].
     pub epoch: u64,
 }
 
@@ -120,9 +121,9 @@ impl Cache {
         Ok(states)
     }
 
-    /// Begins to build filters of `targets`. Until [`Cache::fold_filter`], scripts note each user who likes one of
-    /// these targets beside the target's filter. Returns the count of targets for which the call succeeded. This count
-    /// is smaller than the number of targets only if a later run has begun.
+    /// Begins to build filters of `targets`. From then on, if a user likes one of these targets, scripts add the user
+    /// to the target's set of waiting users. [`Cache::fold_filter`] ends this. Returns the count of targets for which
+    /// the call succeeded. This count is smaller than the number of targets only if a later run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -133,8 +134,8 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count())
     }
 
-    /// Passes to `each` every user whose last remembered click on the target was a like. The newer hash of clicks is
-    /// read first, because this hash can become the older hash between the two reads.
+    /// Finds the users whose last remembered click on the target was a like, and calls `each` with every such user. The
+    /// newer hash of clicks is read first, because this hash can become the older hash between the two reads.
     pub async fn recent_likers(&self, kinds: &KindNames, target: Target, mut each: impl FnMut(UserId)) -> Result<()> {
         const ACTION: &str = "read recent likes";
         let kind = kinds.get(target.kind).unwrap_or_default();
@@ -274,8 +275,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes beside a target's filter that the user likes the target. If the target has no filter, the note expires
-    /// after a week.
+    /// Adds the user to the target's set of waiting users (users who like the target but are not in the filter's bits
+    /// yet). If the target has no filter, the set expires after a week.
     pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
         let [_, config, added] = self.keys.filter(kind, target);
@@ -286,12 +287,12 @@ impl Cache {
         }
     }
 
-    /// Notes each user beside the filters of the targets that the user likes. Targets without a filter and kinds
-    /// without a name are skipped.
+    /// For each target in `likers`, adds the target's users to the set of waiting users of its filter. Targets without
+    /// a filter and kinds without a name are skipped.
     ///
     /// # Errors
     ///
-    /// Redis failed to answer. Some of the users may have been noted.
+    /// Redis failed to answer. Redis may have added some of the users.
     pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
         const ACTION: &str = "note who likes targets";
         let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));
@@ -365,8 +366,8 @@ const FIELDS: [&str; 9] = [
     "others",
 ];
 
-/// Reads a filter's config. Returns the filter's state, and the number of users that must be noted beside the filter.
-/// Returns `None` if there is no config.
+/// Reads a filter's config. Returns the filter's state, and the number of users that the filter's set of waiting users
+/// must contain. Returns `None` if there is no config.
 pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {

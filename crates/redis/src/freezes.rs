@@ -6,7 +6,7 @@ use tallyd_core::model::Freeze;
 
 use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
-/// The field of the notes that contains the generation. No period can have the name of this field.
+/// The field with the generation, in the hash of a board's freeze notes. No period can have the name of this field.
 pub(super) const GENERATION: &str = "-";
 
 /// Returns the name of a field of the notes. This field counts the late members that were moved into the period's
@@ -18,7 +18,7 @@ pub(super) fn late_field(period: &str) -> String {
 impl Cache {
     /// Claims the board: after this call, only `run` can change the board's closed periods. Returns
     /// [`Freeze::generation`]. `frozen` contains the periods that are frozen in MySQL, each with MySQL's generation and
-    /// note. If Redis went back to a state without such a period, the call stores the note about its freeze again.
+    /// note. If Redis has lost the note about the freeze of one of these periods, the call stores this note again.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));

@@ -80,7 +80,8 @@ pub fn connections_opened() -> u64 {
 pub struct Cache {
     servers: Servers,
     timeout: Duration,
-    /// A random number. This number distinguishes two processes if their runs have the same number.
+    /// A random number of this process. Runs of two processes can have the same run number, and the random number then
+    /// distinguishes these runs.
     nonce: u64,
     /// The names of the keys.
     pub keys: Keys,
@@ -203,7 +204,8 @@ impl Call {
 }
 
 impl Cache {
-    /// Makes a client of one server, of the master that sentinels watch, or of a Cluster, as configured.
+    /// Makes the client that `config` describes. The client uses one server, a Cluster, or the master that sentinels
+    /// watch.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -281,8 +283,8 @@ impl Cache {
         self.info("memory", "maxmemory_policy:").await
     }
 
-    /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. If a server has no such
-    /// line, its text is empty.
+    /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. If a server's answer
+    /// has no line that begins with `name`, the text for this server is empty.
     async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
@@ -316,8 +318,8 @@ impl Cache {
             }
             for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
                 let answer = match answer {
-                    // The call did not run, because the server is new or SCRIPT FLUSH ran. The next command contains
-                    // the script's text, which also loads the script again.
+                    // The call did not run, because the server is new or SCRIPT FLUSH ran. The next command is EVAL
+                    // with the script's text. EVAL also loads the script again.
                     Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                         let mut again = Pipeline::new();
                         again.add_command(call.command(true));

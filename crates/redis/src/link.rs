@@ -149,8 +149,8 @@ impl Link {
                 (connection, Some(master))
             }
         };
-        // If the account lacks the right to run INFO, the check is skipped: the first redirected command will show a
-        // wrong setting.
+        // If the account lacks the right to run INFO, the check is skipped. If `cluster` is then set wrongly, the first
+        // redirected command fails.
         match redis::cmd("INFO").arg("cluster").query_async::<Value>(&mut connection).await {
             Ok(answer) => match text(&answer).and_then(|text| text.split_once("cluster_enabled:")) {
                 Some((_, enabled)) if enabled.starts_with('1') != self.node => return Err(wrong_kind(!self.node)),

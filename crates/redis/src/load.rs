@@ -20,10 +20,10 @@ const BUCKETS_MAX: u32 = 1 << 22;
 pub struct Lost {
     /// The first bucket that was checked.
     pub from: u32,
-    /// The cut of each bucket, beginning with the bucket `from`: the instant at which the bucket was marked, by Redis'
-    /// clock. The cut is `None` if the bucket is already loaded.
+    /// The cuts of the buckets. The first cut belongs to the bucket `from`. A cut is the instant, by Redis' clock, at
+    /// which the call marked the bucket. The cut is `None` if the bucket is already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
-    /// The nonzero numbers in the buckets at their cuts.
+    /// The nonzero numbers that each bucket contained at the bucket's cut.
     pub held: HashMap<CounterKey, i64>,
     /// The targets whose field is not a list of numbers, because someone wrote to the field by hand.
     pub unreadable: HashSet<Target>,
@@ -80,10 +80,10 @@ impl Cache {
     }
 
     /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks each of these buckets as
-    /// being loaded by `run`, and returns the bucket's numbers of `metrics` at that instant. One call checks at most
-    /// four million buckets. The call stops early if the buckets contain more than `fields_max` numbers. `outbox`
-    /// contains the number of the last row of each partition's outbox, read before this call. The load contains all
-    /// rows up to these numbers, so the daemon never adds these rows to the buckets afterwards.
+    /// being loaded by `run`. Returns the numbers that each bucket contained at that instant for `metrics`. One call
+    /// checks at most four million buckets. The call stops early if the buckets contain more than `fields_max` numbers.
+    /// `outbox` contains the number of the last row of each partition's outbox, read before this call. The load
+    /// contains all rows up to these numbers, so the daemon never adds these rows to the buckets afterwards.
     ///
     /// # Errors
     ///

@@ -16,11 +16,11 @@ const ON_BOARDS: [&str; 17] = [
     "RENAME", "UNLINK", "PERSIST", "EXPIRE", "TTL",
 ];
 
-/// The daemon's command on the set of missing buckets.
+/// The command with which the daemon takes entries from the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on two kinds of keys. The first kind notes the instant up to which Redis was compared. The
-/// second kind announces which program counts each number.
+/// The daemon's commands on two kinds of keys. A key of the first kind contains the instant up to which reconciles have
+/// compared Redis with MySQL. A key of the second kind says which program counts each number.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
@@ -141,7 +141,7 @@ impl Cache {
         })
     }
 
-    /// Returns the times of the slowest and the fastest clock among the servers. If there is only one server, both
+    /// Asks all servers for the time, and returns the earliest and the latest answer. If there is only one server, both
     /// times are equal.
     ///
     /// # Errors

@@ -28,7 +28,8 @@ pub enum Seen {
 
 impl Cache {
     /// Remembers a click for `keep_s`, unless a newer click is remembered. This function is for clicks that
-    /// lua/like.lua has counted but has not remembered. If the call fails, the script can misjudge a later click.
+    /// lua/like.lua has counted but has not remembered. If the call fails, lua/like.lua can make a wrong decision
+    /// whether the user's next click counts.
     pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));

@@ -1,5 +1,5 @@
-//! Runs all parsers of Redis' answers. The fuzz tests (`fuzz/`) pass answers to the parsers that a real Redis never
-//! gives.
+//! Runs all parsers of Redis' answers. A real Redis gives only valid answers. The fuzz tests (`fuzz/`) pass invalid
+//! answers to the parsers, too.
 
 use redis::Value;
 use tallyd_core::layout::Layout;
@@ -24,7 +24,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         counters::read_sample(answer, layout, &members).is_some()
     });
     let map = SlotMap::read(answer, "asked");
-    // Each parsed map is also used to look up nodes, because commands do the same.
+    // The fuzz tests also look up nodes in each parsed map, because each Redis command looks up its node.
     let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
     let could_be = [
         read::read_found(layout, metrics, answer).is_some(),

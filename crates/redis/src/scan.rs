@@ -7,7 +7,7 @@ use super::{Cache, CacheError, Context, Result, Servers, text};
 /// Keys per SCAN. One SCAN of this size takes a few hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
-/// The position of a search for keys.
+/// The place at which a search for keys continues.
 #[derive(Clone, Debug)]
 pub struct ScanCursor {
     /// The masters that are not completely searched yet. The last of them is the current master. `None` without a

@@ -84,8 +84,8 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// Fails if no sentinel answers or knows the master, if the master is unreachable, or if the server is not a
-    /// master.
+    /// Fails if no sentinel answers, or if no answer names a master. Also fails if the named server is unreachable or
+    /// is not a master.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
         let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());
@@ -192,7 +192,8 @@ impl Votes {
         }
     }
 
-    /// Returns the result after all sentinels have answered or timed out: the named addresses, the most frequent first.
+    /// Call this function after all sentinels have answered or timed out. Returns the addresses that sentinels named as
+    /// the master. The address that most sentinels named is first.
     fn count(self, name: &str) -> RedisResult<Told> {
         if self.unknown == self.sentinels {
             let text = format!("no sentinel watches a master \"{name}\": fix [redis] sentinel_master");

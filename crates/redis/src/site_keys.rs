@@ -41,8 +41,8 @@ impl Cache {
         Ok(SiteNumbers { numbers, ignored, fault, next })
     }
 
-    /// Returns the numbers of those `targets` that have a key. If a key contains no number, also returns an error
-    /// message about the first such key.
+    /// For each of `targets` that has a key, returns the target and the number in its key. If a key contains no number,
+    /// also returns an error message about the first such key.
     pub async fn site_numbers(
         &self,
         keys: SiteKeys<'_>,

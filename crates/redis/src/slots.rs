@@ -15,8 +15,9 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. If a range's node has no host in the
-    /// answer, its host is `asked`. Returns `None` if the answer is invalid, or if no node serves any slot.
+    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. If the answer names no host for a
+    /// node, the function uses `asked` as the node's host. Returns `None` if the answer is invalid, or if no node
+    /// serves any slot.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();

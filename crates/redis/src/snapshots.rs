@@ -176,8 +176,8 @@ impl Cache {
         self.change("restore a frozen board", call).await
     }
 
-    /// Moves members that were added since the loss from the live zset into the restored zset, at most `members_max` in
-    /// one call. When no members remain, the restored zset becomes the live zset and gets `mark`.
+    /// After a loss, clients add members to a new live zset. This call moves at most `members_max` of these members
+    /// into the restored zset. When no members remain, the restored zset becomes the live zset and gets `mark`.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -188,8 +188,8 @@ impl Cache {
     }
 
     /// Raises the scores of a live board's members to the scores in `members`, where these are higher. Returns the
-    /// count of raised members. If the board will be frozen afterwards, `pages_before` is the count of pages that must
-    /// have arrived before this page.
+    /// number of members that the call added, or whose score the call raised. If the board will be frozen afterwards,
+    /// `pages_before` is the count of pages that must have arrived before this page.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -223,8 +223,8 @@ impl Cache {
     }
 }
 
-/// Adds a score and its member to the call. The score is written with the fewest digits that parse to exactly the same
-/// number.
+/// Appends the member's score and name to the arguments of `call`. The score is written with the fewest digits that
+/// parse to exactly the same number.
 fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }

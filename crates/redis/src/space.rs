@@ -19,7 +19,7 @@ pub const LISTPACK_FIELDS: u64 = 512;
 /// targets per bucket, commands take more time.
 pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
-/// The number of digits of a popular target's number.
+/// The memory estimate assumes that each counter of a popular target has this number of digits.
 const DIGITS: u64 = 7;
 
 impl Cache {
@@ -134,8 +134,8 @@ pub fn suited_bits(targets: u64) -> u8 {
     buckets.log2().ceil().clamp(0.0, f64::from(BUCKET_BITS_MAX)) as u8
 }
 
-/// Returns the length of a popular target's field in bytes. A metric's code is the place of its number in the field.
-/// Places without a metric contain a zero.
+/// Returns the number of bytes in the field of a popular target. The field is a list of numbers, and a metric's code is
+/// the place of the metric in this list. Places without a metric contain a zero.
 pub fn field_bytes(metrics: &[Metric]) -> u64 {
     let places = metrics.iter().map(|metric| u64::from(metric.0)).max().unwrap_or(0);
     places * 2 + metrics.len() as u64 * (DIGITS - 1)
