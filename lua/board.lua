@@ -8,20 +8,25 @@
 -- ARGV[2]  the amount to add to its primary number.
 -- ARGV[3]  the amount to add to its second number; 0 if the board has no second number.
 -- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal.
--- ARGV     then three numbers for each key. First the number of bits of the second number in a score. Then, for
---          "earliest", the instant at which the remaining time is zero, in seconds since the epoch, else 0. Then the
---          length of a step of this time in seconds.
+-- ARGV     from ARGV[5] on: three numbers for each key, in the order of KEYS.
+--          The first number says how many bits of the score the second number occupies.
+--          The second number is for "earliest": the instant at which the remaining time is zero, in seconds since the
+--          epoch. If ARGV[4] is not "earliest", it is 0.
+--          The third number is the length of one time step, in seconds.
 --
 -- The daemon can send an addition several times, but the addition must count only once. So the daemon appends a key to
--- KEYS, tally:board:{likes}:added, and five arguments to ARGV: "once", a partition, the number of the addition's outbox
--- row, the addition's place in this row, and number:place of the previous addition or an empty text. If the addition
--- was already made, the script skips it and returns an empty list. If the previous addition is missing, the script does
--- nothing and returns -1.
+-- KEYS, tally:board:{likes}:added, and five arguments to ARGV. The first argument is "once", and the second argument is
+-- a partition. The third argument is the number of the outbox row that contains the addition. The fourth argument is
+-- the place of the addition in this row. The fifth argument identifies the previous addition by row number, ":" and
+-- place. If there is no previous addition, the fifth argument is empty.
+--
+-- If the addition was already made, the script skips it and returns an empty list. If the previous addition is missing,
+-- the script does nothing and returns -1.
 --
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. For "second", low is the second
--- number. For "earliest", low is the number of steps that were left when the primary number last changed. So if two
--- members have equal primary numbers, the member who reached this number first is ahead. A "plain" score is the sum of
--- the amounts.
+-- number. For "earliest", low is a remaining time, counted in steps. The script computes this time whenever the primary
+-- number changes. So if two members have equal primary numbers, the member who reached this number first is ahead. A
+-- "plain" score is the sum of the amounts.
 --
 -- Returns the member's new score in each zset, as text. If the score falls to zero or below, the script removes the
 -- member and returns zero. For "second", neither number falls below zero, and a member is removed when both are zero.

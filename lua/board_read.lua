@@ -13,8 +13,8 @@
 -- Returns an empty list if the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0
--- A count that is negative or larger than the board is a mistake of the caller. A negative count would read up to the
--- last member.
+-- If the caller passes a negative count, the script uses zero, because a negative count would read up to the last
+-- member. If the count is larger than the number of members, the script uses the number of members.
 local wanted = math.min(math.max(0, tonumber(ARGV[3])), count)
 if ARGV[1] == 'around' then
     local rank = redis.call('ZREVRANK', KEYS[1], ARGV[2])

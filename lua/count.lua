@@ -10,8 +10,9 @@
 -- ARGV[3]  "add" or "set".
 -- ARGV[4]  the amount to add, or the number to set: between -2^53 and 2^53, exclusive.
 -- ARGV[5]  1 if the number may be less than zero, else 0.
--- ARGV[6]  only for a number that can be set: 0, or the first `at` of a change that was taken back and is repeated now.
---          A repeated change does nothing if a number of the bucket was set after this `at`.
+-- ARGV[6]  only for a number that can be set. If this call repeats a change that the caller took back, this argument is
+--          the `at` of the first call. For all other changes, it is 0. A repeated change does nothing if a number of
+--          the bucket was set after this `at`.
 --
 -- Returns { result, at, count, added }.
 --   result  1: publish the event.

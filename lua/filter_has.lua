@@ -6,8 +6,8 @@
 -- ARGV[1]  the user's id in decimal.
 -- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
 --          is not trusted.
--- ARGV[3]  the size of the filter that the following bits are for; empty without bits.
--- ARGV     then the user's bits for that size.
+-- ARGV[3]  a filter size, for which the caller computed the user's bits. Empty if the caller passes no bits.
+-- ARGV     from ARGV[4] on: the user's bits in a filter of the size ARGV[3].
 --
 -- Returns 0 if the user does not like the target. This answer does not include clicks of the last minutes, so read the
 -- recent clicks before you use this answer. Returns 1 if the answer is unknown: ask MySQL. If the bits are for another
@@ -15,8 +15,9 @@
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'waiting', 'epoch')
 local size, iterations = config[1], config[2]
--- A filter of another epoch is not trusted, because a failover may have lost likes. A filter is also not trusted if
--- Redis evicted a part of the filter: its string is too short, or fewer users are noted than were added.
+-- A filter of another epoch is not trusted, because a failover may have lost likes. The script also does not trust a
+-- filter if Redis evicted a part of the filter. Then the string of the filter is too short, or the set KEYS[3] has
+-- fewer members than `waiting` says.
 if
     not size
     or config[4] ~= ARGV[2]

@@ -7,7 +7,8 @@
 -- KEYS[4]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something.
 -- ARGV[1]  the target's id in decimal: the field of a bucket.
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity, the
---          text "entity:" and the name of the hash's field, for instance "entity:like"; in the layout string "string".
+--          text "entity:" and the name of the hash's field, for instance "entity:like". In the layout string, the
+--          text "string".
 -- ARGV[3]  "like" or "unlike".
 -- ARGV[4]  the user's id in decimal.
 -- ARGV[5]  the minimum number of seconds for which a click is remembered: more than an event needs to reach MySQL.
@@ -23,21 +24,21 @@
 -- KEYS[7]  the users who like the target and are not in the filter's bits yet.
 -- ARGV[8]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
 --          is not trusted. Callers that compute no bits leave out this argument and all following arguments.
--- ARGV[9]  the size of the filter that the following bits are for; empty without bits.
--- ARGV[10] and so on: the user's bits for that size.
+-- ARGV[9]  a filter size, for which the caller computed the user's bits. Empty if the caller passes no bits.
+-- ARGV[10] and so on: the user's bits in a filter of the size ARGV[9].
 --
 -- Returns { result, at, count }.
 --   result  1: the state changed, and the click counts. Publish the event.
---           0: the state was the same before, and nothing was counted. Publish the event, too. The event repeats the
---           user's last event, which perhaps was never published. Or the event confirms the answer of MySQL, which
---           can be outdated.
+--           0: the state was the same before, and nothing was counted. Publish the event, too. If Redis remembers the
+--           user's last click, the event repeats the event of that click, which perhaps was never published. If
+--           the script took the state from ARGV[6], the row in MySQL can be outdated. Then the event corrects the row.
 --           -1: unknown, nothing was counted. Ask MySQL whether the user likes the target, and call again with the
---           answer. If the target has a filter of another size than ARGV[9], its size and hashIterations follow. A
---           caller that can compute the user's bits first calls again with the bits. Such a caller asks MySQL only if
---           the result is still -1.
+--           answer. If the target has a filter of another size than ARGV[9], its size and hashIterations follow. If
+--           the caller can compute the user's bits, it calls again with the bits before it asks MySQL. This caller
+--           asks MySQL only if the second call also returns -1.
 --   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`. This time
 --           is at least one microsecond later than the user's last click or row. If the result is 0 and Redis
---           remembers the user's last click, it is the `at` of that click.
+--           remembers the user's last click, the script returns the `at` of that click instead.
 --   count   the target's number after the click. nil if it is unknown, because Redis has lost the bucket (it has no
 --           field `_`) or is still loading it. The click counts nevertheless.
 --
@@ -50,8 +51,9 @@
 -- left out. A target whose numbers are all zero has no field.
 --
 -- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. The script stores clicks in two
--- hashes in turn. So each hash exists at least ARGV[5] seconds and at most twice as long. A second field, with target,
--- user and `at` in its name, counts the further requests that got the same event.
+-- hashes in turn. So each hash exists at least ARGV[5] seconds and at most twice as long. If several requests get the
+-- same event, a second field of the hash stores the number of these requests minus one. The name of this field consists
+-- of the target, the user and the `at`.
 
 -- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)
@@ -101,9 +103,9 @@ else
 end
 loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
 
--- The target's filter. A filter of another epoch is not trusted, because a failover may have lost likes. A filter is
--- also not trusted if Redis evicted a part of the filter: its string is too short, or fewer users are noted than were
--- added.
+-- The target's filter. A filter of another epoch is not trusted, because a failover may have lost likes. The script
+-- also does not trust a filter if Redis evicted a part of the filter. Then the string of the filter is too short, or
+-- the set KEYS[7] has fewer members than `waiting` says.
 local filter
 if KEYS[5] then
     local config = redis.call('HMGET', KEYS[6], 'size', 'hashIterations', 'building', 'waiting', 'epoch')
@@ -125,7 +127,8 @@ local function note_liker()
             redis.call('SETBIT', KEYS[5], ARGV[index], 1)
         end
     end
-    -- The user is also noted while a run builds a new filter, because this run may have read MySQL before this like.
+    -- While a run builds a new filter, the script also adds the user to the set KEYS[7]. The run may have read MySQL
+    -- before MySQL received the like, so the new filter may lack the user.
     if not filter.fits or filter.building then
         redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
         redis.call('PERSIST', KEYS[7])

@@ -1,11 +1,12 @@
--- Notes beside a target's filter that a user likes the target. Call this script for each like that lua/like.lua has
--- counted without the filter's keys.
+-- Adds a user who likes a target to the set of users who are not in the target's filter yet. Call this script for each
+-- like that lua/like.lua has counted without the filter's keys.
 --
 -- KEYS[1]  the users who like the target and are not in the filter's bits yet.
 -- KEYS[2]  the filter's config. Leave this key out while a Cluster moves the slot, because scripts with several keys
 --          then fail.
 -- ARGV[1]  the user's id in decimal.
--- ARGV[2]  for how many seconds the note stays if the target has no filter and no other user is noted.
+-- ARGV[2]  the number of seconds after which the set KEYS[1] expires. The script uses this argument only if the target
+--          has no filter and the set was empty before this call.
 --
 -- Returns 1.
 

@@ -1,4 +1,5 @@
--- Remembers a click that lua/like.lua has counted with KEYS[1] only, unless a newer click is remembered.
+-- Remembers a click that was counted by a call of lua/like.lua with only one key. If Redis already remembers a newer
+-- click, the script does nothing.
 --
 -- KEYS[1]  the recent clicks in the bucket. This is the script's only key, so the script can also run while a Cluster
 --          moves the slot.

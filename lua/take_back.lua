@@ -11,9 +11,9 @@
 -- ARGV[5]  the `at` that like.lua returned.
 --
 -- Returns 1 if the click was taken back. Then Redis remembers the state before the click. Returns 0, and does not
--- change the number, if like.lua returned the event to more requests than have failed. Also returns 0 if the user has
--- clicked again since, or if Redis no longer remembers the click. If a newer click is published, it decides the user's
--- state.
+-- change the number, if another request got the same event from like.lua and has not called this script yet. Also
+-- returns 0 if the user has clicked again since, or if Redis no longer remembers the click. If a newer click is
+-- published, it decides the user's state.
 --
 -- If the field is not a list of numbers, the script fails and changes nothing.
 
@@ -50,8 +50,8 @@ local values = place and read(redis.call('HGET', KEYS[1], ARGV[1]))
 if place and not values then
     return redis.error_reply('ERR take_back.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. ARGV[1])
 end
--- The script remembers an instant that is later than the event's `at`, because the event may have arrived although its
--- confirm did not.
+-- The event may have reached RabbitMQ although the API server got no confirm. So the script remembers an instant that
+-- is later than the event's `at`.
 redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
 local delta = ARGV[3] == 'like' and -1 or 1
 if not place then

@@ -26,7 +26,7 @@ pub fn config(data: &[u8]) {
         for problem in &error.0 {
             let says_where =
                 problem.starts_with("fuzz.toml") || names.iter().any(|name| problem.starts_with(name.as_str()));
-            assert!(says_where || problem.contains('['), "the problem has no place: {problem}");
+            assert!(says_where || problem.contains('['), "names no file and no key: {problem}");
         }
     }
     let _ = parse_pause(text);
@@ -44,7 +44,7 @@ fn whole(text: &str) {
         if let Err(problems) = examine(file.path()) {
             assert!(!problems.is_empty(), "rejected without a problem");
             for problem in problems {
-                assert!(problem.origin.is_some() || problem.key.is_some(), "the problem has no place: {problem}");
+                assert!(problem.origin.is_some() || problem.key.is_some(), "names no file and no key: {problem}");
             }
         }
     });

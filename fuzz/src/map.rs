@@ -1,5 +1,6 @@
-//! Fuzzes the decoder of custom JSON. The decoder must accept or reject each part of a body. An accepted part has the
-//! values of the body's fields. For a rejected part, the decoder returns a sentence with the reason.
+//! Fuzzes the decoder of custom JSON. The decoder must accept or reject each part of a body. If the decoder accepts a
+//! part, the decoded message must contain the values of the JSON fields. If the decoder rejects a part, it returns a
+//! sentence with the reason.
 
 use std::sync::LazyLock;
 
@@ -57,7 +58,7 @@ fn taken(body: &[u8], message: &Message) {
             assert_eq!(value["action"], "VIEW");
             (event.target, event.at)
         }
-        Message::Set(_) | Message::Fence(_) => panic!("no value in the map produces this message"),
+        Message::Set(_) | Message::Fence(_) => panic!("the map defines no messages of this kind"),
     };
     assert_eq!(id("/object/id"), Some(target.id.0));
     assert_eq!(id("/ts").map(|ms| Micros(ms.cast_signed() * 1_000)), Some(at));

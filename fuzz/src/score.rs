@@ -7,7 +7,8 @@ use tallyd_redis::score::{Columns, Packing};
 
 use super::Bytes;
 
-/// The input is the number of bits of the lower number, two pairs of numbers, any double, and then members of a board.
+/// The input starts with the number of bits for the lower number of a score. Two pairs of numbers follow, then any
+/// double, and then the members of a board.
 pub fn score(data: &[u8]) {
     let mut bytes = Bytes(data);
     let packing = Packing::new(u32::from(bytes.byte()));

@@ -51,8 +51,8 @@ pub struct FilterState {
     pub others: u64,
     /// The number of the run that is building a new filter, or of a run that stopped during the build.
     pub building: Option<u64>,
-    /// The epoch in which the filter was built. An epoch begins when a run finds that Redis may have lost data, and the
-    /// epoch is the number of that run.
+    /// The epoch in which the filter was built. If the existing filters can no longer be trusted, a run begins a new
+    /// epoch. The epoch is the number of that run.
     pub epoch: u64,
     /// The count of waiting users: they like the target, but their bits are not in the filter yet.
     pub waiting: u64,
