@@ -9,7 +9,7 @@
 -- ARGV[3]  the amount to add to its second number; 0 if the board has no second number.
 -- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal.
 -- ARGV     from ARGV[5] on: three numbers for each key, in the order of KEYS.
---          The first number says how many bits of the score the second number occupies.
+--          The first number is the number of bits that low (see below) occupies in a score.
 --          The second number is for "earliest": the instant at which the remaining time is zero, in seconds since the
 --          epoch. If ARGV[4] is not "earliest", it is 0.
 --          The third number is the length of one time step, in seconds.

@@ -268,8 +268,8 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // If a set's time is more than a minute ahead of the clock, the clock was put back after the set. If a set's time
-    // is at most a minute ahead, lua/count.lua treats the set as newer than the clock, and counts from the set's time.
+    // A set whose time is more than five minutes ahead of the clock was made before the clock was put back. If the time
+    // is at most five minutes ahead, lua/count.lua treats the set as newer than the clock, and counts from its time.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

@@ -130,7 +130,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
     }
     // The test publishes the same events in reverse order for target 10.
     for (event, _) in rows.iter().rev() {
-        let event = String::from_utf8_lossy(event).replace("\"target_id\": \"9\"", "\"target_id\": \"10\"");
+        let event = String::from_utf8_lossy(event).replace(r#""target_id":"9""#, r#""target_id":"10""#);
         world.publish(&publisher, &[(UserId(10), event.into_bytes())]).await;
     }
     world.drained(&publisher).await;
