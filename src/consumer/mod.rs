@@ -108,7 +108,7 @@ enum SessionEnd {
     Stopped,
     #[error("an operator has paused the consumers")]
     Paused,
-    #[error("the prefetch must change to fit the messages")]
+    #[error("another prefetch fits the size of the messages better")]
     OtherPrefetch,
     /// The next session must use a smaller prefetch, because a message was redelivered too often. The open batch has
     /// not been sent to MySQL.

@@ -19,7 +19,7 @@ pub(super) struct Allowed {
 }
 
 impl Allowed {
-    /// Reads the current orders, and starts the tasks that follow later orders.
+    /// Reads the current orders, and starts tasks that watch for new orders.
     ///
     /// # Errors
     /// Fails with [`JobError::Paused`] if the job is paused. Also fails if MySQL fails.
