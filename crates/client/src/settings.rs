@@ -29,8 +29,8 @@ pub struct Settings {
     pub metrics: Metrics,
     /// The `[[board]]` blocks, which define the leaderboards.
     pub boards: Vec<Board>,
-    /// The `[[rule]]` blocks, which define how events change each number. The daemons' announcement decides which side
-    /// counts a number in Redis.
+    /// The `[[rule]]` blocks, which define how events change each number. The daemons announce in Redis
+    /// whether API servers or daemons count a number.
     pub rules: Vec<Rule>,
     /// `[client]`: how long clicks are remembered, and how many clicks a user can make.
     pub limits: ClickLimits,

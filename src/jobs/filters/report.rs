@@ -18,7 +18,7 @@ pub struct Report {
     /// a part of the filter.
     pub dropped: u64,
     pub left: u64,
-    /// The reason why filters were left for the next run, if the reason affects several filters.
+    /// Why the run left filters to the next run. Set only if several filters have the same reason.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,
