@@ -18,7 +18,9 @@ pub fn rabbitmqctl(arguments: &[&str]) {
 
 fn run(name: &str, arguments: &[&str]) {
     let output = script(name).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    // dev/up prints its messages to stdout.
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{name} {arguments:?}: {}: {}", output.status, String::from_utf8_lossy(&said));
 }
 
 fn script(name: &str) -> Command {
