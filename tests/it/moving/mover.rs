@@ -17,6 +17,9 @@ use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, st
 /// The exit code of a command if another run holds the lock or a server is unreachable. In this case the page tells the
 /// reader to try again.
 const TRY_LATER: i32 = 75;
+/// The exit code of `--verify` if the sides differ. One side can lag behind the other by more than the ten seconds in
+/// which `--verify` repeats its checks. In this case the page tells the reader to verify again.
+const DIFFERENT: i32 = 2;
 
 pub struct Mover {
     pub world: World,
@@ -158,14 +161,15 @@ impl Mover {
         }
     }
 
-    /// Runs a command again and again until it exits with this code.
+    /// Runs a command until it exits with this code, as the page tells the reader: the command waits its turn, and
+    /// `--verify` waits until neither side lags.
     pub async fn ends(&mut self, line: &str, code: i32) {
         let output = std::cell::RefCell::new(None::<Output>);
         eventually(line, || async {
             let found = self.command(line).output().unwrap();
             let code = found.status.code();
             output.replace(Some(found));
-            code != Some(TRY_LATER)
+            code != Some(TRY_LATER) && (code != Some(DIFFERENT) || !line.ends_with(" --verify"))
         })
         .await;
         let output = output.into_inner().unwrap();
