@@ -15,14 +15,14 @@
 //!   after a restart, finds the row. Each daemon checks once a second for rows that have not been added yet.
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
 //!   daemon sends the rows again. The script uses the marks to skip the rows that Redis already has.
-//! * A: a call times out. It is unknown whether Redis has executed the call. Redis can even execute the call after
-//!   later rows were added. Because of the marks, the additions are made only once. One call contains all additions
-//!   that its rows make to a bucket. With two calls, the first call could fail, and the second call would raise the
-//!   mark above rows that were not added.
+//! * A: a call times out. It is unknown whether Redis has executed the call. Redis can also execute the call later,
+//!   when newer rows have already been added. Because of the marks, the additions are made only once. One call contains
+//!   all additions that its rows make to a bucket. With two calls, the first call could fail, and the second call would
+//!   raise the mark above rows that were not added.
 //! * A: the task has added the rows of a pass to some of the buckets. B: the pass is repeated with more rows. The marks
 //!   of these buckets are between the first and the last row of the pass, so the script adds nothing and returns the
-//!   marks. For each returned mark, the task sends the later rows to the buckets with this mark. If a bucket's mark has
-//!   changed before this call, the script returns the new mark.
+//!   marks. For each returned mark, the task sends the rows with higher numbers to the buckets with this mark. If a
+//!   bucket's mark has changed before this call, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. If a row of another
 //!   daemon's partition is younger than `OLD`, daemon 2 skips the row. If both daemons add a row, the marks prevent the
 //!   second addition.
@@ -43,8 +43,8 @@
 //!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads the bucket.
 //!   Otherwise a reconcile adds the missing amounts. After any other failure, the task retries until the call succeeds.
 //!
-//! If targets have Bloom filters, a row also has the users who began to like a target. The task adds these users to the
-//! target's filter before it records the row as added. It is harmless to add a user twice.
+//! If targets have Bloom filters, an outbox row also lists the new likes: the target and the user. The task adds these
+//! users to the target's filter before it records the row as added. It is harmless to add a user twice.
 //!
 //! The task must never add a row before its commit, delete a row before it is added to all buckets, or delay a batch.
 
@@ -94,7 +94,7 @@ const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// After the last batch the task adds rows for at most this time. The next daemon adds the remaining rows.
+/// When the daemon stops, the task adds rows for at most this time. The next daemon adds the remaining rows.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
@@ -109,7 +109,7 @@ pub(crate) struct Outbox {
 
 #[derive(Default)]
 struct State {
-    /// For each partition: the last row that Redis has in all buckets. Redis also has all earlier rows.
+    /// For each partition: the last row whose additions are all in Redis. Redis also has all earlier rows.
     added: OutboxOffsets,
     /// The value of `added` that was last recorded in MySQL.
     noted: OutboxOffsets,
@@ -269,8 +269,8 @@ impl Outbox {
         }
     }
 
-    /// Adds the users who like a target to the target's Bloom filter, before the rows are recorded as added. A filter
-    /// build that begins later reads these likes in MySQL.
+    /// Adds the users who like a target to the target's Bloom filter. The task does this before it records the outbox
+    /// rows as added. A filter build that begins later reads these likes in MySQL.
     async fn note_likers(&self, kinds: &KindNames, rows: &[OutboxRow]) -> Result<()> {
         let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
         for (target, user) in rows.iter().flat_map(|row| &row.likers) {

@@ -49,7 +49,8 @@ pub struct Job<'a> {
 pub trait Report: Serialize + Display {
     fn outcome(&self) -> Outcome;
 
-    /// Whether the run did all its work. If not, the mode stays due.
+    /// Returns whether the run did all its work. If the run did not, the mode is still due, and the daemon runs the
+    /// mode again.
     fn is_done(&self) -> bool {
         self.outcome() == Outcome::Done
     }
@@ -211,7 +212,7 @@ async fn run_due(
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
         info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");
         stop.run_until_cancelled(beat.during(control.until_allowed(needs))).await;
-        // The mode is checked again, because another daemon can have run it in the meantime.
+        // The loop checks again whether the mode is due, because another daemon can have completed a run of this mode.
         return None;
     }
     // The request is cleared first, so that a request during the run makes the mode due again.

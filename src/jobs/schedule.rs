@@ -66,7 +66,7 @@ pub(super) struct Schedule(Vec<Entry>);
 
 pub(super) struct Entry {
     pub spec: JobSpec,
-    /// The time by MySQL's clock at which this daemon first had the mode.
+    /// The time (by MySQL's clock) at which the mode was added to this daemon's schedule.
     since: Option<Micros>,
     /// The current schedule; `None` if the mode is never due by a schedule.
     times: Option<cron::Schedule>,
@@ -84,7 +84,7 @@ struct Backoff {
 }
 
 impl Schedule {
-    /// Replaces the modes, and keeps the state of modes that stay.
+    /// Replaces the old list of modes with `specs`. A mode that is in both lists keeps its state.
     pub(super) fn set(&mut self, specs: Vec<JobSpec>) {
         let mut had = std::mem::take(&mut self.0);
         for spec in specs {

@@ -1,9 +1,10 @@
 //! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes
 //! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
-//! If a clock is set forward, patterns that are due in the skipped time fire when the clock is set. If a clock is set
-//! back, patterns that are due in the repeated time fire once. The exception is a pattern that fires in every hour.
-//! This pattern fires again in the repeated hour, so no hour is without a run.
+//! If a clock is set forward, the clock skips some time. A pattern that is due in this time triggers when the clock is
+//! set. If a clock is set back, some time is repeated. A pattern that is due in the repeated time triggers only once.
+//! The exception is a pattern that is due in every hour. This pattern triggers again in the repeated hour, so no hour
+//! is without a run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,8 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// To find a pattern's longest gap, the code compares this number of instants at which the pattern fires. If a pattern
-/// fires every minute, these instants cover four weeks.
+/// To find a pattern's longest gap, the code compares this number of instants at which the pattern is due. If a pattern
+/// is due every minute, the last of these instants is four weeks after the first instant.
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
@@ -38,11 +39,11 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
         )
 }
 
-/// Returns the longest gap between two consecutive instants at which the pattern fires. Compares a limited number of
-/// instants. If the pattern fires often, these instants cover only some days.
+/// Returns the longest gap between two consecutive instants at which the pattern is due. The number of compared
+/// instants is limited. If the pattern is due often, the code compares only the instants of a few days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
-    // The comparison can start at any instant. If a pattern's gaps are longer on some days than on others, the pattern
-    // fires rarely. So the compared instants also include the days with the longer gaps.
+    // The comparison can start at any instant. If a pattern's gaps are longer on some days than on other days, the
+    // pattern is usually due rarely. Then the compared instants span weeks, so the code finds the longer gaps.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
         [first, second] => (*second - *first).to_std().ok(),

@@ -1,5 +1,6 @@
 //! Tracks which loops are alive. Each loop reports that it is alive (beats) at least once per second while it works or
-//! waits, even if a server is unreachable. The watchdog is fed only while all loops beat.
+//! waits, even if a server is unreachable. If a loop does not beat for `STUCK_AFTER`, the daemon stops notifying
+//! systemd's watchdog, and systemd restarts the daemon.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,8 +14,8 @@ use super::lock::locked;
 #[derive(Clone, Default)]
 pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
-/// A loop's name, and the time of its last beat. When the loop ends, the time no longer exists, so the `Weak` pointer
-/// is empty.
+/// A loop's name, and a `Weak` pointer to the time of the loop's last beat. When the loop ends, its [`Heartbeat`] is
+/// dropped, and the pointer becomes empty.
 type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]

@@ -30,7 +30,8 @@ const RIVAL_DELAY: Duration = Duration::from_millis(1);
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Returns true if the transaction is retried after the next conflict, and false if that conflict is a failure.
+    /// Returns whether the transaction can be retried after a conflict. After too many conflicts in a row, returns
+    /// false, and the caller treats the conflict as a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }

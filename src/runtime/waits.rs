@@ -102,8 +102,8 @@ impl From<Cow<'static, str>> for Work {
     }
 }
 
-// The conversion accepts only a fixed text. A text that contains a partition's number is not fixed, so work on a
-// partition must use another variant.
+// This conversion accepts only a fixed text. The compiler rejects a text that contains a partition's number, because
+// such a text is made at run time. For work on a partition, the code must use a variant that has a partition.
 impl From<&'static str> for Work {
     fn from(what: &'static str) -> Self {
         Self::Other(Cow::Borrowed(what))

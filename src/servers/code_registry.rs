@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(
             (changes.len(), doubts.len()),
             (2, 0),
-            "MySQL has no codes yet, so both codes must be new and no code must be in doubt"
+            "MySQL has no codes yet, so both codes must be new, and the list of doubts must be empty"
         );
         assert_eq!(said(both, &[], &[known(1, "like", false), known(2, "view", false)]), (vec![], vec![]));
         let (changes, doubts) = said(both, &[], &[known(1, "like", false)]);

@@ -1,8 +1,8 @@
-//! Orders of operators: to pause or to throttle a task. Each daemon reads these orders from MySQL once per second. A
-//! task checks here whether it is paused.
+//! An operator can order the daemons to pause or to throttle a task. Each daemon reads the operators' orders from MySQL
+//! once per second. A task checks here whether it is paused.
 //!
-//! MySQL's clock decides when an order ends. While MySQL does not answer, a daemon follows the orders of operators that
-//! it read last, until each order ends.
+//! MySQL's clock decides when an order ends. If MySQL does not answer, a daemon continues to follow the orders from its
+//! last successful read. The daemon follows each of these orders until the order ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -123,7 +123,7 @@ impl<'a> Pace<'a> {
     /// old size and twice the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // The last page can have few targets. From the time for a few targets, the code can't learn the best page size.
+        // The last page can have few targets. The time for a few targets does not show the best page size.
         if targets < self.page / 2 {
             return;
         }
@@ -176,8 +176,8 @@ impl<'a> Pace<'a> {
         (self.waited, self.waits, self.waited_for)
     }
 
-    /// If an operator has throttled reconciles, waits until the minimum time for the targets of the last page has
-    /// passed.
+    /// Throttles the run if an operator has limited the targets per second. The run then waits until the minimum time
+    /// for the targets of the last page has passed.
     async fn keep_pace(&mut self) {
         let (began, targets) = self.pace;
         if let Some(each_second) = self.control.targets_per_second() {
@@ -284,7 +284,8 @@ impl Health<'_> {
 }
 
 /// Returns the minimum time that a page of `targets` must take. The minimum time is at most one second, because pages
-/// are sized for one second. If an operator throttles the job during a page, this page can be larger.
+/// are sized for one second. If an operator throttles the job while the job processes a page, this page can have more
+/// targets than the limit allows per second.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }

@@ -33,8 +33,8 @@ impl Process {
     }
 }
 
-/// Fields 14 and 15 are utime and stime. The process's name can contain any character. So the code begins to count
-/// fields after the name.
+/// Fields 14 and 15 are utime and stime. The process's name can contain any character, even a space. So the code finds
+/// the end of the name, and counts the fields from there.
 fn cpu_s(stat: &str) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let ticks: u64 = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;

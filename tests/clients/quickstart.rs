@@ -36,7 +36,7 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     let world = World::new("python", "").await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    assert_eq!(read(&world, "42"), "unknown", "Redis must not be loaded yet");
+    assert_eq!(read(&world, "42"), "unknown", "before the first reconcile, the count must be unknown");
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert_eq!(read(&world, "42"), "0");
 

@@ -29,7 +29,7 @@ fn kinds() -> BTreeMap<String, u8> {
     BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
 }
 
-/// Decodes an event of a vector. The events' times are long ago, so the decoder accepts events of any age here.
+/// Decodes an event of a vector. The events in the vectors are old, so this decoder accepts events of any age.
 fn judge(body: &Value) -> Result<Message, &'static str> {
     let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";
@@ -102,7 +102,7 @@ struct Event {
     refused: Option<String>,
 }
 
-/// The inputs of a client for a like or an unlike. Ids and time are text.
+/// The values from which a client builds the event of a like or an unlike. Ids and time are text.
 #[derive(Deserialize)]
 struct Given {
     #[serde(rename = "type")]

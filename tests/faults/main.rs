@@ -123,7 +123,8 @@ async fn redis_killed_under_load_delays_nothing() {
     survives("redis_killed", "redis").await;
 }
 
-/// Reads in a loop the counters of `targets`, which are never zero. Returns how many reads got an unknown count.
+/// Reads the counters of `targets` in a loop until `stop` is cancelled. These counters are never zero. Returns how many
+/// reads got an unknown count.
 async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
     let mut unknown = 0;
     while !stop.is_cancelled() {
@@ -172,8 +173,9 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     assert!(reader.await.unwrap() > 0, "some reads must return an unknown count");
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
-    // The test repeats the reconcile until it compares all counters. Some likes are published late, and for some likes
-    // a flush of Redis hides whether Redis counted them.
+    // The test repeats the reconcile until a reconcile compares all counters. The first reconcile can fail to do this,
+    // because some likes are published late. Also, after a flush of Redis, it can be unknown whether Redis counted a
+    // like.
     eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;

@@ -268,8 +268,9 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // A set whose time is more than five minutes ahead of the clock was made before the clock was put back. If the time
-    // is at most five minutes ahead, lua/count.lua treats the set as newer than the clock, and counts from its time.
+    // A set whose time is more than five minutes ahead of the clock was made before the clock was put back. If the
+    // set's time is at most five minutes ahead, the scripts accept this time. Then lua/count.lua gives the next set a
+    // later time.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

@@ -81,7 +81,7 @@ impl LossDetector {
                 let error = format!("{:#}", anyhow::Error::from(error));
                 warn!(
                     event = "missing-unread",
-                    error, "the list of buckets that readers reported missing cannot be read: {error}"
+                    error, "the list of the buckets that are missing in Redis cannot be read: {error}"
                 );
                 Vec::new()
             }

@@ -231,8 +231,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Adds to `truth` the amount that a real run would have added to `counter`. Leaves out the amounts that a real run
-    /// would also add to the outbox.
+    /// Adds to `truth` the amount that a real run would have added to `counter`. Skips counters that the daemon adds to
+    /// Redis: a real run would add the same amount to Redis, through the outbox.
     fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
         let servers = self.run.servers;
         let is_like = metric == servers.metrics.like();
@@ -291,7 +291,8 @@ impl Measurement {
     /// Lists the counter in the report, if the list is not full.
     pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
-        // The value of an undecided counter at the cut is unknown, so the report shows its current value instead.
+        // If a counter is undecided, its value in MySQL at the cut is unknown. So the report shows the value that MySQL
+        // had at the measurement.
         let drift = match self.judgement {
             Judgement::Drift(drift) => drift,
             Judgement::Busy => self.sample.value - self.truth.counted,

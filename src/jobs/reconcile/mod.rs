@@ -42,7 +42,8 @@
 //! * A row of `counter` is corrected while the consumer writes it. The run reads the row of `counter` and the target's
 //!   like records in one snapshot. Then the run adds the difference between both values to the row.
 //!
-//! A reconcile must never set a counter, change MySQL's likes, or compare a value before a fence is committed.
+//! A reconcile must never set a counter or change MySQL's likes. Until a fence is committed, a reconcile must not
+//! compare a value.
 
 mod compare;
 mod context;

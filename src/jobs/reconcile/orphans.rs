@@ -40,8 +40,9 @@ impl<'r, 'a> Orphans<'r, 'a> {
     }
 
     /// Compares each bucket's count of counters with the count in the samples (`known`), and searches the buckets in
-    /// which the counts differ. If a bucket lacks as many counters as it has orphans, the counts are equal, and this
-    /// run does not find the orphans. The next scrub or full run finds them.
+    /// which the counts differ. If the number of missing counters in a bucket equals the number of orphans, the bucket
+    /// has the expected number of counters. In this case this run does not find the orphans. The next scrub or full run
+    /// finds them.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();

@@ -42,7 +42,7 @@ impl<'a> Repairer<'a> {
         Self { run, all_kept: true, raised: Raised::new(run) }
     }
 
-    /// Whether the next run will measure all counters that this run could not decide.
+    /// Returns whether this run has recorded all counters that the next run must measure first.
     pub(super) fn has_kept_all(&self) -> bool {
         self.all_kept
     }

@@ -11,8 +11,8 @@
 //!
 //! * A: a comment's row is written. B: the first measurement finds -1. C: the comment's event is applied. The fence is
 //!   sent `publish_grace` later, so the second measurement comes after C and finds the target right.
-//! * A: the first measurement. B: a comment is added. C: the second measurement. The two measurements find different
-//!   true values. So the target has *changed*, and the run measures the target again.
+//! * A: the first measurement. B: a comment is added. C: the second measurement. The table's count differs between the
+//!   two measurements. So the target has *changed*, and the run measures the target again.
 //! * Between the two measurements one comment is added and another one is removed, so the true value is unchanged. If
 //!   only one of the two events was applied, the counter has a newer `at`, so the target has changed. If both events or
 //!   neither were applied, the drift is unchanged.
@@ -70,7 +70,7 @@ const SUSPECTS_MAX: usize = 10_000;
 const LOOKS: usize = 4;
 
 /// Maximum number of corrections that wait until all targets are compared. So a run over the safety limit changes
-/// nothing. If this number of corrections waits, the run makes them early.
+/// nothing. If this many corrections wait, the run makes these corrections before all targets are compared.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

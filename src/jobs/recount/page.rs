@@ -130,8 +130,8 @@ mod tests {
         }
 
         /// Comments are added and removed. Events are applied in any order. The fence ensures that an event from before
-        /// the first measurement is applied before the second measurement. A correction has the opposite sign of the
-        /// drift at the start, and is at most as large.
+        /// the first measurement is applied before the second measurement. The corrections reduce the drift that
+        /// existed at the start. A correction is never larger than this drift.
         #[test]
         fn nothing_but_the_true_drift_is_ever_corrected(
             happenings in proptest::collection::vec((prop_oneof![Just(1_i64), Just(-1)], 0..40_usize, 1..20_usize), 0..12),
@@ -141,7 +141,7 @@ mod tests {
             let mut at = 0;
             let looks: Vec<usize> = looks.iter().map(|step| { at += step; at }).collect();
             let happenings: Vec<Happening> = happenings.into_iter().map(|(delta, at, lag)| {
-                // The event is applied at the latest at the second measurement that follows it.
+                // The second measurement after an event always includes the event.
                 let fence = looks.iter().copied().filter(|look| *look >= at).nth(1).unwrap_or(usize::MAX);
                 Happening { delta, at, applied: (at + lag).min(fence) }
             }).collect();

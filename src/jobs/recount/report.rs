@@ -36,8 +36,8 @@ pub struct Report {
     pub drifted: u64,
     /// Drifted targets that were corrected.
     pub corrected: u64,
-    /// Corrected targets that the next `changed` reconcile will not compare, because its list of recorded counters is
-    /// full. Only a full reconcile updates these targets in Redis.
+    /// Targets that this run corrected, but that the next `changed` reconcile will not compare. The reason is that the
+    /// list of recorded counters is full. Only a full reconcile updates these targets in Redis.
     pub untold: u64,
     /// Targets without a result: they were wrong at the first measurement, and had changed at each later one.
     pub busy: u64,
@@ -134,7 +134,7 @@ impl RunProgress for Progress {
         let Self { recount, checked, drifted, pending, reached } = self;
         let rate = rate(*checked, elapsed);
         format!(
-            "{recount}: {checked} targets checked, {rate} a second, {drifted} drifted, {pending} to be measured again, now after {reached}"
+            "{recount}: {checked} targets checked, {rate} a second, {drifted} drifted, {pending} to be measured again, checked up to target {reached}"
         )
     }
 

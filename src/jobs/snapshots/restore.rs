@@ -9,7 +9,7 @@
 //! ```
 //!
 //! If a restore crashes while it fills the zset, the next restore begins again. Later the restore moves the members of
-//! the live zset into the filled zset. After the first move, only the filled zset has some of the additions. If the
+//! the live zset into the filled zset. After the first move, some additions exist only in the filled zset. If the
 //! restore crashes after this move, the next restore continues with the filled zset. The key of the filled zset
 //! contains the source, so a restore from another source does not use that zset. Until the restore ends, the board has
 //! no mark in Redis, so no run treats the partial live zset as the board. One script moves the last page and renames
@@ -61,7 +61,7 @@ pub struct Restore {
 enum Source {
     /// The new live zset has the snapshot's scores plus the additions that the old live zset received since the loss.
     Add(Snapshot),
-    /// Each member of the live zset gets its score in the snapshot, if that score is higher.
+    /// If a member has a higher score in the snapshot than in the live zset, the live zset gets the snapshot's score.
     Raise(Snapshot),
     /// The snapshot becomes the frozen zset, which the next run archives.
     Frozen(Snapshot),

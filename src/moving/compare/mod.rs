@@ -72,8 +72,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the run's mode. Two runs have the same mode if they compare the same counts. With the mode, a run finds
-    /// earlier runs of its comparison.
+    /// Returns the run's mode. Two runs have the same mode if they compare the same counts. A run uses its mode to find
+    /// the earlier runs that compared the same counts.
     fn mode(&self) -> String {
         let (of, text) = match &self.source {
             Source::Keys(template) => ("keys", template.to_string()),

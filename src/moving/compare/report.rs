@@ -49,9 +49,9 @@ pub struct Report {
     pub unreadable: u64,
     /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
-    /// For each size of the difference: the number of targets for which tallyd's count is higher.
+    /// The number of targets for which tallyd's count is higher, grouped by the size of the difference.
     pub tallyd_more: Sizes,
-    /// For each size of the difference: the number of targets for which tallyd's count is lower.
+    /// The number of targets for which tallyd's count is lower, grouped by the size of the difference.
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
@@ -71,7 +71,8 @@ pub struct TargetReport {
     pub target: String,
     pub old: Option<i64>,
     pub tallyd: Option<i64>,
-    /// The smaller difference of the two checks. It is positive if tallyd's count is higher.
+    /// The difference between the two counts. The run compared the counts twice, and reports the smaller difference.
+    /// The value is positive if tallyd's count is higher.
     pub drift: i64,
 }
 

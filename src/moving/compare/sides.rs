@@ -50,8 +50,8 @@ pub(super) struct Page {
 pub(super) struct Sides<'a> {
     servers: &'a Servers,
     subject: &'a Subject,
-    /// The query's pages that have suspects. For each page, a pair contains the target before the page, and the last
-    /// target of the page.
+    /// The pages of the query's result that contain suspects. For each page, a pair contains the target before the
+    /// page, and the last target of the page.
     pages: Vec<(TargetId, TargetId)>,
 }
 

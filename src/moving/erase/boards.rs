@@ -214,8 +214,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns two tallies (count and checksums) of the rows of a copy. The first tally uses the member's current name,
-    /// and the second tally uses the new name.
+    /// Reads all rows of an archived copy, and returns two tallies. A tally contains the number of rows and checksums.
+    /// The first tally uses the member's current name, and the second tally uses the new name.
     async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
         let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
         loop {

@@ -22,8 +22,8 @@
 //!
 //! * The erase publishes an unlike. After this unlike, the user likes the target again. The newer event wins, so the
 //!   row is a like, and the erase does not delete it. The report counts the row as `liked_again`.
-//! * The site published a like before the unlike, in any partition. The fence of the erase follows both events, so no
-//!   earlier event can change the row after its deletion.
+//! * The site published a like before the unlike, in any partition. The erase publishes a fence after both events, and
+//!   waits for the fence before it deletes the row. So no earlier event can change the row after the deletion.
 //! * A daemon commits a batch with a like and crashes before the acknowledgement. Then the erase deletes the row.
 //!   Without the row, the daemon no longer ignores older events. The broker redelivers the like and then the unlike
 //!   that follows it in the queue. So the row exists again, as an unlike. The effect is the same if a producer
@@ -91,7 +91,7 @@ const PAUSED_BY: &[Task] = &[Task::Consumer];
 /// Time between two checks while the run waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The subject that an operator has ordered to erase, and the options.
+/// An operator's order to erase: the subject to erase, and the options.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub subject: Subject,

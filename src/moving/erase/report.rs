@@ -118,7 +118,7 @@ impl fmt::Display for Report {
         }
         for (count, what) in [
             (outbox_rows, "rows of the outbox"),
-            (letters_rewritten, "dead letters that also contain other events"),
+            (letters_rewritten, "dead letters (they also contain other events)"),
             (runs, "reports of runs"),
         ] {
             if *count > 0 {
@@ -208,7 +208,7 @@ mod tests {
         let text = format!("{report:#}");
         for part in [
             "\n1 filters (the daemon builds them again) deleted\n",
-            "\n2 dead letters that also contain other events rewritten\n",
+            "\n2 dead letters (they also contain other events) rewritten\n",
             "\n4 messages of any user wait in the queue tally.likes.0",
             "\nleft: 1 like records were written",
             "\nnot reached: backups, ",

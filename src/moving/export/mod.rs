@@ -1,5 +1,5 @@
-//! `tallyd export`: writes the likes and unlikes since the cut-over into the site's old table. With this data, the site
-//! can return to its old table.
+//! `tallyd export` exports the likes and unlikes that users made after the cut-over. The command writes them into the
+//! site's old table, so that the site can return to this table.
 //!
 //! A pass lists the targets whose counter changed since the last pass. For each listed target, the pass reads the rows
 //! of `like_record` that changed since the last pass. The pass writes the current state of these rows with the site's
@@ -13,8 +13,8 @@
 //! * A: a pass lists changed targets. B: a target changes again before the pass reaches it in the list. The change
 //!   moves the target to a part of the list that the pass has already read (`update_span`). C: the pass misses the
 //!   target. So the pass makes another list, which contains the changes since the start of the pass. The list is
-//!   ordered by spans of five minutes, so a second change in a span does not move a target. The pass ends when it has
-//!   read two consecutive lists completely within one span.
+//!   ordered by spans of five minutes, so a second change in a span does not move a target. If the pass begins and ends
+//!   two consecutive lists in the same span, the pass is complete.
 //! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
 //!   wakes up. Before each transaction, a run checks that it still holds the job's lock, because the site's server
 //!   can't check this.
@@ -63,8 +63,8 @@ const ROWS: usize = 500;
 /// The number of connections to the site's server: one for writes, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// If a pass lists the targets again, the list also includes changes from this long before the pass began. The reason
-/// is that a daemon's clock can be behind MySQL's clock.
+/// A daemon's clock can be this much behind MySQL's clock. So if a pass makes another list, the list contains the
+/// changes since an earlier time: the start of the pass minus this duration.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
 /// Maximum number of lists in one pass. If each list takes minutes, a pass can reach this maximum. In that case the

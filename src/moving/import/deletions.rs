@@ -1,5 +1,5 @@
-//! The second pass: removes rows that are missing on the site in two checks. A row is removed only if the import wrote
-//! it and no event has changed it since then.
+//! The second pass. If two checks find that a row is missing on the site, the pass removes the row from MySQL. The pass
+//! removes a row only if the import wrote the row and no event has changed the row since then.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Run<'_> {
     pub(super) async fn take_out_missing(&mut self, query: &Query) -> Result<(), JobError> {
         if self.on.import.keeps_deleted == Some(true) {
             return Err(self.on.refused(
-                "the table keeps its deleted rows (keeps_deleted = true): run the import again instead of --deletions",
+                "the table keeps its deleted rows (keeps_deleted = true): run the import again without --deletions",
             ));
         }
         let (columns, plan) = self.on.like_columns(query).await?;

@@ -26,8 +26,8 @@ const LOOKS: usize = 3;
 /// The pause before each repeated check.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// The pause before an additional check, which comes before the repeated checks. By then, most in-flight events have
-/// arrived, so fewer rows need repeated checks.
+/// The pause between the first check of a row and an additional early check. The repeated checks follow the early
+/// check. At the early check, most in-flight events have arrived, so fewer rows need repeated checks.
 const SOON: Duration = Duration::from_millis(200);
 
 /// The size of a range, as a number of import pages. The range can be large, because the servers return only its sums.

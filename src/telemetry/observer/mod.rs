@@ -43,8 +43,8 @@ const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 
-/// If the last count of dead letters took longer than [`SLOW`] because there are many letters, the next count is
-/// delayed by this time.
+/// If there are many dead letters, a count of them can take longer than [`SLOW`]. After such a count, the daemon waits
+/// this additional time before the next count.
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
 
 /// If the last count got no answer, the next count is delayed by this time. Either the count was too slow, or MySQL was

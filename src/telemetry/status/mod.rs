@@ -198,7 +198,7 @@ pub(crate) struct Observed {
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The used share of the dead-letter quota of the fullest partition.
+    /// The share of its dead-letter quota that the fullest partition uses.
     pub dead_letters_full: Option<f64>,
 }
 

@@ -204,7 +204,7 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
         let address = address.clone();
         asked.spawn(async move { get(&address, "/v1/counters/video/42").await });
     }
-    // With these requests, sixteen requests are in flight, which is the limit.
+    // Sixteen requests are in flight, which is the limit. So the daemon rejects the seventeenth request.
     assert_eq!(asked.join_next().await.unwrap().unwrap().error(), "too many requests in flight: retry");
     daemon.signal("TERM");
     daemon.logged("\"stop-asked\"").await;

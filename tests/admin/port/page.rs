@@ -87,7 +87,7 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
     assert!(browser.text("#plot-lag").await.contains("ms"), "the axis must show its unit");
     let titles = "[...document.querySelectorAll('main time')].every((time) => / UTC$/.test(time.title))";
-    assert_eq!(browser.value(titles).await, true, "every time must have its UTC time as title");
+    assert_eq!(browser.value(titles).await, true, "each displayed time must have its UTC time as title");
 
     assert_quiet(&browser, false).await;
     let requests = browser.requests().await;

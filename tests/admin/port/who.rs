@@ -85,7 +85,7 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
         );
         assert_eq!(asked("evil.example", path, "").await.status, 403, "a request from a Web page must be rejected");
     }
-    assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "other paths must need the token");
+    assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "without the token, other paths must answer 401");
     let url = format!("http://{port}");
     assert_eq!(world.tallyd(&["healthcheck", "--live", "--url", &url]).status.code(), Some(0));
     let ready = world.tallyd(&["healthcheck", "--url", &url]);

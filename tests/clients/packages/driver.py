@@ -1,4 +1,4 @@
-"""Calls the installed package for the tests. Calls and results are lines of JSON, and calls run at the same time."""
+"""The tests call the installed package through this program. Calls and results are JSON lines. Calls can overlap."""
 
 import asyncio
 import json

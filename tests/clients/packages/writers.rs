@@ -132,7 +132,8 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.written(19).await;
 }
 
-/// The client waits for the gateway for half of the deadline. Then the client publishes to RabbitMQ.
+/// The client waits for the gateway's answer until half of the deadline has passed. Then the client publishes to
+/// RabbitMQ.
 async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     let (proxy, url) = Proxy::before(gateway).await;
     site.open(site.servers(Some(&url)), 4).await;

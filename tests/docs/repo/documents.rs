@@ -232,7 +232,7 @@ fn every_test_that_the_documents_name_exists() {
     assert!(named > 20, "{named} names");
 }
 
-/// Returns the rows of the first table after a line.
+/// Finds `line` in the text, and returns the rows of the first table below this line.
 fn rows_after<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
     let (_, after) = text.split_once(line).unwrap_or_else(|| panic!("there is no {line}"));
     let section = after.split("\n#").next().unwrap();

@@ -2,7 +2,7 @@
 
 use super::read;
 
-/// Returns a string of Cargo.toml, by its path.
+/// Returns the string that Cargo.toml has at `path`.
 fn setting(path: &[&str]) -> String {
     let manifest: toml::Value = toml::from_str(&read("Cargo.toml")).unwrap();
     path.iter().fold(&manifest, |value, key| &value[key]).as_str().unwrap().to_owned()

@@ -118,8 +118,8 @@ fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
     assert_eq!(names.collect::<Vec<_>>(), settings("LoadCredential").into_iter().chain(own).collect::<Vec<_>>());
 }
 
-/// One partition needs 256 MiB, and each further partition needs 128 MiB (tests/it/limits). For each partition, a stack
-/// that parses the deepest headers needs another 48 MiB.
+/// One partition needs 256 MiB, and each further partition needs 128 MiB (tests/it/limits). To parse the deepest
+/// headers, each partition needs another 48 MiB for its stack.
 #[test]
 fn the_unit_has_memory_for_four_partitions() {
     let gib: u64 = settings("MemoryMax")[0].strip_suffix('G').unwrap().parse().unwrap();

@@ -216,7 +216,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
     // In the first claim, the note belongs to another data set. In the second claim, the note belongs to this data set,
-    // but the live zset still exists. In the claims of the loop below, the live zset no longer exists.
+    // but the live zset still exists. The loop makes three more claims. Before this loop, the test deletes the live
+    // zset.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

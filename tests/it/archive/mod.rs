@@ -1,5 +1,5 @@
-//! These tests run the archiver with real servers. After any failure, MySQL has every member exactly once in the end.
-//! Until MySQL has all members, no zset is removed from Redis.
+//! These tests run the archiver with real servers, and cause failures. At the end of each test, MySQL must have every
+//! member exactly once. Until MySQL has all members of a zset, the archiver must not remove the zset from Redis.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -102,8 +102,8 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let until = Instant::now() + DEADLINE;
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The row then stays
-        // locked until MySQL closes the connection of the process. If the process sent a page of rows before the stop,
-        // the server can also execute this page late. Such a late page extends the lease.
+        // locked until MySQL closes the connection of the process. If the process sent a statement with a page of rows
+        // before the stop, MySQL can execute this statement later. Such a late statement extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {

@@ -82,7 +82,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;
-            // Users like before the restore is repeated.
+            // Before the test repeats the restore, `member-9` gets more likes.
             let more = Board::from([(b"member-9".to_vec(), 4.0)]);
             stage.write(&at, &more).await;
             add(&mut whole, &more);

@@ -29,7 +29,7 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
         client.add_to_board(on, "like", likes).await.unwrap();
         client.add_to_board(on, "comment", 1).await.unwrap();
     }
-    // The page's example commands archive this week.
+    // The page's example commands archive the week of this zset.
     let mut redis = world.redis().await;
     let closed = world.cache.keys.board("videos", "2026-W46");
     let () = redis.zadd(&closed, "7", 3 << 20).await.unwrap();

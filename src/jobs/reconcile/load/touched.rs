@@ -1,5 +1,5 @@
-//! Tracks counters that a load must measure, because the outbox has added to them since the cuts (the instants at which
-//! their buckets were read).
+//! Tracks the counters that a run must measure when it loads buckets into Redis. The outbox has added to these counters
+//! since the cut. The cut is the instant at which the run read the counter's bucket.
 //!
 //! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows that
 //! were committed before the cut. The script that reads a bucket at the cut also raises the bucket's offsets to these
@@ -13,7 +13,7 @@
 //!   the outbox also adds it to the bucket. The page's snapshot has the row, so the row's counter is measured.
 //! * A: the page is read. B: a row is committed. The counter's value in the page does not include the row's addition.
 //!   The load uses this value, and the outbox adds the row to the bucket later. The snapshot of the next page contains
-//!   the row, although the counter of this row can belong to the earlier page.
+//!   every new row, also a row whose counter is in an earlier page.
 //! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. At the cut, the bucket already
 //!   contains the row's addition, and the bucket's offset is higher than the number in `outbox`. The page's snapshot
 //!   has the row, so the row's counter is measured.
@@ -36,7 +36,8 @@ use tallyd_core::outbox::{OutboxOffsets, Since};
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
-/// The counters of one kind that have outbox rows after `outbox` in the last page's snapshot.
+/// The counters of one kind that have new outbox rows. An outbox row is new if its number is higher than the number in
+/// `outbox`, and the last page's snapshot contains the row.
 pub(super) enum Touched {
     Keys {
         kind: Kind,

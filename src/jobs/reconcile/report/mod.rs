@@ -48,8 +48,8 @@ pub struct Report {
     /// Counters that were wrong at the first measurement. At the second measurement these counters were right, or wrong
     /// in the other direction, because events were in flight.
     pub transient: u64,
-    /// Counters that an event newer than the cut changed at every measurement. The run watched the events of these
-    /// counters to get a result.
+    /// Busy counters. At each measurement, MySQL's value of the counter already contained an event that is newer than
+    /// the cut. The run watched the events of these counters to get a result.
     pub busy: u64,
     /// Counters without a result. At each sample of such a counter, the time of an event was very close to the time of
     /// the sample. So it is unknown whether the sample includes the event.
@@ -122,7 +122,7 @@ pub struct Steps {
     pub fence: u64,
     /// The time to read and recount in MySQL.
     pub read: u64,
-    /// The time to record and make repairs.
+    /// The duration of the repairs, including the time to record the repairs in MySQL.
     pub repair: u64,
     /// The time to search Redis for counters that MySQL does not have.
     pub phantoms: u64,
@@ -148,9 +148,9 @@ impl Steps {
 /// A part of all targets, in the order of kinds and ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
-    /// The last target before the part. `None` if the part begins with the very first target.
+    /// The last target before this slice. `None` if the slice begins with the very first target.
     pub after: Option<String>,
-    /// The part's last target. `None` if the part ends with the very last target.
+    /// The last target of this slice. `None` if the slice ends with the very last target.
     pub until: Option<String>,
 }
 

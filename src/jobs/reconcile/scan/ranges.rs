@@ -18,8 +18,8 @@ use tallyd_mysql::ranges::{LAST, Range};
 /// keeps these snapshots short.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// Suspects are rechecked after this time at the latest. If a later run resumes this run, the later run repeats at most
-/// the work of this time.
+/// If this time has passed since the last recheck, the run rechecks its suspects and then stores a checkpoint. If a
+/// later run resumes an interrupted run, the later run starts at the last checkpoint.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares the ranges of a run. If the run has a slice, only the ranges of this slice are compared.

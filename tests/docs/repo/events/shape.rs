@@ -26,7 +26,7 @@ pub enum Event {
     Like(Click),
     /// The user no longer likes the target.
     Unlike(Click),
-    /// A number of the target changes by `delta`. The change counts once for each `event_id`.
+    /// The event adds `delta` to one number of the target. The change counts once for each `event_id`.
     Count {
         kind: KindName,
         target_id: Id,
