@@ -25,8 +25,8 @@ pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 /// number. The token then distinguishes these processes.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// A run numbers its fences, watches and repairs. This is the number of bits for `n` in these numbers. Such a number is
-/// `(run << 24) + n`. So a later run has higher numbers, and each number shows which run made it.
+/// A run numbers its fences, watches and repairs. Such a number is `(run << 24) + n`. This constant says how many low
+/// bits of the number contain `n`. A later run has higher numbers, and each number shows which run made it.
 const NUMBERS_BITS: u32 = 24;
 
 /// Returns the `n`th number of a run.
@@ -205,9 +205,10 @@ impl Store {
         .await
     }
 
-    /// Deletes the records of at most a thousand runs that had this mode and ended longer than `keep` ago. For each
-    /// outcome, the record of the last run stays. From these records, the scheduler computes the next start of the job,
-    /// and the position at which the next run continues.
+    /// Deletes old rows of this job and mode from `job_run`: at most a thousand rows in one call. A row is old if its
+    /// run ended more than `keep` ago. For each outcome, the row of the newest run with this outcome is never deleted.
+    /// From the remaining rows, the scheduler computes the next start of the job, and the position at which the next
+    /// run continues.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \

@@ -237,8 +237,8 @@ impl Store {
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
     // Strict mode is set here because the library does not set it, and without it MySQL silently truncates values.
     // `wait_timeout` is set because a daemon that freezes within a transaction keeps its partition's row locked, by
-    // default for eight hours. `autocommit` is set because a server's configuration can switch it off, and then writes
-    // outside of a transaction are rolled back.
+    // default for eight hours. `autocommit` is set because a server's configuration can switch it off. Without
+    // autocommit, MySQL would roll back each statement that runs outside of a transaction.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \

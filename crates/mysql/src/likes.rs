@@ -150,8 +150,8 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
-/// Parses the text in which [`UPSERT`] describes the former states of the rows of `piece`. The text contains one entry
-/// for each existing row. Returns `None` if the text is invalid.
+/// Parses the text that [`UPSERT`] writes. The text describes the rows of `piece` before the statement: it contains one
+/// entry for each row that already existed. Returns `None` if the text is invalid.
 fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
     let mut next = notes.next();

@@ -136,8 +136,8 @@ pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxO
         let mut after = since.of(partition);
         while after < last {
             if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has been behind for a long time. The function does not read the outbox rows that are left, and
-                // reports them as deleted. So the caller does not know which amounts are missing in Redis.
+                // Redis has been behind for a long time. The function does not read the remaining outbox rows, but
+                // treats them like deleted rows. So the caller does not know which amounts are missing in Redis.
                 unread.raise(partition, last);
                 break;
             }

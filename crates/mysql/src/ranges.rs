@@ -25,8 +25,8 @@ pub struct Counted {
     pub rows: u32,
 }
 
-/// All counters of one kind's targets with ids in a range. The range can also contain like records of targets without a
-/// counter.
+/// The counters of a range of targets. All these targets have the same kind, and their ids are in the range. The range
+/// can also contain like records of targets without a counter.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub kind: Kind,
@@ -50,7 +50,7 @@ pub struct Recount {
     pub since: Since,
 }
 
-/// The maximum number of targets in a range that have like records but no counter.
+/// A range contains at most this number of targets without a counter. These targets have only like records.
 const UNCOUNTED_MAX: usize = 10_000;
 
 /// The highest possible id.

@@ -38,7 +38,7 @@ pub const CORRECTIONS_MAX: usize = 100;
 pub const HELD: &str = "held";
 
 /// The maximum number of rows that the query for lowered counters returns. These rows need a few MiB of memory. A
-/// hundred lowered counters are enough for the rule about counters that are raised again.
+/// reconcile needs only a hundred of these rows to find out whether API servers raise lowered counters again.
 const TOO_HIGH_MAX: u64 = 100_000;
 
 /// The maximum number of rows that one statement deletes.

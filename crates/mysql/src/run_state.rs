@@ -16,11 +16,11 @@ use super::{Context, Result, Store, datetime, micros};
 pub struct LastMarks {
     /// The newest checkpoint, from a run with any outcome.
     pub newest: Option<String>,
-    /// The time since the checkpoint's run was last recorded as alive.
+    /// The time since the run of this checkpoint ended or last renewed its lease.
     pub newest_age: Duration,
     /// The checkpoint of the last completed run.
     pub done: Option<String>,
-    /// The time since the checkpoint's run was last recorded as alive.
+    /// The time since the run of this checkpoint ended or last renewed its lease.
     pub done_age: Option<Duration>,
 }
 

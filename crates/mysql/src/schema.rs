@@ -68,7 +68,7 @@ impl Store {
             warnings.push("innodb_flush_log_at_trx_commit is not 1: a crash of the host loses commits".to_owned());
         }
         if number(2)? != 0 && number(3)? != 1 {
-            warnings.push("sync_binlog is not 1: a crash of the host loses commits for the replicas".to_owned());
+            warnings.push("sync_binlog is not 1: if the host crashes, its replicas can lack commits".to_owned());
         }
         Ok((row.try_get_unchecked(0).context("read the server's settings")?, warnings))
     }

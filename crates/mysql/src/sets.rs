@@ -1,5 +1,5 @@
-//! Reads and writes the state of counters that events can set: the newest set of each counter, and the recent additions
-//! to the counter.
+//! Reads and writes the state of settable counters: each counter's newest set event, and the recent additions to the
+//! counter.
 //!
 //! A transaction first locks the counters' rows in `number_set`, in the order of the keys. After that, the transaction
 //! reads and writes other data of these counters. These reads take no locks and return only committed data (READ
@@ -80,8 +80,8 @@ pub async fn standing(
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
-    // Normally a set event is newer than all applied events of its counter. Only if a newer event was applied already,
-    // the recent additions are needed. This is rare, because most events arrive in time.
+    // Normally a set event is newer than all applied events of its counter. If a newer event was applied already, the
+    // function also reads the recent additions. This is rare, because most events arrive in time.
     let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
@@ -121,7 +121,7 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
     )
 }
 
-/// Records the new sets, and the additions to settable counters. Both lists must be sorted by key.
+/// Stores the new set events, and the additions to settable counters. Both lists must be sorted by key.
 pub async fn note(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],

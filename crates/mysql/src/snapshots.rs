@@ -110,7 +110,8 @@ impl Store {
         self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
-    /// Writes members with their current scores in Redis. MySQL does not write rows that are unchanged.
+    /// Stores members in MySQL, each with the score that the member has in Redis. MySQL does not write rows that are
+    /// unchanged.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

@@ -105,8 +105,9 @@ local function begin_marks(key, fields)
     put('_o', wanted)
 end
 
--- Adds the amounts to the targets `from` to `to` of one bucket. The arguments of this bucket begin at `index`. Returns
--- how many targets were skipped. The first element of `held` is the bucket's mark.
+-- Adds the amounts to some targets of one bucket. The first of these targets has the index `from`, and the last has the
+-- index `to`. The arguments of the bucket begin at `index`. Returns how many targets were skipped. The first element of
+-- `held` is the bucket's mark.
 local function add(key, fields, held, index, count, from, to)
     local left, emptied = 0, nil
     local filled = #fields

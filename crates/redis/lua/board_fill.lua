@@ -3,7 +3,7 @@
 -- KEYS[1]  the board's claim.
 -- KEYS[2]  the zset.
 -- ARGV[1]  the claim of this run.
--- ARGV     then scores and members in turn. Without scores and members the script deletes the zset.
+-- ARGV     then for each member: its score, and the member. Without members the script deletes the zset.
 --
 -- If no other script moves the zset to its final key, the zset expires after a day.
 --

@@ -6,7 +6,7 @@
 -- KEYS[3]  its new key.
 -- KEYS[4]  if the new key is the frozen zset: the notes about frozen periods.
 -- KEYS[5]  this key exists only if board_raise.lua has raised the scores in the zset. The key contains the number of
---          pages that this server received from board_raise.lua.
+--          pages that board_raise.lua has added to the zset on this server.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the period.
 -- ARGV[3]  the value to store for the period: the number of the run that restored the board, or 0 if no run has

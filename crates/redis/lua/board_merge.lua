@@ -7,8 +7,9 @@
 -- KEYS[2]  the live zset. If KEYS[3] is the frozen zset, the live zset contains the late members. If KEYS[3] is the
 --          restored zset, the live zset contains the members that were written since the loss.
 -- KEYS[3]  the frozen zset, or the restored zset.
--- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes the mark with the first page, and
---          sets it when the restored zset becomes the live zset. For a frozen zset: the notes about frozen periods.
+-- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes this mark before it
+--          moves members. When the restored zset becomes the live zset, the script sets a new mark. For a frozen zset:
+--          the notes about frozen periods.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the maximum number of members to move.
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua.

@@ -1,8 +1,8 @@
 -- Counts the nonzero numbers in a bucket.
 --
 -- KEYS[1]  the bucket.
--- ARGV     the metrics to count. Each argument is a position in the list of numbers in a field's value. The first
---          position is 1.
+-- ARGV     the metrics to count. The value of a field is a list with one number for each metric. Each argument is the
+--          position of a metric in this list. The first position is 1.
 --
 -- Returns the number of fields of the bucket, and the number of nonzero numbers of these metrics.
 

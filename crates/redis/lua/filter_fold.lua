@@ -1,4 +1,5 @@
--- Adds the users who were noted beside the filter: sets their bits in the filter, and removes their notes.
+-- Moves the users in the set KEYS[3] into the filter: sets their bits in the filter, and removes the users from the
+-- set.
 --
 -- KEYS[1]  the filter.
 -- KEYS[2]  its config.
@@ -7,8 +8,9 @@
 -- ARGV[2]  the filter's hashIterations.
 -- ARGV     then for each user: the id in decimal, and ARGV[2] bit positions.
 --
--- Returns the number of removed notes. Returns -1 if the filter was replaced, or if Redis has lost a part of the
--- filter. Also returns -1 if a new filter is being built, because the new filter could lack the users.
+-- Returns the number of users that the script removed from the set. Returns -1 if the filter was replaced, or if
+-- Redis has lost a part of the filter. Also returns -1 if a new filter is being built, because the new filter could
+-- lack the users.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'building', 'waiting')
 if

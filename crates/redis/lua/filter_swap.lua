@@ -7,8 +7,9 @@
 -- ARGV[1]  the number of the run that built the new filter.
 -- ARGV[2] to ARGV[5]  size, hashIterations, expectedInsertions and falseProbability, as Redisson writes them.
 -- ARGV[6]  the number of users in the new filter.
--- ARGV[7]  the filter's epoch: tallyd trusts the data in this Redis since the run with this number.
--- ARGV[8]  the number of further users that may be in the filter, because Redis remembered clicks of these users.
+-- ARGV[7]  the epoch in which the filter was built: the number of the run that began the epoch.
+-- ARGV[8]  the number of users whom the build added because of clicks that Redis remembered. ARGV[6] may also contain
+--          some of these users.
 --
 -- Returns 1. Returns 0 and changes nothing if another run builds the filter, or if Redis has lost a part of the new
 -- filter. Users who were noted during the build stay noted, because the new filter may lack these users.

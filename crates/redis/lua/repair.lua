@@ -22,9 +22,9 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- If a set has a time in the future, the set was made before the clock was put back. lua/count.lua gives every further
--- set a later time than this. So if this time is at most five minutes in the future, the script still skips repairs
--- that are older than this time.
+-- If the last set event has a time in the future, lua/count.lua stored this time before the clock was put back. Every
+-- further set event gets a later time from lua/count.lua. So if this time is at most five minutes in the future, the
+-- script still skips repairs that are older than this time.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0

@@ -129,8 +129,8 @@ impl Cache {
         is_known.then(|| (target.kind, self.keys.bucket(*target)))
     }
 
-    /// Builds calls with the sum of the rows for each bucket. If `marks` is given, the calls contain only the buckets
-    /// in `marks`, and for each bucket only the rows after its mark.
+    /// Builds calls. For each bucket, a call contains the sums of all rows that change this bucket. If `marks` is
+    /// given, the calls contain only the buckets in `marks`, and for each bucket only the rows after its mark.
     fn sum_calls(&self, pass: &Pass<'_>, marks: Option<&HashMap<Bucket, u64>>) -> Vec<BucketCall> {
         let mark_of = |bucket| marks.map_or(Some(pass.after), |marks| marks.get(&bucket).copied());
         let mut additions = Vec::new();
@@ -243,9 +243,9 @@ impl Cache {
     }
 }
 
-/// Begins a call for buckets that have the mark `mark`. If `mark` is `after`, the call also accepts buckets with lower
-/// marks. Such a bucket lacks nothing, because the rows between the bucket's mark and `after` add nothing to this
-/// bucket.
+/// Begins a call that adds rows to buckets with the mark `mark`. If `mark` is `after`, the call also accepts buckets
+/// with lower marks. Such a bucket lacks nothing, because the rows between the bucket's mark and `after` add nothing to
+/// this bucket.
 fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     let lowest = if mark == pass.after { 0 } else { mark };
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())

@@ -176,8 +176,8 @@ impl Cache {
         }
     }
 
-    /// Returns members of the frozen zset, highest score first, from the rank `from` (0 is the first rank). Members
-    /// with equal scores are in the order of Redis.
+    /// Returns members of the frozen zset, highest score first, from the rank `from` (0 is the first rank). If members
+    /// have equal scores, Redis sorts these members by their bytes, the greatest member first.
     ///
     /// # Errors
     /// Redis failed to answer, or the key is not a zset.
@@ -222,9 +222,9 @@ impl Cache {
         Ok((members, ranks::place(ranking, before, page)))
     }
 
-    /// Returns a part of a period that is not archived in MySQL, and how many members the board has. `is_frozen` is
-    /// MySQL's record of whether the period is frozen. Returns `None` if `is_frozen` is true and Redis has lost the
-    /// frozen zset.
+    /// Reads a board whose period is not archived in MySQL. Returns how many members the board has, and the members in
+    /// `part`. `is_frozen` is MySQL's record of whether the period is frozen. Returns `None` if `is_frozen` is true and
+    /// Redis has lost the frozen zset.
     pub async fn read_unarchived(
         &self,
         at: &BoardPeriod,

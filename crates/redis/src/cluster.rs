@@ -27,7 +27,8 @@ use crate::config::Redis;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The number of attempts to send a command before the first pause. The first attempt goes to the usual node of the
-/// command, and the second attempt goes to the node that the redirection names. The third attempt is one more try.
+/// command, and the second attempt goes to the node that the redirection names. If the second attempt fails too, the
+/// third attempt still follows without a pause.
 const AT_ONCE: u32 = 3;
 
 /// The first pause. Each further pause is twice as long.

@@ -151,9 +151,9 @@ impl Cache {
         (call, members)
     }
 
-    /// Applies repairs. One call contains all repairs of a bucket, but at most [`CALL_IDS_MAX`] repairs. The call
-    /// stores `pass` in the bucket. Each call must have a different `pass`. A repair is never retried: a call that
-    /// timed out may still run late.
+    /// Applies repairs. Each bucket gets one call with at most [`CALL_IDS_MAX`] repairs. Further repairs of the bucket
+    /// are skipped as [`Repaired::Stale`]. The call stores `pass` in the bucket. Each call must have a different
+    /// `pass`. A repair is never retried: a call that timed out may still run late.
     ///
     /// # Errors
     /// Redis failed to answer. The caller can't know which repairs ran. No repair was added twice.
@@ -167,8 +167,8 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // If two calls sampled numbers of one bucket, the bucket may have changed between the two samples. If the
-            // bucket was in another state in a later sample, the repairs from that sample are not applied.
+            // If the numbers of a bucket were read in two samples, the bucket may have changed between these samples.
+            // If the bucket was in another state in a later sample, the repairs from that sample are not applied.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
             // Each bucket gets only one call. The call changes the bucket's state, so a second call could not compare
@@ -315,7 +315,7 @@ impl Cache {
         Ok((targets, (next != "0").then(|| next.to_owned())))
     }
 
-    /// Returns whether the layout is packed, which keeps numbers in buckets.
+    /// Returns true if this layout is `packed`. The packed layout keeps numbers in buckets.
     pub fn is_packed(&self) -> bool {
         self.keys.layout().form == Form::Packed
     }

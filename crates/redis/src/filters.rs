@@ -22,10 +22,10 @@ pub const PIECE_BYTES: usize = 64 << 10;
 /// The number of pieces that are in flight at the same time.
 const PIECES_AT_ONCE: usize = 8;
 
-/// The maximum number of users that one call adds to a filter's bits.
+/// The maximum number of users whose bits one call sets in a filter.
 const FOLD_USERS: usize = 100;
 
-/// The maximum number of users that one call adds to filters' sets of waiting users.
+/// One call adds at most this number of waiting users.
 const NOTE_USERS: usize = 1_000;
 
 /// The number of seconds for which Redis keeps the note about a user if the target has no filter. If no run renews the
@@ -204,9 +204,9 @@ impl Cache {
         Ok(answer == Some(Value::Int(1)))
     }
 
-    /// Adds the users who are noted beside the filter: sets their bits in the filter, and removes their notes. Returns
-    /// the count of these users. Returns `None` if the filter has another shape, if a new filter is being built, or if
-    /// Redis has lost a part of the filter.
+    /// Adds the waiting users to the filter: sets their bits in the filter, and removes them from the set of waiting
+    /// users. Returns the number of removed users. Returns `None` if the filter has another shape, if a new filter is
+    /// being built, or if Redis has lost a part of the filter.
     ///
     /// # Errors
     ///
@@ -287,8 +287,8 @@ impl Cache {
         }
     }
 
-    /// For each target in `likers`, adds the target's users to the set of waiting users of its filter. Targets without
-    /// a filter and kinds without a name are skipped.
+    /// Adds waiting users for the filters of targets. For each target, `likers` contains the users to add. Targets
+    /// without a filter and kinds without a name are skipped.
     ///
     /// # Errors
     ///
@@ -366,8 +366,8 @@ const FIELDS: [&str; 9] = [
     "others",
 ];
 
-/// Reads a filter's config. Returns the filter's state, and the number of users that the filter's set of waiting users
-/// must contain. Returns `None` if there is no config.
+/// Reads a filter's config. Returns the filter's state, and how many waiting users the config says that the filter has.
+/// Returns `None` if there is no config.
 pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {

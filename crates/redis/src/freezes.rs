@@ -9,8 +9,8 @@ use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 /// The field with the generation, in the hash of a board's freeze notes. No period can have the name of this field.
 pub(super) const GENERATION: &str = "-";
 
-/// Returns the name of a field of the notes. This field counts the late members that were moved into the period's
-/// frozen zset.
+/// Returns the name of a field in the hash of freeze notes. This field counts the late members that were moved into the
+/// period's frozen zset.
 pub(super) fn late_field(period: &str) -> String {
     format!("{period}:late")
 }

@@ -223,7 +223,7 @@ impl Cache {
         Ok(Self { servers, timeout, nonce, keys: Keys::new(&config.key_prefix, metrics, layout) })
     }
 
-    /// Returns a client of the same servers with other metric names.
+    /// Returns a client that uses the same servers, but other metric names.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { keys: self.keys.named(metrics), ..self.clone() }

@@ -9,7 +9,7 @@ use super::recent::shape;
 use super::slots::SlotMap;
 use super::{boards, counters, filters, read, sentinel, snapshots};
 
-/// The maximum number of targets of a sample in a test.
+/// Tests parse an answer as samples with fewer numbers than this.
 const MEMBERS_MAX: usize = 4;
 
 /// Tries every parser on an answer. Returns how many parsers accept the answer.

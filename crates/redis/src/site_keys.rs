@@ -29,7 +29,7 @@ pub struct SiteNumbers {
 }
 
 impl Cache {
-    /// Returns the numbers of the next keys of a scan. A later call can return the same key again.
+    /// Scans for further keys, and returns the numbers in the found keys. A later call can return the same key again.
     pub async fn scan_site_keys(&self, keys: SiteKeys<'_>, from: ScanCursor) -> Result<SiteNumbers> {
         let pattern = keys.template.pattern(keys.kind.0, keys.metric);
         let (names, next) = self.scan_names("find the site's keys", &pattern, from).await?;

@@ -167,7 +167,8 @@ impl Cache {
         self.change("end the filling of a board", call).await
     }
 
-    /// Makes the restored zset the frozen zset, and records the run's number. Returns zero if a frozen zset exists.
+    /// Renames the restored zset to the key of the frozen zset, and stores the run's number in Redis. Returns zero if a
+    /// frozen zset exists.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -187,9 +188,10 @@ impl Cache {
         self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Raises the scores of a live board's members to the scores in `members`, where these are higher. Returns the
-    /// number of members that the call added, or whose score the call raised. If the board will be frozen afterwards,
-    /// `pages_before` is the count of pages that must have arrived before this page.
+    /// Compares each score in `members` with the member's score on the live board. If the score in `members` is higher,
+    /// or if the board lacks the member, the member gets this score. Returns the number of members that the call added,
+    /// or whose score the call raised. If the board will be frozen afterwards, `pages_before` is the count of pages
+    /// that must have arrived before this page.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.

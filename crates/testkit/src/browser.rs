@@ -17,8 +17,8 @@ use tokio::net::TcpStream;
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// The maximum number of times that chromedriver is started. Chromedriver opens the same port for IPv4 and for IPv6,
-/// but checks whether the port is free for only one of these protocols. If another process uses the port with the
-/// unchecked protocol, chromedriver ends.
+/// but checks whether the port is free for only one of these protocols. If another process uses the port with the other
+/// protocol, chromedriver ends.
 const STARTS_MAX: usize = 5;
 
 /// Starts the driver and returns it with its port. Returns `None` if the driver ended without opening a port.

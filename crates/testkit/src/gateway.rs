@@ -45,8 +45,8 @@ impl Answer {
 }
 
 impl World {
-    /// Starts a gateway and waits until it accepts requests. In the addresses of servers and proxies in `environment`,
-    /// replaces the account with an API server's account.
+    /// Starts a gateway and waits until it accepts requests. If an address in `environment` contains the account with
+    /// all rights, the gateway gets the address with an API server's account instead.
     pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
         let log = File::create(&log_path).unwrap();

@@ -122,7 +122,7 @@ impl World {
         self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
     }
 
-    /// Writes other settings, valid or invalid, to the configuration file of programs.
+    /// Writes `settings` to the configuration files that the tested programs read. The settings may be invalid.
     pub fn write(&self, settings: &str) {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }

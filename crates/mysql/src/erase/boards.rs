@@ -76,7 +76,8 @@ impl Store {
         .await
     }
 
-    /// The name `by` replaces the name of the member at the place `from`. Returns the member's place with the new name.
+    /// The name `by` replaces the name of the member at the place `from`. Returns the place that the member has under
+    /// its new name.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
         const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \

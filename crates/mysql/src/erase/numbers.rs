@@ -52,7 +52,7 @@ impl Store {
     }
 
     /// Deletes the target's rows of `repair`. The table has no index by target, so this function first finds the rows
-    /// with a scan. The scan takes no locks, so reconciles that record repairs need not wait.
+    /// with a scan. The scan takes no locks. So a reconcile that inserts rows into `repair` does not wait for the scan.
     async fn erase_repairs(&self, run: u64, target: Target) -> Result<u64> {
         const ACTION: &str = "delete the repairs of a target";
         let mut conn = self.acquire().await?;
