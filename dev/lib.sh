@@ -190,9 +190,9 @@ require_recorded_version() {
     [[ ! ${ROOT[$1]} || -d ${ROOT[$1]} ]] || die "$1: ${FROM[$1]} is not installed: install it with 'dev/lab --build'."
 }
 
-# inside SERVICE: fills INSIDE with the first words of a command that runs a program in the service's version. A program of a root
-# folder runs in its own mount namespace, in which the folder's /usr and /etc replace those of the machine. All other paths stay the
-# same, including the data and /tmp. No process is forked, and nothing stays mounted afterwards.
+# inside SERVICE: fills INSIDE with the first words of a command that runs a program in the service's version. If the version
+# is installed in a root folder, the program runs in its own mount namespace. There, the folder's /usr and /etc replace the machine's
+# /usr and /etc. All other paths stay the same, including the data and /tmp. No process is forked, and nothing stays mounted afterwards.
 inside() { inside_root "${ROOT[$1]}"; }
 inside_root() {
     INSIDE=()
