@@ -65,7 +65,7 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
-/// Returns the text if it is one word, because it becomes part of a line that cargo reads.
+/// Returns `None` if the text is empty or contains a space or a line break. Cargo reads the text as part of one line.
 fn word(text: String) -> Option<String> {
     let text = text.trim();
     (!text.is_empty() && !text.contains(char::is_whitespace)).then(|| text.to_owned())

@@ -10,8 +10,8 @@ import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
 const PAUSE_MIN_MS = 100;
-// The longest pause between two attempts to connect. The pause is short, so that a new publish does not spend most of
-// its deadline waiting.
+// The longest pause between two attempts to connect. If this pause were longer, a call of `publish` could reach its
+// deadline before the client connects again.
 const PAUSE_MAX_MS = 1_000;
 const CLOSE_MS = 1_000;
 

@@ -1,9 +1,9 @@
 // Sends events to RabbitMQ. If API servers must count the number, the event goes to the gateway instead, and the
 // gateway counts the number.
 //
-// The gateway gets the first half of the deadline. If the gateway does not answer, the client sends the same event to
-// RabbitMQ in the second half of the deadline. So the event is not lost. If the event's number in Redis is then wrong,
-// the next reconcile corrects it.
+// The gateway must answer within half of `deadlineMs`. If the gateway does not answer in this time, the client sends
+// the same event to RabbitMQ, so the event is not lost. If the event's number in Redis is then wrong, the next
+// reconcile corrects it.
 
 import { GatewayError, LimitedError, PublishError, RefusedError, RejectedError, UnconfirmedError } from './errors.js';
 import { numberOf, routingKeyOf } from './events.js';

@@ -124,7 +124,7 @@ class Time(unittest.TestCase):
     def test_no_two_clicks_have_the_same_instant(self):
         times = iter([5_000_000, 5_000_000, 4_999_000, 6_000_000, 1_000_000])
         clock = Clock(lambda: next(times))
-        # The last time follows the corrected clock.
+        # Before the fifth click, the clock is set back by five seconds. The fifth click gets the new time.
         self.assertEqual([clock.at() for _ in range(5)], [5_000_000, 5_000_001, 5_000_002, 6_000_000, 1_000_000])
 
 

@@ -36,8 +36,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        # Don't announce the end with "Connection: close", like a server that closes an idle
-        # connection.
+        # Close the connection without the header "Connection: close". A real server does the same when it
+        # closes an idle connection.
         self.close_connection = self.close_connection or self.ends
 
 

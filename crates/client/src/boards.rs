@@ -46,7 +46,7 @@ impl Client {
     /// # Errors
     ///
     /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis is
-    /// unreachable, or refused the addition because a column would no longer fit into the score.
+    /// unreachable, or refused the addition because the score cannot hold the new value of the column.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;
         let added = self.cache.eval("add to a board", &[call]).await;

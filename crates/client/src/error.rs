@@ -122,7 +122,7 @@ pub enum CountError {
         /// The change.
         changed: Box<Changed>,
         /// Whether the change still counts in Redis. The value is also [`TakenBack::Yes`] if the daemon counts the
-        /// number. The client never takes a set back.
+        /// number. If the event sets the number to a value, the client never takes the change back.
         taken_back: TakenBack,
         /// The reason why the broker did not confirm the event.
         #[source]

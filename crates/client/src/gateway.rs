@@ -38,9 +38,9 @@ pub struct Liked {
 }
 
 impl Client {
-    /// Publishes messages, and waits once until the broker has all of them on disk. Returns the result of each message,
-    /// in the order of `messages`. If the connection breaks, the unconfirmed messages are published once more. A
-    /// message that arrives a second time changes nothing.
+    /// Publishes all messages, and then waits until the broker has stored all of them on disk. Returns the result of
+    /// each message, in the order of `messages`. If the connection breaks, the unconfirmed messages are published once
+    /// more. A message that arrives a second time changes nothing.
     ///
     /// # Errors
     /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (once for a connection and once
@@ -52,7 +52,8 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        // If the broker did not answer, don't publish again, because `confirm_max` would end before the second answer.
+        // If the broker did not answer, don't publish again. The time limit `confirm_max` would end before the broker
+        // could answer a second time.
         let is_broken = |result: &Result<(), BrokerError>| match result {
             Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
             Err(error) => error.fate() != Fate::Item,

@@ -1,5 +1,5 @@
-//! The Rust client of tallyd for API servers. A [`Client`] publishes likes and changes of other numbers, and reads
-//! likes, numbers and boards.
+//! The Rust client of tallyd for API servers. A [`Client`] publishes events: a user liked a target, or another number
+//! changed. The client also reads likes, numbers and boards.
 //!
 //! For each number, a rule says whether daemons or API servers count the number in Redis. By default the daemon counts:
 //! a call only publishes an event, and `at` is the time of this machine's clock. With `writer = "api"`, API servers
@@ -125,9 +125,9 @@ pub enum Clicked {
     Published(LikeEvent),
     /// The click changed what the user likes. The click was counted, and its event is published.
     Counted(Counted),
-    /// The click changed nothing, because the user already liked the target, or already did not like it. Nothing was
-    /// counted. The client published the user's last event again, because an earlier request may have failed to publish
-    /// this event.
+    /// The click changed nothing. The user liked a target again, or unliked a target that the user did not like.
+    /// Nothing was counted. The client published the user's last event again, because an earlier request may have
+    /// failed to publish this event.
     Same {
         /// The target's count of likes. `None` if Redis has lost the number.
         count: Option<i64>,

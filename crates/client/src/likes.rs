@@ -95,8 +95,8 @@ impl Client {
 
     /// Publishes a click that the daemon counts.
     async fn publish_click(&self, event: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
-        // Accept boards if the client's own rules say that API servers count. The daemons have announced otherwise, so
-        // the daemon adds to the boards.
+        // Accept boards if this client's own rules say that API servers write the number. The daemons have announced
+        // that the daemon writes the number, so the daemon adds the like to the boards.
         let is_set_up_to_count = self.rules.of(event.target.kind, self.metric).writer == Writes::Api;
         require(is_set_up_to_count || boards.is_empty(), || {
             "the daemon counts these likes and adds them to the board of their [[rule]]: pass no boards".to_owned()
@@ -177,7 +177,7 @@ impl Client {
         let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
             return Err(OTHER);
         };
-        // The like counts and must be published, even if a board failed.
+        // Redis has counted the click. So the client must publish the event, even if a board could not be changed.
         let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?)));
         let boards_failed = failed.map(|(on, error)| note_board(on, &error)).sum();
         note_also(answers.next());
@@ -357,12 +357,12 @@ pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
     }
 }
 
-/// The like counts nevertheless.
+/// Logs that a like was not added to a board. Redis has counted the like nevertheless. Returns 1, one failed board.
 fn note_board(on: &OnBoard<'_>, error: &(dyn Error + 'static)) -> usize {
     let (board, error) = (on.board, Chain(error).to_string());
     warn!(
         event = "board-failed",
-        board, error, "adding a like to the board {board} failed, but the like counts: {error}"
+        board, error, "adding a like to the board {board} failed, but the like is counted: {error}"
     );
     1
 }

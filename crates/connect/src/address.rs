@@ -57,8 +57,8 @@ impl ServerUrl {
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
-            // A Redis user always has a password. If a Redis address has a user and no password, the user's text is a
-            // password that was written in the wrong place.
+            // A Redis user always has a password. If a Redis address has a user and no password, somebody has written
+            // the password in the place of the user.
             let _ = url.set_username(MASK);
         }
         let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();

@@ -57,8 +57,8 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// Returns the state that each row had before its event in `winners`. If a row does not exist, `old` has no entry for
-/// it.
+/// For each event in `winners`, returns the state that the row had before the event. If a row does not exist, `old` has
+/// no entry for the row.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,
@@ -68,9 +68,9 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
     winners.iter().map(meets).collect()
 }
 
-/// Returns each counter's difference, sorted by key. `winners` is the result of [`coalesce`]. `before` is the state
-/// that each row had before its event in `winners`. If rows of a target changed, the target is included even with a
-/// difference of zero, because the `update_at` of its counter must change.
+/// Returns each counter's difference, sorted by key. `winners` is the result of [`coalesce`]. For each event in
+/// `winners`, `before` contains the state that the row had before the event. If rows of a target changed, the target is
+/// included even with a difference of zero, because the `update_at` of its counter must change.
 pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
@@ -91,8 +91,8 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// Returns the target and user of each new like. `winners` is the result of [`coalesce`]. `before` is the state that
-/// each row had before its event in `winners`.
+/// Returns the target and user of each new like. `winners` is the result of [`coalesce`]. For each event in `winners`,
+/// `before` contains the state that the row had before the event.
 pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));

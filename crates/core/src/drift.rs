@@ -150,7 +150,7 @@ pub fn counted_at<'a>(
     Some(value)
 }
 
-/// The logged events and changes of watched counters.
+/// The log of a watch: the like events of watched targets, and the changes of other watched counters.
 pub struct Logged {
     like: Metric,
     watched: Watched,

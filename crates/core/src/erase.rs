@@ -50,7 +50,7 @@ impl Subject {
         }
     }
 
-    /// The subject's id in decimal. A board contains the subject as a member with this text.
+    /// The subject's id in decimal. If the subject is on a board, this text is the member in the board's zset.
     pub fn member(&self) -> String {
         self.id().to_string()
     }
@@ -133,7 +133,7 @@ impl Subject {
         }
     }
 
-    /// Whether the value is the id, as a number or as decimal text.
+    /// Returns true if the value is the subject's id. The value can be a number or decimal text.
     fn is_id(&self, value: &Value) -> bool {
         match value {
             Value::Number(number) => number.as_u64() == Some(self.id()),

@@ -5,13 +5,13 @@
 //! longer contains. The pass recognises imported rows by their `update_at`, the signature:
 //!
 //! * If the table has no times, `update_at` is the import's start.
-//! * If the table has times, the whole seconds of `update_at` are two seconds before the row's time. The fraction of a
-//!   second is that of the import's start.
+//! * If the table has times, the import subtracts two seconds from the row's time, and replaces the fraction of a
+//!   second. The new fraction comes from the import's start. `update_at` is the result.
 //!
 //! The site's table can contain times that were rounded up to the next second. The import subtracts two seconds, so
 //! that the imported row is older than the event that wrote the site's row. So every event for this row wins over the
-//! imported row. The start is never a whole number of milliseconds. If an event's clock gives whole milliseconds, the
-//! event's time differs from every signature.
+//! imported row. The start is never a whole number of milliseconds. So if the `at` of an event is a whole number of
+//! milliseconds, the event's row never looks like an imported row.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -60,8 +60,8 @@ pub struct Start(Micros);
 impl Start {
     /// Returns the start time of an import that begins now.
     pub fn at(now: Micros) -> Self {
-        // Many clocks give only whole milliseconds. The start of the import must differ from every time of these
-        // clocks.
+        // Many clocks give only whole milliseconds. The start of the import must not be a whole number of milliseconds,
+        // so that no event from such a clock looks like an imported row.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 

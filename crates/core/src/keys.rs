@@ -188,7 +188,7 @@ impl Keys {
     }
 
     /// `c:compared:{7}:packed:13`: the time up to which reconciles have compared the counters of this layout with
-    /// MySQL. In a Cluster, keys with different numbers (here 7) are in different slots.
+    /// MySQL. In a Cluster, the number in braces (here 7) decides in which slot the key is.
     pub fn compared(&self, number: u16) -> String {
         format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
@@ -247,7 +247,7 @@ fn by_code(metrics: &Metrics) -> BTreeMap<u8, String> {
     metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect()
 }
 
-/// The names of kinds by code, for keys.
+/// Maps a kind's code to the kind's name. Redis keys contain the name.
 #[derive(Clone, Debug)]
 pub struct KindNames(BTreeMap<u8, String>);
 

@@ -104,8 +104,8 @@ pub struct BoardMember {
     pub score: f64,
 }
 
-/// Says which archiver run froze a board's period in Redis. A frozen period receives no more writes. The greater
-/// `Freeze` is the newer one, because run numbers grow.
+/// Identifies the run of the archiver that froze a board's period in Redis. A frozen period receives no more writes.
+/// The greater `Freeze` is the newer one, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
     /// After Redis has lost all data, the next archiver run that changes the board writes its number here. So this

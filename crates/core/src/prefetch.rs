@@ -18,8 +18,8 @@ pub const PREFETCH_MIN: u16 = 2;
 /// If a session fails before it acknowledges a message, the next session's prefetch is divided by sixteen. The session
 /// may have failed at a message that the AMQP library cannot read. For such a message, the daemon does not know how
 /// often it was returned. After four failed sessions, even the largest prefetch is reduced to one message. If four
-/// daemons receive from the queue in turn, the other messages are returned sixteen times. The queue allows twenty
-/// returns.
+/// daemons receive from the queue in turn, sixteen sessions fail before each daemon's prefetch is one. Each failed
+/// session also returns the readable messages that it received. The queue allows twenty returns of a message.
 const FAILED_LEAVES: u16 = 16;
 
 /// Measures the size of a partition's messages.

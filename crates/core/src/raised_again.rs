@@ -3,10 +3,10 @@
 //! that the writer added. Pure.
 //!
 //! A counter is *raised again* if the last run found it too high, and its drift is now larger than after the last run.
-//! If the last run lowered the counter, the drift after that run was zero. A run counts the metric's counters that were
-//! raised again. If this run and the previous run each count at least [`RAISED_MIN`], this run stops its repairs of the
-//! metric. Then the run changes no drift. If the drift grows, the next run also stops its repairs. Otherwise the next
-//! run repairs the counters.
+//! If the last run lowered the counter, the drift after that run was zero. For each metric, a run counts the counters
+//! that were raised again. If the previous run found at least [`RAISED_MIN`] such counters, and this run does too, this
+//! run does not change the metric's counters. If the drift grows, the next run also stops its repairs. Otherwise the
+//! next run repairs the counters.
 //!
 //! Likes are sometimes lost or counted twice, but not for the same hundred targets in three runs. So another program
 //! writes these counters.
@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::model::{CounterKey, Metric};
 
-/// If fewer counters of a metric are raised again, a run repairs them, because the counters of a few popular targets
-/// can drift between any two runs.
+/// The counters of a few popular targets can drift between any two runs. So a run repairs the raised counters of a
+/// metric if their number is smaller than this minimum.
 pub const RAISED_MIN: u64 = 100;
 
 /// A counter that a run found too high.
@@ -24,8 +24,8 @@ pub const RAISED_MIN: u64 = 100;
 pub struct TooHigh {
     /// The drift as a positive number.
     pub by: u64,
-    /// The drift after the run. If the run lowered the counter, this is zero. If the run stopped its repairs, this is
-    /// `by`.
+    /// The drift after the run. If the run lowered the counter, this is zero. If the run did not repair the counter,
+    /// this is the same number as `by`.
     pub left: u64,
 }
 
@@ -58,7 +58,8 @@ impl RaisedAgain {
         note(&mut self.by_this, &self.last, key, by);
     }
 
-    /// If this run must stop its repairs of the metric, returns how many of the metric's counters were raised again.
+    /// Returns `None` if this run may repair the metric's counters. Otherwise returns how many of these counters this
+    /// run found raised again.
     pub fn stops(&self, metric: Metric) -> Option<u64> {
         let raised = |by: &BTreeMap<Metric, u64>| by.get(&metric).copied().filter(|raised| *raised >= RAISED_MIN);
         raised(&self.by_last).and_then(|_| raised(&self.by_this))

@@ -24,7 +24,7 @@ pub struct LastSet {
 pub struct Standing {
     /// `SUM(value)` over the slots of `counter`. This sum can be larger than one slot's maximum.
     pub counted: i128,
-    /// The sum of the changes whose `at` is later than that of the set event.
+    /// The sum of the changes that have a later `at` than the event that sets the counter.
     pub since: i128,
     /// The newest `at` of the events that were applied to the counter.
     pub update_at: Option<Micros>,

@@ -2,8 +2,9 @@
 //! bits exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both programs. Pure.
 //!
 //! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the
-//! remaining time. When a member reaches its primary number, the remaining time is the time until the period's end. If
-//! `low` is the remaining time, the member that reached the number first is ahead.
+//! remaining time. The remaining time is measured when a member's primary number changes: it is the time until the
+//! period's end. If `low` is the remaining time, and two members have the same primary number, the member that reached
+//! this number first is ahead.
 
 use std::fmt;
 

@@ -2,10 +2,10 @@
 //!
 //! RabbitMQ can stop delivering without an error. For example, if a queue is deleted and quickly recreated, the new
 //! queue keeps the consumers of the old one (seen with 3.10). If such a consumer has already received a message, the
-//! broker loses further messages to this consumer. So a session counts the messages in the queue if the session has
-//! received messages, holds no unacknowledged message, and receives nothing for 5 s. If two checks in a row find
-//! messages in the queue, the session ends. A session that has received no message makes no checks, because another
-//! consumer may be the active one.
+//! consumer never receives another message. So a session counts the messages in the queue if the session has received
+//! messages, holds no unacknowledged message, and receives nothing for 5 s. If two checks in a row find messages in the
+//! queue, the session ends. A session that has received no message makes no checks, because another consumer may be the
+//! active one.
 
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// always have events in flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// A larger increase is not reported either if it is at most 1 / `TOLERATED_PART` of the former value.
+/// An increase up to 1 / `TOLERATED_PART` of the former value is not reported, even if the increase is larger than
+/// `TOLERATED_MIN`.
 const TOLERATED_PART: u64 = 20;
 
 /// Returns a short name for a set of compared counters. The results of two runs can be compared if their names are

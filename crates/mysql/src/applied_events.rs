@@ -80,9 +80,9 @@ impl Store {
     /// expired if it ended longer than `keep` ago. Returns how many partitions were emptied.
     ///
     /// This call first raises the ledger's floor (the oldest event time that batches accept). From then on every batch
-    /// refuses events of the expired days, even if the batch's daemon has another configuration. A batch that still
-    /// uses the former floor has locked its partition's row. This call waits a few seconds for such a batch. If the
-    /// batch takes longer, the next call deletes the remaining days.
+    /// refuses events of the expired days, even if the batch's daemon has another configuration. A batch that read the
+    /// floor before this call raised the floor has locked its partition's row. This call waits a few seconds for such a
+    /// batch. If the batch takes longer, the next call deletes the remaining days.
     ///
     /// # Errors
     /// Fails if MySQL returns an error, for example because the account has no right to ALTER and DROP the tables.
@@ -119,14 +119,15 @@ impl Store {
     }
 }
 
-/// Returns the partitions that contain only expired days. Because the clocks of machines differ, three more days are
-/// not expired: the day before the first kept day, and the two days after today.
+/// Returns the partitions that contain only expired days. Because the clocks of machines differ, the partitions of
+/// three other days are not returned: the day before the day of `now - keep`, and the two days after today.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
 }
 
-/// Returns the beginning of the day before the first kept day. [`over`] does not return the partition of this day.
+/// Returns the beginning of the day that precedes the day of `now - keep`. [`over`] does not return the partition of
+/// this day.
 fn floor_s(now: Micros, keep: Duration) -> i64 {
     ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }

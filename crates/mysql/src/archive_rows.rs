@@ -100,8 +100,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the places from `after + 1` to `last`. One call deletes only a limited number of places. Returns the
-    /// last place of the deleted range.
+    /// Deletes the rows whose place (rank) is from `after + 1` to `last`. One call deletes a limited number of rows.
+    /// Returns the last place of the deleted range.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

@@ -29,9 +29,9 @@ impl ChangedBefore {
     };
 }
 
-/// The number of a five-minute span since the epoch, as in the column `update_span`. The index of recent changes uses
-/// this column. An index on `update_at` would find the same rows, but then every change of a counter would move an
-/// index entry.
+/// Identifies a span of five minutes: the number of such spans between the epoch and this span. The column
+/// `update_span` contains this number, and the index of recent changes uses the column. An index on `update_at` would
+/// find the same rows, but then every change of a counter would move an index entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub u64);
 
@@ -75,8 +75,8 @@ impl Store {
         const ACTION: &str = "list changed counters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // Each alternative of the OR compares `update_span`. So MySQL can start to read the index at the end of the
-            // last page.
+            // Each alternative of the OR compares `update_span`. So MySQL can start to read the index at the entry
+            // where the last page ended.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \
                  WHERE update_at >= ? AND ((update_span >= ? AND update_span < ?) \

@@ -56,11 +56,11 @@ def read_error(error: BaseException) -> ReadError:
     # Older versions of redis-py have no class for WRONGPASS.
     if isinstance(error, AuthenticationError) or str(error).startswith("WRONGPASS"):
         return ReadError(f"Redis refused the login ({error}): treat the numbers as unknown, and check user and password in `redis_url`")
-    return ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that it runs")
+    return ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that Redis runs")
 
 
 def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:
-    """Returns the number from Redis' answer to HMGET of a bucket's fields `_` and the id. `None` means that the number is unknown, not zero."""
+    """Returns the number at `place` in a bucket's field `value`. `loaded` is the bucket's field `_`. `None` means that the number is unknown, not zero."""
     if loaded is None or loaded.startswith("~"):
         return None
     numbers = value.split(",") if value else []

@@ -75,7 +75,7 @@ class Gateway:
         try:
             status, answer = self._call(f"{path}?{urlencode(query)}", None, self._timeout_s)
         except (http.client.HTTPException, OSError) as error:
-            raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that it runs") from error
+            raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that the gateway runs") from error
         if status == 200 and answer:
             return answer
         raise _error(status, answer)

@@ -262,7 +262,7 @@ class Publisher:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def _refuse_login(self, why: str) -> None:
-        """Ends all calls that are waiting for a session with an error. Later calls wait for the next try."""
+        """Raises an error in all calls that are waiting for a session. Later calls wait for the next try."""
         self._session.set_exception(_LoginRefused(why))
         # Mark the exception as read, because perhaps no call waits for it.
         self._session.exception()

@@ -303,7 +303,7 @@ fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal>
     if at < now.before(terms.applied_event_keep) {
         let keep = terms.applied_event_keep.as_secs();
         let error = format!(
-            "at is {:.1} s ago, and the ledger remembers applied events for {keep} s only ([consumer] applied_event_keep)",
+            "the event's at is {:.1} s old, but the ledger keeps events for only {keep} s ([consumer] applied_event_keep)",
             micros_as_s(now.0 - at.0)
         );
         return Err(refuse(Reason::AtTooOld, error));
@@ -328,7 +328,7 @@ fn fence(number: &Scalar<'_>) -> Result<Message, Refusal> {
 }
 
 fn not_a_fence() -> Refusal {
-    refuse(Reason::UnknownType, "only tallyd can send fences: directly to a queue, and with a number".to_owned())
+    refuse(Reason::UnknownType, "only tallyd sends fences: each has a number and goes directly to a queue".to_owned())
 }
 
 fn id(value: &Scalar<'_>, field: &str, reason: Reason) -> Result<u64, Refusal> {

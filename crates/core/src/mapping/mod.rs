@@ -38,7 +38,7 @@ pub struct Map {
     /// Binding keys of tallyd's queue. The default selects all messages.
     #[serde(default = "all_keys")]
     pub binding_keys: Vec<String>,
-    /// JSON pointer to a list of events. A body without this list is one event or a list.
+    /// JSON pointer to a list of events. A body that lacks this list is one event or an array.
     #[serde(default)]
     #[schemars(with = "String")]
     pub list: Option<String>,

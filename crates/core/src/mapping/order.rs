@@ -18,7 +18,7 @@ use crate::model::Micros;
 use crate::unit::Unit;
 
 /// Returns the new row states, sorted by key, and the former state of each row. `events` are in the order of arrival.
-/// The `at` of each event is the beginning of its unit. If a row does not exist, `old` has no entry for it.
+/// The `at` of each event is rounded down to a whole `unit`. If a row does not exist, `old` has no entry for it.
 pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
     let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
     for event in events {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// In the model, the last event of a user's newest second wins.
+        /// The model expects one winner for each user: of the events with the latest `at`, the event that arrived last.
         #[test]
         fn the_later_arrival_wins_within_a_second_in_any_batches_and_redelivery(
             events in prop::collection::vec((1..4_u64, 1..4_i64, any::<bool>()), 1..30),

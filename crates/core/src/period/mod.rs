@@ -59,7 +59,7 @@ impl PeriodKind {
         }
     }
 
-    /// The length of one step of the remaining time, in seconds.
+    /// A board's score stores the remaining time as a number of steps. Returns the length of one step in seconds.
     pub const fn step_s(self) -> i64 {
         match self {
             Self::Day | Self::Week | Self::Month => 1,
@@ -277,8 +277,8 @@ impl Calendar {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
         let first = match ambiguous.offset() {
-            // The clock jumps over midnight, so the day begins with the jump. The search for the jump must start before
-            // the jump. So it starts at midnight in the offset that is valid after the jump.
+            // The clock jumps over midnight, so the day begins with the jump. To find the jump, the code searches from
+            // an earlier instant. Midnight with the offset after the jump is such an instant.
             AmbiguousOffset::Gap { after, .. } => after
                 .to_timestamp(midnight)
                 .ok()

@@ -58,7 +58,7 @@ fn an_instant_lies_in_the_period_that_the_zones_calendar_shows() {
         ("America/New_York", "2026-11-01T03:59:59Z", ["2026-10-31", "2026-W44", "2026-10"]),
         ("Europe/Berlin", "2026-03-29T21:59:59Z", ["2026-03-29", "2026-W13", "2026-03"]),
         ("Europe/Berlin", "2026-03-29T22:00:00Z", ["2026-03-30", "2026-W14", "2026-03"]),
-        // If New Year is within a week, the week's year can differ from the day's year.
+        // If a week contains days of two years, the year of the week can differ from the year of the day.
         ("UTC", "2027-01-01T00:00:00Z", ["2027-01-01", "2026-W53", "2027-01"]),
         ("UTC", "2024-12-30T12:00:00Z", ["2024-12-30", "2025-W01", "2024-12"]),
         ("UTC", "2028-02-29T12:00:00Z", ["2028-02-29", "2028-W09", "2028-02"]),
