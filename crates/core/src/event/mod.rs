@@ -303,7 +303,7 @@ fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal>
     if at < now.before(terms.applied_event_keep) {
         let keep = terms.applied_event_keep.as_secs();
         let error = format!(
-            "the event's at is {:.1} s old, but the ledger keeps events for only {keep} s ([consumer] applied_event_keep)",
+            "the event's at is {:.1} s old, but the ledger keeps events only {keep} s ([consumer] applied_event_keep)",
             micros_as_s(now.0 - at.0)
         );
         return Err(refuse(Reason::AtTooOld, error));
