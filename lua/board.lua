@@ -24,9 +24,9 @@
 -- the script does nothing and returns -1.
 --
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. For "second", low is the second
--- number. For "earliest", low is a remaining time, counted in steps. The script computes this time whenever the primary
--- number changes. So if two members have equal primary numbers, the member who reached this number first is ahead. A
--- "plain" score is the sum of the amounts.
+-- number. For "earliest", the part `low` is the time that remains, counted in steps. The script computes this time
+-- whenever the primary number changes. So if two members have equal primary numbers, the member who reached this number
+-- first is ahead. A "plain" score is the sum of the amounts.
 --
 -- Returns the member's new score in each zset, as text. If the score falls to zero or below, the script removes the
 -- member and returns zero. For "second", neither number falls below zero, and a member is removed when both are zero.

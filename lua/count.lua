@@ -95,8 +95,8 @@ if ARGV[6] and ARGV[6] ~= '0' then
         return { 1, ARGV[6], loaded and before, 0 }
     end
 elseif ARGV[6] and set_at >= at and set_at < at + 300000000 then
-    -- The clock went back, and MySQL rejects events that are older than a set. A set with an `at` that is further ahead
-    -- was itself rejected (future_max).
+    -- The clock went back, and MySQL rejects events that are older than a set. If the `at` of a set event is five
+    -- minutes or more ahead, the daemon has rejected this set event (future_max).
     at = set_at + 1
 end
 at = string.format('%.0f', at)

@@ -51,9 +51,9 @@
 -- left out. A target whose numbers are all zero has no field.
 --
 -- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. The script stores clicks in two
--- hashes in turn. So each hash exists at least ARGV[5] seconds and at most twice as long. If several requests get the
--- same event, a second field of the hash stores the number of these requests minus one. The name of this field consists
--- of the target, the user and the `at`.
+-- hashes in turn. So each hash exists at least ARGV[5] seconds and at most twice as long. Several requests can publish
+-- the same event. Then a second field of the hash stores the number of these requests minus one. The name of this field
+-- consists of the target, the user and the `at`.
 
 -- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)

@@ -4,7 +4,7 @@
 --
 -- KEYS[1]  the user's window, for instance tally:limit:{7}.
 -- ARGV[1]  how many clicks a window allows.
--- ARGV[2]  the length of a window in milliseconds, beginning with its first click.
+-- ARGV[2]  the length of a window in milliseconds. A window begins with its first click.
 --
 -- If this click is allowed, returns { 1, left }: the number of clicks that are left. If this click is not allowed,
 -- returns { 0, ms }: the milliseconds until the window ends.

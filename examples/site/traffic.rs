@@ -29,7 +29,8 @@ const IN_FLIGHT: u64 = 64;
 /// The percentage of clicks by users who return to a video, mostly to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
-/// If clicks are late by at most this time, the users catch up in a burst. The users skip clicks that are later.
+/// A click can be late. If the delay is at most this time, a user makes the click immediately. If the delay is longer,
+/// the users skip the click.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
 /// The number of attempts to publish a click while the broker is unreachable, and the pause between two attempts.

@@ -1,9 +1,10 @@
 //! The control socket: the only way to send an order to a running daemon. The permissions of the socket's file decide
 //! who can send orders.
 //!
-//! An order is written to MySQL, and all daemons of the site read it there. So it does not matter which socket of the
-//! site receives the order. If several daemons on one machine use the same path, the first daemon gets the socket. The
-//! other daemons retry, and one of them gets the socket when the first daemon has ended.
+//! The daemon that receives an operator's order writes the order to MySQL. All daemons of the site read the order
+//! there. So an operator can send the order to the socket of any daemon. If several daemons on one machine use the same
+//! path, the first daemon gets the socket. The other daemons retry, and one of them gets the socket when the first
+//! daemon has ended.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -54,7 +55,8 @@ pub(crate) struct Wanted {
     pub reason: String,
 }
 
-/// The operator's order (pause or throttle) for a task before an HTTP request, and the order after this request.
+/// The result of an HTTP request that changes the operator's order (pause or throttle) for a task: `before` is the
+/// order that was replaced, and `now` is the new order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub before: Option<Order>,

@@ -48,7 +48,8 @@ impl Reloader {
     }
 
     async fn reload(&self, stop: &CancellationToken) -> Result<()> {
-        // Reading files blocks, so it must not run on a thread of the tasks.
+        // `config::load` blocks its thread while it reads files. So the call must not run on a thread that the tasks
+        // need.
         let path = self.path.clone();
         let new = tokio::task::spawn_blocking(move || config::load(&path)).await??;
         let now = Arc::clone(&self.sender.borrow());

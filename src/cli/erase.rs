@@ -55,7 +55,7 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
         let name = order.name();
         let plan = [
             format!("undo all likes of {name}, and delete its data in MySQL, Redis and the dead letters"),
-            "archived boards keep the member's place with the id 0; this can't be undone".to_owned(),
+            "archived boards keep the place, but replace the member's id by 0; this can't be undone".to_owned(),
         ];
         if let Some(code) = args.consent.ends(&plan)? {
             return Ok(code);

@@ -23,7 +23,7 @@ use tallyd_redis::layout::Layout;
 /// runs find differences, because API servers start to count in the new layout with a delay.
 const RUNS_MAX: u32 = 4;
 
-/// Interval between two checks whether the daemon's run has ended.
+/// While a run of the daemon is active, the command waits for this time, and then tries again to start its own run.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
 /// Interval of the check that Redis still has all counters that API servers need.

@@ -127,7 +127,7 @@ enum Command {
     Names(names::NamesCommand),
     /// Bring Redis to the state of MySQL after restoring MySQL from a backup.
     AfterRestore(after_restore::AfterRestoreArgs),
-    /// Delete all data of a user or a target, and undo its likes.
+    /// Delete a user or a target: undo all its likes, and delete all its data.
     Erase(erase::EraseArgs),
     /// Create or update the tables in MySQL, with an account that has the right to create tables.
     Migrate,

@@ -25,7 +25,7 @@ pub struct Admin {
     /// Allowed `Host` names besides `localhost` and IP addresses, against DNS rebinding.
     pub hosts: Vec<String>,
     /// File with a token of at least 16 characters, not world-readable. A relative path is a systemd credential.
-    /// Requests send the token as `Authorization: Bearer TOKEN`. Browsers send it as any user's password.
+    /// Requests send `Authorization: Bearer TOKEN`. In browsers, enter any user, and the token as password.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.

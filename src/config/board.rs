@@ -9,7 +9,8 @@ use super::problem::Faults;
 use tallyd_core::period::{PeriodKind, WeekStart};
 use tallyd_core::score::Tie;
 
-/// Finds boards that do not fit the metrics or other boards.
+/// Finds problems of the `[[board]]` blocks, for example two boards with the same name and period, or a metric that is
+/// not in `[metrics]`.
 pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faults) {
     let mut seen = BTreeSet::new();
     for (place, board) in boards.iter().enumerate() {
@@ -26,7 +27,7 @@ pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faul
         }
         let other = boards.iter().find(|other| other.name == board.name);
         if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
-            say(&["score", "tie"], ": all its periods must have the same score and the same tie".to_owned());
+            say(&["score", "tie"], ": the keys score and tie must have the same values in all its blocks".to_owned());
         }
         let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
         if !columns.contains(&board.score.len()) {
@@ -69,7 +70,7 @@ mod tests {
             ),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
-                "must have the same score and the same tie",
+                "the keys score and tie must have the same values in all its blocks",
             ),
         ] {
             let problems = found(text);

@@ -268,7 +268,7 @@ fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
             );
         }
         if let Some(other) = owners.insert(*code, name) {
-            found.at(key, format!("[{section}] {other} and {name} have the same code {code}: give one another code"));
+            found.at(key, format!("[{section}] {other} and {name} have the same code {code}: change one code"));
         }
     }
 }

@@ -25,8 +25,8 @@ pub struct Export {
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
-    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1),
-    /// unlikes use it too.
+    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. Statements with `:deleted`
+    /// (0 or 1) also write unlikes.
     pub upsert: String,
     /// DELETE or UPDATE for an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]
@@ -36,7 +36,7 @@ pub struct Export {
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// A pass starts this much before `--since` or the previous pass (1s to 7d).
+    /// How far a pass looks back from `--since` or the previous pass (1s to 7d).
     #[serde(default = "one_minute")]
     pub overlap: Pause,
     /// MySQL server of the table, with the keys of `[mysql]`. Default: `[mysql]`.

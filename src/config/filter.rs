@@ -18,8 +18,7 @@ pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 pub struct Filter {
     /// Likes that a target needs for a filter. 0: no filters. Enable filters in API servers first, then in daemons.
     pub likes_min: u64,
-    /// Largest share of users without a like for whom a filter says "yes". At 0.00001 a filter takes 3 to 6 bytes per
-    /// like.
+    /// Largest share of wrong "yes" answers for users without a like. At 0.00001 a filter takes 3 to 6 bytes per like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
     /// When to update filters: at least every half hour. Empty if another daemon updates filters.

@@ -86,7 +86,7 @@ impl Import {
         }
     }
 
-    /// Returns true if this imports likes, and false if it imports counters.
+    /// Returns true if the `[[import]]` block imports likes, and false if the block imports counters.
     pub fn is_of_likes(&self) -> bool {
         self.metric == LIKE
     }

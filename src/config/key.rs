@@ -7,8 +7,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Fault, Problem};
 
-/// A setting: its section and its name. In a block, the block's position in its list comes after the section. Two
-/// examples: `amqp`, `partitions`, and `board`, `0`, `tie`.
+/// The path of a setting. A path consists of the section and the name. If the section is a list of blocks, the position
+/// of the block stands between the section and the name. Two examples: `amqp`, `partitions`, and `board`, `0`, `tie`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(Vec<String>);
 
@@ -124,7 +124,8 @@ impl Origins {
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }
 
-    /// Returns a problem that shows where the first configured key in `keys` was set.
+    /// Returns a problem with the text `text`. The problem shows the first of the `keys` that is configured, and the
+    /// file or variable that has set this key.
     pub fn problem(&self, keys: &[Key], text: String) -> Problem {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }

@@ -64,8 +64,8 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// Reads only `[admin]`, for commands that send a request to a daemon. These commands need no server's password. The
-/// commands work even if other sections have problems.
+/// Reads only `[admin]`, for commands that send a request to a daemon. These commands work without the passwords of the
+/// servers, and even if other sections have problems.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -258,8 +258,8 @@ fn settle(loaded: &mut Loaded) {
     }
 }
 
-/// Returns true if the problem is real. The loader removes wrong values before the next checks. A check can then report
-/// a problem only because a value was removed.
+/// Returns true if the problem is real. The loader removes wrong values before the next checks. If a check finds a
+/// problem because the loader removed a value, this problem is not real.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
     let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());

@@ -97,7 +97,7 @@ pub struct Config {
     pub amqp: Amqp,
     /// MySQL 8 or later, or MariaDB 10.11 or later.
     pub mysql: Mysql,
-    /// Redis 7 or later, or Valkey 8 or later, and the layout of the counters.
+    /// The server with the counters: Redis 7 or later, or Valkey 8 or later.
     pub redis: Redis,
     /// Used by `tallyd gateway` and API servers in Rust, not by the daemon.
     pub client: ClickLimits,
@@ -180,10 +180,10 @@ pub struct Consumer {
     /// Maximum bytes of message bodies per batch, to limit memory.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
-    /// How long the daemon remembers `count` events, to count each once (1h to 27d). The daemon rejects older count,
-    /// set and reset events. If daemons differ, the shortest time applies.
+    /// How long the daemon remembers `count` events, to count each once (1h to 27d). Daemons reject count, set and
+    /// reset events older than this. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
-    /// How many dead letters can be open, shared equally by partitions. Later dead letters go to the queue
+    /// Maximum number of open dead letters, divided equally among the partitions. Later dead letters go to the queue
     /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
@@ -245,8 +245,8 @@ impl Config {
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the MySQL servers of `[[import]]` and `[[export]]`. For each server, returns the key of its block, the
-    /// name that problems use for the block, and the server.
+    /// Returns the MySQL servers of `[[import]]` and `[[export]]`. For each server, returns three values: the key of
+    /// the server's block, the block's name for error messages, and the server.
     fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
         let imports = self.imports.iter().enumerate();
         let imports =

@@ -50,8 +50,8 @@ fn set_password(
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
 }
 
-/// Returns the path of the file that the value of the key `name` refers to. A relative path is a systemd credential
-/// (`LoadCredential=`).
+/// Returns the absolute path of `file`, the value of the key `name`. If `file` is a relative path, the file is a
+/// systemd credential (`LoadCredential=`).
 pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
     if Path::new(file).is_absolute() {
         return Ok(PathBuf::from(file));

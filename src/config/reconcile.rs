@@ -32,7 +32,7 @@ pub struct Reconcile {
     pub publish_grace: Pause,
     /// Longest time that a run waits for a fence.
     pub fence_max: Pause,
-    /// A `changed` run starts this much before the last run's end, for publishes longer than `publish_grace`.
+    /// How far a `changed` run looks back from the last run's end, for publishes longer than `publish_grace`.
     pub overlap: Pause,
     /// Maximum rows of `counter` per page: one for each target, metric and partition. Each row takes about 200 bytes.
     #[schemars(range(min = 1, max = 1_000_000))]

@@ -23,7 +23,7 @@ pub struct Recount {
     /// When to run. Empty: only with `tallyd recount`.
     #[serde(default)]
     pub cron: String,
-    /// Targets per query. Fewer targets make slow queries shorter.
+    /// Targets per query. Fewer targets make each query faster.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,

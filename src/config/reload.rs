@@ -20,7 +20,7 @@ impl Config {
     /// the start.
     ///
     /// # Errors
-    /// Fails if the new settings don't fit the current values of settings that need a restart.
+    /// Some settings keep their current values until a restart. Fails if a new setting contradicts one of these values.
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),

@@ -1,4 +1,4 @@
-//! `[[rule]]`: exceptions from the usual way to count a metric. An exception applies to one kind or to all kinds.
+//! `[[rule]]`: a metric that is not counted in the usual way. A rule applies to one kind or to all kinds.
 
 use super::key::Key;
 use super::problem::Faults;

@@ -183,8 +183,8 @@ pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
 
-/// Finds options of the address that must be set with tallyd's own keys instead, and options that turn off the
-/// verification of the server.
+/// Finds two sorts of wrong options in the address. For some options, tallyd has its own keys, and the operator must
+/// set these keys. Other options turn off the verification of the server.
 fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
     let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {

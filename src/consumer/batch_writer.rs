@@ -72,7 +72,7 @@ pub(super) enum WriteError {
     /// than `database_away_max`, or if the session ends while MySQL fails.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The session ended before the broker had accepted the dead letters over the quota.
+    /// Some dead letters exceeded the quota, and the session ended before the broker had confirmed these letters.
     #[error(transparent)]
     Letters(#[from] anyhow::Error),
 }

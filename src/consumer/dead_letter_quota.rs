@@ -1,6 +1,7 @@
 //! Enforces the dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need no
 //! coordination. If a dead letter exceeds the quota and a later replay could succeed, the daemon sends the letter to
-//! the queue of returned messages. The daemon only counts all other dead letters that exceed the quota.
+//! the queue of returned messages. If a replay can never succeed, the daemon counts the letter, and does not store the
+//! letter.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -63,7 +64,7 @@ impl DeadLetterQuota {
         }
     }
 
-    /// Returns the first of the `letters`, up to the number that the quota allows in this transaction.
+    /// Returns the beginning of `letters`: as many letters as the quota still allows in this transaction.
     pub(super) async fn admit<'a>(
         &mut self,
         tx: &mut MySqlConnection,

@@ -22,8 +22,8 @@
 //!   unacknowledged messages and activates the next consumer in one step. So a job's fence message never overtakes an
 //!   event that a daemon has received. An empty queue without a consumer has no messages in flight.
 //! * A: an operator pauses the consumers, and daemon 1 reads the pause before daemon 2. B: the broker makes daemon 2
-//!   the active consumer. Less than a second later, daemon 2 also reads the pause. Each daemon ends its session in the
-//!   same way as at the stop, so no event is lost or applied twice, and the events keep their order.
+//!   the active consumer. Less than a second later, daemon 2 also reads the pause. Each daemon ends its session with
+//!   the same steps as a daemon that stops. So no event is lost or applied twice, and the events keep their order.
 //! * A: a like. B: an unlike of the same user, which is delivered before the like (after a redelivery or a changed
 //!   route). The event with the newer `at` wins.
 //! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event

@@ -105,11 +105,11 @@ async fn write_reading(
 }
 
 /// Applies counts and sets. Almost every count is new, so a transaction normally does not read the ledger. After a
-/// failed transaction, the next transaction reads the ledger. If the ledger contains one of the events, the following
-/// transactions also read the ledger. They can contain more events that were applied before.
+/// failed transaction, the next transaction reads the ledger. If the ledger contains one event of this transaction, the
+/// following transactions can also contain events that were applied before. So these transactions also read the ledger.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// The number of later transactions that must still ask the ledger.
+    /// The number of later transactions in which the daemon must still read the ledger.
     asks_ledger: u32,
 }
 

@@ -1,5 +1,6 @@
-//! Replays dead letters: publishes them as producers do, or to the queue of the map that they came through. Each replay
-//! is recorded after the broker's confirm.
+//! Replays dead letters. If a letter came through a map, the replay publishes the letter to the queue of the map. The
+//! replay publishes all other letters in the same way as a producer. Each replay is recorded after the broker's
+//! confirm.
 
 use std::fmt;
 

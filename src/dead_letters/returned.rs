@@ -84,8 +84,8 @@ async fn take_so_many(
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
         let Some(taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
         match store.keep_dead_letters(&taken.letters).await {
-            // The message stays unacknowledged, so that the broker delivers the next message. The unacknowledged
-            // message is requeued when the channel closes.
+            // MySQL has refused the message, so the code does not acknowledge the message. The broker delivers the next
+            // message, and requeues the refused message when the channel closes.
             Err(error) if at_once == 1 && is_of_one(&error) => {
                 refused = Some(error);
                 continue;

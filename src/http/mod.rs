@@ -76,7 +76,7 @@ impl Port {
         }
         drop(self.listener);
         let all = async { while connections.join_next().await.is_some() {} };
-        // Connections that are still open end with the process.
+        // If a connection is still open after this time, the connection closes when the process ends.
         let _ = tokio::time::timeout(self.limits.drain_max, beat.during(all)).await;
     }
 

@@ -9,8 +9,9 @@
 //! configured with too few partitions sends no fences, because its fences would miss the events in the other
 //! partitions' queues.
 //!
-//! Several jobs send fences. Each job numbers its own fences. If all jobs shared the numbers, a job could read the
-//! higher number of another job. The job would then wrongly conclude that a later run of the same job had started.
+//! Several jobs send fences. Each job has its own sequence of fence numbers. If all jobs shared one sequence, a job
+//! could read the higher number of another job. The job would then wrongly conclude that a later run of the same job
+//! had started.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ use tallyd_mysql::Store;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, Depth, Publisher};
 
-/// Returns all partitions in use, if the configuration includes each of them.
+/// Returns all partitions in use. The configuration must include all these partitions.
 ///
 /// # Errors
 /// Fails with [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if MySQL fails.
@@ -74,15 +75,16 @@ impl Fences<'_> {
         Ok(self.publisher.waiting(&in_use.partitions).await?)
     }
 
-    /// Returns once every event that the broker accepted before this call is committed.
+    /// Waits until the daemons have committed all events that the broker accepted before this call.
     ///
     /// # Errors
     /// Fails with [`JobError::NotNow`] and the reason if this takes longer than `fence_max`. Fails with
     /// [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if a server fails.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
-        // A daemon records a new count of partitions before it binds the new queues. So every event that was accepted
-        // before now is in one of these queues, or this check finds the new count and fails.
+        // A daemon records a new count of partitions before it binds the new queues. If this check finds a higher count
+        // than the configured count, the check fails. Otherwise all events that the broker has accepted are in the
+        // queues of `partitions`.
         let partitions = knows_all(self.store, self.broker).await?;
         let _shown = ShownWait(self.job);
         let mut sent = BTreeSet::new();

@@ -71,8 +71,8 @@ impl JobSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
-    /// The mode becomes due at the next time of its schedule, because a run can be expensive, and the operator chose a
-    /// suitable time.
+    /// The mode becomes due when its schedule says so for the first time. A run can be expensive, so no run starts
+    /// before the time that the operator chose.
     AtItsTime,
 }
 

@@ -48,7 +48,7 @@ fn paused(page: &mut Page, telemetry: &Telemetry) {
     let orders = telemetry.orders();
     let is_paused = |task| orders.iter().any(|it| it.task == task && it.command == Command::Pause);
     let tasks = Task::ALL.map(|task| ([("task", task.name())], flag(is_paused(task))));
-    page.gauges("tallyd_paused", "1 while an operator has paused the task, in all daemons", tasks);
+    page.gauges("tallyd_paused", "1 while an operator's order pauses the task in all daemons", tasks);
 }
 
 fn connections_opened() -> Family<Server, Counter> {

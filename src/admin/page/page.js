@@ -249,7 +249,7 @@ function take(status) {
   told = status;
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
-  // The plots never remove a daemon's start. If showAll() fails, the code does not add the start.
+  // Nothing removes an entry from `starts`. So if showAll() throws an error, this line must not add an entry.
   starts.add(status.started_at);
   tick();
 }

@@ -199,8 +199,8 @@ impl fmt::Display for Check {
     }
 }
 
-/// Searches the causes of `error`, and classifies it. A configuration error decides the class. Without a configuration
-/// error, the server's own error decides.
+/// Classifies `error` by its causes. If one of the causes is a configuration error, this cause decides the class.
+/// Otherwise the error that the server returned decides the class.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)

@@ -196,7 +196,7 @@ impl Plan {
         let addresses = Server::ALL.map(|server| host_and_port(server.url(&self.config), 0));
         if let Some(odd) = addresses.into_iter().chain(self.redis_nodes()).find(|it| !is_plain(it, ".:_-[]")) {
             return Err(format!(
-                "the address {odd:?}: accounts.sh can only use a host of letters, digits, ., :, - and _. Use another name of the server"
+                "the address {odd:?}: accounts.sh accepts only a host that consists of letters, digits, ., :, - and _. Use another name of the server"
             ));
         }
         let Config { amqp, redis, kinds, .. } = &self.config;
@@ -349,7 +349,7 @@ pub(super) mod tests {
         }
         for urls in [["$(id)", "h", "h"], ["h", "`id`", "h"], ["h", "h", "a;b"]] {
             let refused = plan(urls, Facts::default(), load()).unwrap_err();
-            assert!(refused.contains("can only use a host of letters"), "{refused}");
+            assert!(refused.contains("accepts only a host that consists of letters"), "{refused}");
         }
         let mut config = daemon(["h", "h", "rediss://h"]);
         config.redis.tls_key_file = Some("/etc/$(id).key".to_owned());

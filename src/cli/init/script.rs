@@ -42,8 +42,8 @@ fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Returns the assignments that read the passwords of a server's accounts. If the script can't use a password file, the
-/// script stops where it reads this file.
+/// Returns lines of the script. Each line reads the password of one account of the server into a variable. If the
+/// script can't use a password file, the script stops where it reads this file.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,

@@ -153,7 +153,8 @@ struct Session<'a> {
     /// although it does not.
     outage: &'a mut Outage,
     began: Instant,
-    /// Whether the connection works: a batch was written, a batch failed in MySQL, or nothing has failed for some time.
+    /// True as soon as the connection has proved that it works. There are three proofs: a batch was written, a batch
+    /// failed in MySQL, or nothing has failed for some time.
     is_proven: bool,
     /// Count of messages since the prefetch was last checked.
     seen: u16,

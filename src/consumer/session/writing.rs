@@ -114,8 +114,8 @@ impl Session<'_> {
         self.ends.cancel();
         self.open.received.note();
         fault::point("consumer:ending");
-        // The broker requeues the messages of the inbox and of the open batch. The broker also requeues the messages
-        // that are still in flight, which are dropped below.
+        // The session drops the messages of the inbox and of the open batch. The loop below drops the messages that
+        // still arrive. The broker requeues all these messages.
         (self.inbox, self.open) = (Inbox::default(), Open::default());
         let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
         let mut closed = pin!(self.partition.heartbeat.during(self.link.call("close the channel", closed)));

@@ -17,8 +17,7 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// Returns the event's time. Only a fence message does not contain a time, and the gateway never accepts fence
-    /// messages.
+    /// Returns the event's time. A fence message contains no time, but the gateway never accepts fence messages.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,

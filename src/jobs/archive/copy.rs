@@ -14,7 +14,8 @@ use tallyd_redis::Cache;
 /// Maximum number of pages that one transaction writes. Each commit waits for the disk, so fewer commits are faster.
 const COMMIT_PAGES: usize = 10;
 
-/// Maximum number of members that one transaction writes, because a transaction holds the job's lock.
+/// Maximum number of members that one transaction writes. The limit keeps the transaction short, because the
+/// transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;
 
 pub(super) struct Copier<'a> {

@@ -32,8 +32,8 @@
 //! * A writer adds a member after "done": the next run stops the expiry of the frozen zset (PERSIST) and records
 //!   "frozen" again. The run then merges the late member, and writes a second copy. Readers get the first copy until
 //!   the run has verified the second copy.
-//! * A writer adds just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it
-//!   exists.
+//! * A writer adds a member just before UNLINK: the script that removes the frozen zset first looks for the live key.
+//!   If the live key exists, the script keeps the frozen zset.
 //! * A writer adds a member after the frozen zset was removed: the live key then contains only late writes, and not the
 //!   whole board. A live key is frozen only in two cases: MySQL has no row of the period, or Redis went back to an
 //!   older state (below). Otherwise the live key stays, and every report contains the key and the reason.
@@ -59,9 +59,9 @@
 //!   reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
 //!   again. Such a Redis server can have a live zset of a period that is frozen according to MySQL, but not according
-//!   to this server. This live zset contains the whole board in an older state. It does not contain only late writes.
-//!   If this zset were added to its archive, the scores would count twice. So its scores are raised to the archive's
-//!   scores instead (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
+//!   to this server. This live zset is the whole board in an older state, and not a zset of late writes. If this zset
+//!   were added to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
+//!   (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
 //!   the state "done" can come from a time before the late writes were archived. Redis stores how many members were
 //!   moved into a frozen zset. If this count is higher than the count in MySQL, the board is archived again. If a zset

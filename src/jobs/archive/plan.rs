@@ -28,7 +28,7 @@ pub(super) enum Plan {
     /// Redis went back to the board's state before the freeze. The run must raise the scores to the archive's scores,
     /// and archive the board again.
     Raise { row: PeriodRow, expire_after: Duration },
-    /// The period is archived, and stays in Redis for the time `left`.
+    /// The period is archived. `left` is the time for which its zset stays in Redis.
     Wait { left: Duration },
     /// The period is archived, and its time in Redis is over.
     End { row: PeriodRow },
@@ -95,8 +95,8 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-/// Returns the problem with the late writes of an archived zset that is no longer in Redis; `None` if no late writes
-/// are lost or left over.
+/// For an archived zset that is no longer in Redis: returns a problem if late writes were lost, or if late writes are
+/// left over. Otherwise returns `None`.
 pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
     match (is_lost, live) {

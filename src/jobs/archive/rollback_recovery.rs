@@ -6,10 +6,11 @@
 //! the freeze and the generation. If the freeze that Redis records is older than the freeze that MySQL records, Redis
 //! has gone back in time. The live zset then contains the former scores plus later additions, and the two cannot be
 //! separated. So each member gets the highest of its scores in Redis, the archive and the snapshot, and no score is
-//! added twice. The run cannot recover the writes that Redis lost. If the archive contains late writes, the changes
-//! that writers made after Redis went back are lost, too. After this step, the period is archived in the same way as
-//! the first time. Redis counts the pages whose scores the run has raised. If another Redis server takes over before
-//! the freeze, the new server has a different count. Then the run does not freeze the zset of the new server.
+//! added twice. The run cannot recover the writes that Redis lost when it went back. If the archive contains late
+//! writes, the run also loses the changes that writers made after Redis went back. After this step, the period is
+//! archived in the same way as the first time. Redis counts the pages whose scores the run has raised. If another Redis
+//! server takes over before the freeze, the new server has a different count. Then the run does not freeze the zset of
+//! the new server.
 //!
 //! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
 //! holds only late writes.

@@ -131,8 +131,8 @@ impl<'a> Steps<'a> {
         Ok(Facts { keys, row, backup, expire_after: candidate.expire_after, now: self.run.now })
     }
 
-    /// Freezes the live zset. If the run has raised the zset's scores to MySQL's scores, `pages` is the number of these
-    /// pages.
+    /// Freezes the live zset. If the run has raised the zset's scores to MySQL's scores page by page, `pages` is the
+    /// number of raised pages.
     async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Frozen> {
         let note = freeze.note.unwrap_or(0);
         let frozen = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
@@ -267,7 +267,7 @@ impl<'a> Steps<'a> {
             }
             Plan::Wait { left } => report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))),
             Plan::End { .. } => report(Outcome::WouldEnd),
-            Plan::NoteEnded => report(Outcome::WouldEnd).because("Redis no longer has its zset"),
+            Plan::NoteEnded => report(Outcome::WouldEnd).because("Redis no longer has the zset of the board"),
             Plan::Raise { .. } => {
                 let (live, _) = cache.count_board(at).await?;
                 PeriodReport { members: live, ..report(Outcome::WouldArchive) }.because(Reason::WentBack)

@@ -14,7 +14,8 @@ use super::{BoardRun, Step};
 /// accepts at most a few thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
-/// To decide whether Redis still has the board, a run compares this number of the snapshot's best members.
+/// The number of members that a run compares to decide whether Redis still has the board. The run compares the scores
+/// of the snapshot's best members with their scores in Redis.
 const TOLD_BY: u64 = 200;
 
 /// Whether MySQL has a snapshot of a period, and whether Redis has lost the period's board since the snapshot.

@@ -1,5 +1,5 @@
-//! Reads the clocks for runs over boards. MySQL's clock decides when a period is over. While the clocks differ, no
-//! period is treated as over.
+//! Reads the clocks of the host, MySQL and Redis for the jobs that work on boards. MySQL's clock decides when a period
+//! is over. While the clocks differ, no period is treated as over.
 
 use std::time::Duration;
 

@@ -32,7 +32,7 @@ pub enum ScopeError {
     /// The period `total` never closes.
     #[error("the period total never ends, so tallyd does not archive it")]
     NeverEnds,
-    #[error("{period} is a {kind}, and no requested board has periods of that length")]
+    #[error("{period} is a {kind}, but the requested boards have no periods of that length")]
     NoSuchBoard { period: String, kind: String },
     #[error("{at} is not closed: it ends at {end}, and the archiver waits for late writes until {closes}")]
     Open { at: BoardPeriod, end: String, closes: String },
@@ -106,8 +106,7 @@ impl Scope {
         }
     }
 
-    /// Returns the candidate for the period `at`, which MySQL has recorded. Returns `None` if the period is out of
-    /// scope.
+    /// Returns the candidate for `at`, a period that has a row in MySQL. Returns `None` if the period is out of scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;
@@ -230,7 +229,7 @@ mod tests {
         for (scope, expected) in [
             (scope(Some("like"), None), "no board is called \"like\"; configured boards: likes, posts"),
             (scope(None, Some("2026-W60")), "\"2026-W60\" is not a period"),
-            (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, and no requested board"),
+            (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, but the requested boards have no periods"),
             (
                 scope(Some("likes"), Some("2026-W46")),
                 "likes 2026-W46 is not closed: it ends at 2026-11-15T16:00:00Z, and the archiver waits for late writes until \

@@ -37,7 +37,8 @@
 //! * *A like that the daemon counts* (`writer = "daemon"`): the daemon commits the like in MySQL. Later the daemon adds
 //!   the like's outbox row to Redis, and notes the user in Redis. If the like is committed before the build reads the
 //!   users from MySQL, the build reads this user, too. If the like is committed after this read, the daemon notes the
-//!   user after "begin", and the note stays in Redis. Until the outbox row is added, a reader can get a wrong "no".
+//!   user later than the step "begin". So the note stays in Redis. Until the outbox row is added, a reader can get a
+//!   wrong "no".
 //! * A reader checks the remembered clicks, then the noted users, then the bits. lua/filter_has.lua and lua/like.lua
 //!   each do all three checks in one script. An unlike leaves the user's bits set. The bits also stay set if a counted
 //!   like is reverted. Bits that stay set can only cause a wrong "perhaps".
@@ -63,9 +64,10 @@
 //!   counter.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
 //!   again. The fence of that run follows every event that was published before the flush.
-//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If Redis
-//!   loses noted users, the number of notes is lower than the number in the config. Without the config, there is no
-//!   filter. A filter that lacks a part never answers "no", and the next run drops and rebuilds it.
+//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. The config
+//!   contains the number of noted users. If Redis loses noted users, the set of notes has fewer users than this number.
+//!   Without the config, there is no filter. A filter that lacks a part never answers "no", and the next run drops and
+//!   rebuilds it.
 //! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter can lack likes
 //!   whose events are in MySQL. After such an event Redis has another data set, and a run in progress ends. The next
 //!   run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a
@@ -73,9 +75,9 @@
 //!   because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
 //!   between a failover and the next run. A reader caches the epoch for one second, so a wrong "no" is also possible in
 //!   this second.
-//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. The client
-//!   then uses a separate command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during
-//!   the move fails, and the next run continues its work.
+//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. During the
+//!   move, the client notes the user of each like that it counts with a separate command
+//!   (`crates/client/src/likes.rs`). A run during the move fails, and the next run continues its work.
 //! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
 //!   These likes are in no filter until you rebuild the filter with `tallyd filters rebuild`. A run notices this if
 //!   more users like a target than were ever put into its filter.
@@ -157,8 +159,8 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
-    /// The targets for which filters are built after the next fence. Each target has the count of users that its filter
-    /// is built for.
+    /// The targets for which filters are built after the next fence. For each target, the number is the count of users
+    /// for whom the new filter has room.
     builds: Vec<(Target, u64)>,
     data_set: String,
     report: Report,
@@ -266,8 +268,8 @@ impl Run<'_> {
         let mut before = ChangedBefore::NEWEST;
         while !self.stop.is_cancelled() {
             let rows = on.store.changed_numbers(since, before, PAGE_TARGETS).await?;
-            // A counter with several slots can be listed twice, or again on another page. The counter's value is read
-            // again for each page.
+            // A counter with several slots can be listed several times, on one page or on several pages. On each page,
+            // the run reads the counter's value once.
             let numbers = rows.iter().map(|row| row.number);
             let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();

@@ -60,8 +60,8 @@ fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
 
-/// Returns how many users a new filter is built for. This number is twice the current count, so that the filter is not
-/// too small soon.
+/// Returns the count of users for whom a new filter has room. This number is twice the current count, so that the
+/// filter is not too small soon.
 fn fresh(wish: &Wish, likes: u64) -> u64 {
     likes.max(wish.likes_min).saturating_mul(2).clamp(1, Shape::capacity_max(wish.false_positive))
 }

@@ -18,7 +18,8 @@ pub struct Report {
     /// a part of the filter.
     pub dropped: u64,
     pub left: u64,
-    /// Why the run left filters to the next run. Set only if several filters have the same reason.
+    /// The reason why the run stopped building filters, or `None` if the run did not stop. The next run builds the
+    /// remaining filters.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,

@@ -40,7 +40,7 @@ pub(super) struct Comparer<'a> {
     pub measure: Measure<'a>,
     repairer: Repairer<'a>,
     suspects: Suspects,
-    /// The number of listed rows of `counter`. In a run over targets that an operator named, the number of these
+    /// The number of listed rows of `counter`. If an operator named the targets of the run, this is the number of named
     /// targets.
     pub listed: u64,
     pub report: Report,
@@ -48,8 +48,8 @@ pub(super) struct Comparer<'a> {
     published: Vec<u64>,
 }
 
-/// A number for each bucket of one kind: how many counters from MySQL are not zero in Redis (modulo 2^16). The list is
-/// empty if the run does not need it.
+/// Contains a number for each bucket of one kind. The number is the count (modulo 2^16) of those counters in the bucket
+/// that MySQL lists and that are not zero in Redis. The list is empty if the run does not need it.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
@@ -202,7 +202,7 @@ impl<'a> Comparer<'a> {
         Ok(self.run.servers.store.note_checkpoint(self.run.number, text).await?)
     }
 
-    /// Adds the results since the last call to the metrics.
+    /// Adds the new results to the metrics: all results since this function was last called.
     pub(super) fn tell_metrics(&mut self) {
         for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);

@@ -95,8 +95,8 @@ impl RunOptions {
         }
     }
 
-    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs end early,
-    /// because the next run of the same mode resumes where this run ends.
+    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs can end
+    /// early without loss: the next run of the same mode resumes where this run ends.
     pub(super) fn gives_way(&self) -> bool {
         self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }
@@ -237,7 +237,7 @@ pub(super) struct EarlyEnd<'a> {
     pub stop: &'a CancellationToken,
     began: Instant,
     run_time_max: Option<Duration>,
-    /// Whether the run waited too long for the servers to have capacity.
+    /// Whether the run stopped waiting, because the servers had no free capacity for too long.
     gave_up: AtomicBool,
     /// The reason why the run must end and let another run load lost buckets.
     makes_way: OnceLock<&'static str>,

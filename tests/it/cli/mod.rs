@@ -101,7 +101,7 @@ async fn a_board_or_period_that_is_not_there_exits_with_64() {
     for (arguments, said) in [
         (["archive", "--board", "like"], "no board is called \"like\"; configured boards: likes"),
         (["archive", "--period", "2026-W60"], "is not a period"),
-        (["archive", "--period", "2026-11-18"], "is a day, and no requested board"),
+        (["archive", "--period", "2026-11-18"], "is a day, but the requested boards have no periods of that length"),
         (["archive", "--period", "2999-W01"], "is not closed"),
     ] {
         assert_exits(&world.tallyd(&arguments), 64, said);

@@ -185,8 +185,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // If a counter is still busy, the site writes it all the time. If there are many such counters, the load
-        // watches them now and not at its end. This frees memory for other busy counters.
+        // If a counter is still busy, the site writes it all the time. If there are many such counters, the run calls
+        // `load_watched` now and does not wait for the end of the load. This frees memory for other busy counters.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
@@ -264,8 +264,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 }
 
-/// Whether the kind has counters that the daemon adds to Redis and whose missing amounts the load can compute from a
-/// page.
+/// Whether the layout is packed, and the daemon adds at least one metric of the kind to Redis. For the counters of this
+/// metric, the load can compute the missing amounts from a page.
 fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     let targets = Target { kind, id: TargetId(0) };
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))

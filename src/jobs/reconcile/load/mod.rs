@@ -117,7 +117,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
 }
 
 /// Whether the next load must wait, because Redis has lost buckets too often. Each load reads the whole table
-/// `counter`. If Redis evicts buckets again and again, runs without this limit would load all the time.
+/// `counter`. Without this limit, every run would read the table again while Redis evicts buckets.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.options.wait_max.is_some();
