@@ -75,8 +75,8 @@
 //!   because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
 //!   between a failover and the next run. A reader caches the epoch for one second, so a wrong "no" is also possible in
 //!   this second.
-//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. During the
-//!   move, the client notes the user of each like that it counts with a separate command
+//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. For each
+//!   like that it counts, the client then sends a separate command. This command notes the user
 //!   (`crates/client/src/likes.rs`). A run during the move fails, and the next run continues its work.
 //! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
 //!   These likes are in no filter until you rebuild the filter with `tallyd filters rebuild`. A run notices this if
