@@ -230,7 +230,7 @@ export class Client {
     );
     const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
-      // tallyd loads noted buckets immediately. If noting fails, for instance on a replica, the read still succeeds.
+      // tallyd loads the buckets in this set immediately. If SADD fails, for instance on a replica, the read continues.
       const names = missing.map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}c:missing`, names)).catch(() => {});
     }
@@ -312,8 +312,8 @@ export class Client {
     return redis.on('error', (error) => console.error(`Redis: ${error.message}`));
   }
 
-  // Replaces a late or broken connection, because all calls on it would be late, too. The first caller reconnects for
-  // all callers.
+  // Replaces the connection after a timeout or an error. After a timeout, all further calls on the old connection would
+  // be late, too. The first caller reconnects for all callers.
   async #connectAnew(redis) {
     if (this.#redis === redis) {
       if (redis.isOpen) redis.destroy();
@@ -401,7 +401,7 @@ export class Client {
     return new Map(rows.map((row) => [String(row.target_id), row.click]));
   }
 
-  // Runs a query whose second value is a list of ids. MySQL can compare strings as inexact numbers (DOUBLE), so
+  // Runs a query whose second parameter is a list of ids. MySQL can compare strings as inexact numbers (DOUBLE), so
   // the ids are BigInts.
   async #ask(sql, [kind, targetIds, last]) {
     if (targetIds.length === 0) return [];

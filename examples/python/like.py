@@ -163,7 +163,7 @@ def count_event_of(kind, target_id, metric, delta, event_id, at):
 
 
 def connect():
-    # Don't retry: a call whose answer was lost may have counted.
+    # Don't retry: if only the answer was lost, Redis has already counted the change.
     return redis.Redis.from_url(REDIS_URL, retry=Retry(NoBackoff(), 0), socket_timeout=TIMEOUT_S)
 
 
@@ -303,10 +303,10 @@ def read(server, kind, target_ids):
     for bucket, target_id in zip(buckets, target_ids):
         pipeline.hmget(bucket, "_", target_id)
     answers = pipeline.execute()
-    # tallyd loads noted buckets immediately.
+    # tallyd immediately loads the buckets in this set.
     missing = {missing_name(bucket) for bucket, (loaded, _) in zip(buckets, answers) if is_missing(loaded)}
     if missing:
-        # Reading must not fail if the note fails, for instance on a replica.
+        # If SADD fails, for instance on a replica, the read must still succeed.
         with contextlib.suppress(redis.exceptions.RedisError):
             server.sadd(f"{KEY_PREFIX}c:missing", *missing)
     return [number_in(loaded, value) for loaded, value in answers]

@@ -25,7 +25,7 @@ pub struct View {
     pub likes: i64,
     /// The number of videos that have at least one like.
     pub videos: u64,
-    /// The number of pairs or videos that differ from the clicks.
+    /// The number of pairs, or of videos, whose stored data is wrong according to the clicks.
     pub different: u64,
 }
 
@@ -90,7 +90,7 @@ async fn compare_rows(site: &Site, servers: &Servers, named: &mut Vec<String>) -
             view.different += 1;
             name(named, || {
                 format!(
-                    "like_record: video {} and user {} have {state:?}, but the last click was {clicked:?}",
+                    "like_record: the row of video {} and user {} is {state:?}, but the last click was {clicked:?}",
                     pair.video, pair.user
                 )
             });

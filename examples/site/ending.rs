@@ -11,7 +11,8 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// If the daemon repairs a damaged video before the command runs, the demo damages another one, at most this many.
+/// The maximum number of videos whose count the demo damages for `explain`. If the daemon repairs a video's count
+/// before the command runs, the demo damages the count of another video.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the demo's last steps.
@@ -72,7 +73,7 @@ async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
     for _ in 0..EXPLAINED_MAX {
         let target = faults.lose(site).await?;
         let text = tallyd.explain(target).await?;
-        // The daemon's reconcile may have repaired the video before the command ran.
+        // The daemon's reconcile may have repaired the video's count before the command ran.
         if !text.contains("drifted, Redis") {
             continue;
         }

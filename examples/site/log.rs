@@ -64,7 +64,8 @@ impl Log {
         Ok(Self { path, file, rest: Vec::new() })
     }
 
-    /// Reads the lines that the daemon wrote since the last call. Returns a fact for each line that the demo uses.
+    /// Reads the lines that the daemon wrote since the last call. Skips the lines that the demo does not need, and
+    /// returns a fact for each other line.
     pub fn read(&mut self) -> Result<Vec<Fact>> {
         self.file.read_to_end(&mut self.rest).with_context(|| format!("read {}", self.path.display()))?;
         let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);

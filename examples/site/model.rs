@@ -52,7 +52,8 @@ impl Model {
     }
 
     /// Begins a click and returns whether it is a like. Users unlike only videos that they like, and like only videos
-    /// that they don't like. Returns `None` if this user must not click this video now.
+    /// that they don't like. Returns `None` if the demo can't make this click now: the pair's last click has not ended,
+    /// an event of the pair was lost, or the model has no room for a new pair.
     pub fn begin(&mut self, pair: Pair) -> Option<bool> {
         let known = self.pairs.get(&pair);
         if self.busy.contains(&pair) || self.retired.contains(&pair) {
@@ -89,7 +90,8 @@ impl Model {
         }
     }
 
-    /// Retires the pair of a finished click: Redis has counted the click, but its event will never be published.
+    /// Excludes a pair from all later clicks: Redis has counted the pair's last click, but the click's event will never
+    /// be published.
     pub fn lost(&mut self, pair: Pair) {
         self.busy.remove(&pair);
         self.retired.insert(pair);

@@ -21,7 +21,7 @@ use crate::week::{self, Week};
 /// The time between two reads of the daemon's log.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The demo prints a status line each time after it has read the log this many times.
+/// The number of reads of the daemon's log between two status lines.
 const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
