@@ -37,7 +37,8 @@ pub enum What {
 /// The client's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The broker confirmed the event with that `at`. For a request without an event, Redis answered, and `at` is 0.
+    /// The broker confirmed the event with that `at`. If the request has no event, Redis answered the request, and `at`
+    /// is 0.
     Done { at: Micros },
     /// The request has no effect: the counter would be negative, or the user clicked too often.
     Nothing,
@@ -81,7 +82,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns whether the checker accepts that this fault lost the effect of the call.
+    /// Returns true if the documents allow this fault to lose the effect of the call.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.loses == loses && call.end >= self.loses_since && call.begin <= self.loses_until
     }
@@ -104,12 +105,13 @@ pub struct History {
 }
 
 impl History {
-    /// Returns whether the checker accepts that any of the faults lost the effect of the call.
+    /// Returns true if the documents allow at least one of the faults to lose the effect of the call.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.windows.iter().any(|window| window.excuses(loses, call))
     }
 
-    /// Returns whether the call's event may be lost although the broker confirmed it.
+    /// Returns true if the documents allow a fault to lose the call's event, even after the broker has confirmed the
+    /// event.
     pub fn may_lose(&self, call: &Call) -> bool {
         self.excuses(Loses::Queued, call) || self.excuses(Loses::Tables, call)
     }

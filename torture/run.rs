@@ -32,7 +32,8 @@ use crate::watch::Watch;
 /// begins anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
-/// Time limit for the users' last calls. This limit is longer than any call of the client with all retries of the call.
+/// Time limit for the users' last calls. Each call of the client, including all its retries, takes less time than this
+/// limit.
 const USERS_END_MAX: Duration = Duration::from_secs(120);
 
 /// How long to wait at the end until all servers answer and all queues are empty.
@@ -42,7 +43,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(180);
 /// multiple of its planned length.
 const LATE_MAX: f64 = 1.3;
 
-/// Maximum number of violations whose calls are printed.
+/// The run prints the calls for at most this number of violations.
 const TOLD_MAX: usize = 12;
 
 pub fn items(faults: &[Fault]) -> Vec<Item> {

@@ -1,5 +1,5 @@
 //! Removes calls from a history as long as the checker still finds a violation. Also finds the faults during which
-//! calls of a violation were made. Pure.
+//! users made calls that concern a violation. Pure.
 
 use std::fmt::Write as _;
 
@@ -68,8 +68,8 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Returns whether the violation concerns one pair, one event or one message, and so only a few calls. In contrast, a
-/// counter's sum is the result of thousands of equal calls.
+/// Returns whether the violation concerns one pair, one event or one message. Only a few calls concern such a subject.
+/// In contrast, thousands of calls of the same kind change a counter's sum.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }

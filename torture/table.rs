@@ -110,7 +110,7 @@ pub fn text(injected: &[Injected], violations: &[Violation], history: &History) 
     text
 }
 
-/// Returns the result for programs, with the durations of calls.
+/// Returns the result as JSON, with the durations of calls.
 pub fn figures(injected: &[Injected], violations: &[Violation], history: &History) -> Value {
     let lines = lines(injected, violations, history);
     let of = |line: &Line| {

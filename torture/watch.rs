@@ -1,5 +1,5 @@
-//! Measures how long accepted events take to reach MySQL. Separate users click all the time. These users bypass all
-//! proxies. This module reads MySQL repeatedly, and notes when the rows of these users arrive.
+//! Measures how long accepted events take to reach MySQL. A few extra users click during the whole run. These users
+//! bypass all proxies. This module reads MySQL repeatedly, and notes when the rows of these users arrive.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,10 @@ use tokio_util::sync::CancellationToken;
 use crate::history::{Answer, Call, Micros, Recorder, What, is_ahead, now};
 use crate::users::VIDEO;
 
-/// Number of the separate users. The number is so high that each partition has some of these users.
+/// Number of the extra users. The number is so high that each partition has some of these users.
 const WATCHERS: u64 = 8;
 
-/// The separate users and their targets have ids from this number upwards. Other users have lower ids.
+/// The extra users and their targets have ids from this number upwards. All other users have lower ids.
 const FIRST: u64 = 1_000_000;
 
 /// Pause between two clicks of such a user.
@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Time limit for MySQL's answer to a check.
 const LOOK_MAX: Duration = Duration::from_millis(1_500);
 
-/// Everything works again when no accepted event has waited longer than this time.
+/// If no accepted event has waited longer than this time, everything works again.
 const WELL: i64 = 1_000_000;
 
 /// A user whose clicks are watched.
@@ -78,8 +78,8 @@ impl Watch {
         Ok(Self { seen, stop, tasks })
     }
 
-    /// Waits until no accepted event has waited too long, and MySQL has a click of each user that was made after
-    /// `since`. Returns the time when both conditions are true.
+    /// Waits until two conditions are true. No accepted event has waited longer than `WELL`. And for each extra user,
+    /// MySQL has a click that began after `since`. Returns the time when both conditions are true.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {
@@ -103,7 +103,7 @@ impl Watch {
         Duration::from_micros(within.max().unwrap_or(0).unsigned_abs())
     }
 
-    /// Ends the users, and waits for their last answers.
+    /// Stops the extra users, and waits until their last calls have ended.
     pub async fn end(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}

@@ -13,8 +13,8 @@ use sqlx::MySqlPool;
 use crate::common::first_day::FirstDay;
 use crate::common::{DEADLINE, stack, stderr, stdout};
 
-/// Returns the name that config.toml should have for the database, MySQL or MariaDB. dev/lab chooses which of them
-/// runs.
+/// Returns the comment that tallyd must write into config.toml for the database: the server's product and version.
+/// dev/lab runs either MySQL or MariaDB.
 async fn mysql_name() -> String {
     let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();

@@ -10,7 +10,8 @@ use common::site::Site;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::{Micros, UserId};
 
-/// The number of concurrent tasks whose users like targets. Each task likes a few busy targets and many quiet targets.
+/// The number of tasks that run at the same time. The users of each task like a few busy targets and many quiet
+/// targets.
 const CLICKERS: u64 = 16;
 const HOT: u64 = 3;
 const COLD: u64 = 2_000;
@@ -241,8 +242,8 @@ async fn likes_that_were_deleted_by_hand_go_from_redis_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
-    // The schedule has one run per year. So the daemon can only have started this run at its own start, to catch up on
-    // a missed run.
+    // The schedule has one run per year. So if the daemon starts a run in this test, the reason is a run that the
+    // daemon missed before its own start.
     let (world, daemon, model) = settled("catch_up", "").await;
     assert!(daemon.stop().success());
     sqlx::query("DELETE FROM job_run").execute(&world.pool).await.unwrap();

@@ -1,5 +1,5 @@
-//! Tests that start their own RabbitMQ, Redis and MySQL servers. The servers have several nodes and fail over, or use
-//! certificates.
+//! Tests that start their own RabbitMQ, Redis and MySQL servers. Some tests use a failover between several nodes, and
+//! other tests use certificates.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -99,8 +99,8 @@ fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
     state.boards.get(&(board.to_owned(), "total".to_owned())).cloned().unwrap_or_default()
 }
 
-/// Returns the scores of all days together. A run across midnight has two days, and the first day may already be
-/// archived.
+/// Returns the scores of all days together. If midnight passed during the run, the users added scores to two days, and
+/// the first day may already be archived.
 fn days(state: &State, board: &str) -> BTreeMap<u64, i64> {
     let mut sum: BTreeMap<u64, i64> = BTreeMap::new();
     let live = state.boards.iter().filter(|((name, period), _)| name == board && period != "total");
@@ -160,7 +160,7 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
         if !archive.is_gapless && !archive.places.is_empty()
             || !archive.places.is_sorted_by(|one, next| one.1 >= next.1)
         {
-            let says = format!("board `past`, day {}: the archive is not in the order of its places", key.1);
+            let says = format!("board `past`, day {}: the archive has gaps, or is not sorted by score", key.1);
             found.push(Violation::new(Class::Reordered, about.clone(), says));
         }
         let scores: BTreeMap<u64, i64> = archive.places.iter().copied().collect();

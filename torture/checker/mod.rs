@@ -1,10 +1,10 @@
 //! Compares the stored data with every answer that the users got. The checker has no side effects: it calculates the
 //! violations from a history and a state.
 //!
-//! There are three rules for an event. If the broker confirmed the event and no fault is allowed to lose the event, the
-//! event must be stored. If the client received no answer, the event may be stored or missing. If no user sent the
-//! event, the event must not be stored. The rules determine the allowed contents of each row, counter, board and dead
-//! letter. The checker estimates nothing, because `at` or an id identifies each event.
+//! There are three rules for an event. If the broker confirmed the event, the event must be stored, unless the
+//! documents allow a fault to lose the event. If the client received no answer, the event may be stored or missing. If
+//! no user sent the event, the event must not be stored. The rules determine the allowed contents of each row, counter,
+//! board and dead letter. The checker estimates nothing, because `at` or an id identifies each event.
 
 mod boards;
 mod letters;
@@ -36,7 +36,8 @@ pub struct State {
     pub redis: BTreeMap<(u64, u8), i64>,
     /// Number of buckets that Redis lost and that no daemon has loaded again.
     pub unloaded: usize,
-    /// The count events that were applied. Each entry contains the event's `at` in seconds, and the event's id.
+    /// The events of the type `count` that the daemon has applied. Each entry contains the event's `at` in seconds, and
+    /// the event's id.
     pub ledger: HashSet<(i64, [u8; 16])>,
     /// The newest event that set a counter. The key is target and metric; the value is `at` and the set value.
     pub sets: HashMap<(u64, u8), (Micros, i64)>,
@@ -50,8 +51,9 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the part of the state that concerns this subject. For a count event, this part is empty. A violation
-    /// about a count event says that the event is missing in the ledger, and an empty ledger shows the same violation.
+    /// Returns the part of the state that concerns this subject. For an event of the type `count`, this part is empty.
+    /// Such a violation means that the ledger does not contain the event, and an empty ledger does not contain the
+    /// event either.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -158,7 +160,7 @@ pub enum About {
 }
 
 impl About {
-    /// Returns whether the call can have caused a violation of this subject.
+    /// Returns whether the call may have caused a violation that concerns this subject.
     pub fn concerns(&self, call: &Call) -> bool {
         match (self, &call.what) {
             (Self::Pair { target, user }, What::Like { target: of, user: by, .. }) => (target, user) == (of, by),

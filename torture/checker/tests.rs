@@ -93,8 +93,8 @@ impl Story {
         self.state.letters.push(letter);
     }
 
-    /// Fills in the missing parts of the state from its other parts: the counters, Redis's copy of the counters, and
-    /// the archives.
+    /// Calculates three parts of the state from its other parts. These three parts are the counters, Redis's copy of
+    /// the counters, and the archives.
     fn settle(&mut self) {
         for ((target, _), (_, liked)) in &self.state.rows {
             *self.state.counters.entry((*target, LIKE)).or_default() += i64::from(*liked);

@@ -1,7 +1,8 @@
 //! A fault that fills the disk of MySQL's tables.
 //!
-//! The run's database is moved to a small file system in a file. This file system is mounted only for the server, in a
-//! mount namespace that ends with the server. So the file system never stays mounted, even if the run crashes.
+//! The fault moves the run's database to a small file system. All data of this file system are in one image file. This
+//! file system is mounted only for the server, in a mount namespace that ends with the server. So the file system never
+//! stays mounted, even if the run crashes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -38,7 +39,7 @@ fn needs(_: &Site) -> Option<String> {
         .stderr(Stdio::null())
         .status();
     let can = tried.is_ok_and(|status| status.success());
-    (!can).then(|| "it needs root, the right to mount, mkfs.ext4 and loop devices".to_owned())
+    (!can).then(|| "it needs root, mkfs.ext4, loop devices, and the right to mount a file system".to_owned())
 }
 
 async fn full(site: &Site, _: Dice, hold: Duration) -> Result<()> {

@@ -30,17 +30,17 @@ enum Harm {
 type Row = (Harm, Server, &'static str, &'static str);
 
 const ROWS: [Row; 15] = [
-    (Harm::Cut, Server::Mysql, "mysql-line-cut", "all connections to MySQL are closed one time"),
+    (Harm::Cut, Server::Mysql, "mysql-line-cut", "all open connections to MySQL are closed"),
     (Harm::CutAgain, Server::Mysql, "mysql-line-cut-again", "connections to MySQL are closed every two seconds"),
     (Harm::Delayed, Server::Mysql, "mysql-line-delayed", "each piece to and from MySQL takes 50 to 300 ms"),
     (Harm::Silent, Server::Mysql, "mysql-line-half-open", "connections to MySQL are accepted, but transfer nothing"),
     (Harm::Truncated, Server::Mysql, "mysql-line-truncated", "connections to MySQL end in the middle of an answer"),
-    (Harm::Cut, Server::Redis, "redis-line-cut", "all connections to Redis are closed one time"),
+    (Harm::Cut, Server::Redis, "redis-line-cut", "all open connections to Redis are closed"),
     (Harm::CutAgain, Server::Redis, "redis-line-cut-again", "connections to Redis are closed every two seconds"),
     (Harm::Delayed, Server::Redis, "redis-line-delayed", "each piece to and from Redis takes 50 to 300 ms"),
     (Harm::Silent, Server::Redis, "redis-line-half-open", "connections to Redis are accepted, but transfer nothing"),
     (Harm::Truncated, Server::Redis, "redis-line-truncated", "connections to Redis end in the middle of an answer"),
-    (Harm::Cut, Server::Rabbitmq, "rabbitmq-line-cut", "all connections to RabbitMQ are closed one time"),
+    (Harm::Cut, Server::Rabbitmq, "rabbitmq-line-cut", "all open connections to RabbitMQ are closed"),
     (
         Harm::CutAgain,
         Server::Rabbitmq,

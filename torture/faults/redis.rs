@@ -75,7 +75,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-other-type",
-            "keys of other types replace counters, until they are deleted",
+            "keys of other types replace three buckets of counters, until the fault deletes these keys",
             |site, dice, hold| Box::pin(other_type(site, dice, hold)),
         ),
         Fault::new(

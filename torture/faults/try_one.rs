@@ -1,4 +1,5 @@
-//! Tries faults one by one. Each try consists of a few likes a second, a fault, and a check of the likes.
+//! Tries faults one by one. During each try, users like a few targets every second, and one fault happens. Then the
+//! test checks the likes.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A proxy for each server. Either the users or one daemon use these proxies.
+//! A group of proxies: one proxy for each server. All users share one group of proxies, and each daemon has its own
+//! group.
 
 use super::settings::Addresses;
 use super::stack::Server;

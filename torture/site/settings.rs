@@ -67,8 +67,8 @@ impl Addresses {
         Self { mysql: format!("{}{name}", self.mysql), ..self.clone() }
     }
 
-    /// Returns the same addresses, with this account in each of them. Daemons and API servers have the rights of
-    /// `ops/`.
+    /// Returns the same addresses, with this account in each of them. The accounts of daemons and API servers have the
+    /// rights that the files in `ops/` grant.
     pub fn of(&self, who: Who, accounts: &Accounts) -> Self {
         let of = |url: &str| match who {
             Who::Admin => url.to_owned(),

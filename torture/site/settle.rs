@@ -105,7 +105,7 @@ impl Site {
         Ok(())
     }
 
-    /// Makes Redis a master with free memory again.
+    /// Makes Redis a master, and removes Redis' memory limit.
     pub async fn reset_redis(&self) -> Result<()> {
         let mut redis = self.stack.redis().await?;
         let () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).query_async(&mut redis).await?;

@@ -14,7 +14,7 @@ use super::clock::Clock;
 use super::settings::{Addresses, Who, text};
 use crate::accounts::Accounts;
 
-/// MySQL must accept a fault's connection within this time.
+/// Time limit for a connection from the test to MySQL.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// The part of the site that a fault affects.

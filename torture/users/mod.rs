@@ -1,8 +1,8 @@
 //! Users of the site. The users call `tallyd-client`, make random choices that depend on the seed, and record each call
 //! with its answer.
 //!
-//! Many users click on the same few targets. Some users share an account, like two devices of one user that click at
-//! the same time.
+//! Many users click on the same few targets. Some users share an account and click at the same time, as if one person
+//! used two devices.
 
 mod others;
 mod seat;

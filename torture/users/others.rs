@@ -10,8 +10,8 @@ use crate::history::{Answer, What, period};
 /// Members of a board.
 const MEMBERS: u64 = 40;
 
-/// Users add scores to the same past day for this number of seconds. Then users change to the previous calendar day.
-/// The archiver looks back 400 days, and a run of six hours uses fewer days.
+/// For this number of seconds, users add scores to the same past day. Then users add scores to the calendar day before
+/// that past day. The archiver looks back 400 days, and a run of six hours uses fewer days.
 const DAY_LASTS_S: i64 = 60;
 
 /// A day in microseconds.
@@ -58,7 +58,8 @@ impl User {
         let begin = crate::history::now();
         let elapsed_s = (begin - self.seat.began) / 1_000_000;
         let today = self.seat.began.div_euclid(DAY);
-        // Sometimes adds the score to the day that users had before the current day. This day may already be archived.
+        // Some calls add the score to the past day that users chose `DAY_LASTS_S` seconds ago. This past day may
+        // already be archived.
         let later = i64::from(self.dice.percent(15) && elapsed_s > DAY_LASTS_S);
         let day = i32::try_from(today - 2 - elapsed_s / DAY_LASTS_S + later).unwrap();
         let (member, delta) = (1 + self.dice.below(MEMBERS), 1 + self.dice.below(3).cast_signed());

@@ -1,4 +1,5 @@
-//! The users of one API server share its connections and the history.
+//! The connections of one API server. All users of this API server share these connections, and record their calls in
+//! one history.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! With servers, `tallyd config check` reports the problems of each server separately, and changes nothing.
+//! Tests the checks of `tallyd config check` that connect to the servers. The command reports the problems of each
+//! server separately, and changes nothing on the servers.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -112,7 +113,7 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
     assert_is(&report, "redis-answers", "error", "refused");
     assert_is(&report, "mysql-answers", "error", "connect to MySQL");
     assert_is(&report, "rabbitmq-answers", "ok", "vhost");
-    // The command reports a permanent error before a temporary error.
+    // If a permanent error and a temporary error occur together, the exit code shows the permanent error.
     let amqp = world.config.amqp.url.expose().replace("%2f", "nowhere");
     let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__AMQP__URL", &amqp)]);
     assert_eq!(code, Some(78));

@@ -81,8 +81,8 @@ fn everything_in_the_schema_is_described() {
     assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "passwords must not be in the file");
 }
 
-/// The maximums that a setting's comment does not need to mention: the maximums of two integer types, and the maximum
-/// of a repair.
+/// The test does not look for these three maximums in the comments of config.toml. Two of them are the maximums of
+/// integer types, and the third is the largest number that tallyd stores.
 const NATURAL: [i64; 3] = [u16::MAX as i64, u32::MAX as i64, 1 << 62];
 
 #[test]

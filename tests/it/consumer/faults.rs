@@ -106,8 +106,8 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
     let world = World::new("deadlocks", "").await;
-    // The consumer first writes three test rows, and gets seven deadlocks. The batch then gets eight deadlocks. Rows
-    // of a MyISAM table survive a rollback, so `tries` counts all attempts.
+    // The consumer first writes three test rows, and gets seven deadlocks. Then the consumer writes the batch, and gets
+    // eight deadlocks. Rows of a MyISAM table survive a rollback, so `tries` counts all attempts.
     sqlx::raw_sql("CREATE TABLE tries (number INT) ENGINE=MyISAM; INSERT INTO tries VALUES (0)")
         .execute(&world.pool)
         .await

@@ -57,7 +57,7 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     assert_eq!(
         *delivery.properties.priority(),
         Some(0),
-        "RabbitMQ 4.3 gives a message without a priority the priority 4"
+        "a fence message must have the priority 0, because RabbitMQ 4.3 uses 4 by default"
     );
     assert_eq!(delivery.exchange.as_str(), "");
     store.close().await;

@@ -274,7 +274,7 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     world.drained(&publisher).await;
     // The test subtracts the memory for the program file, because the file of a debug build is large.
     let peak_mib = (daemon.status_kib("VmHWM") - daemon.status_kib("RssFile")) / 1_024;
-    assert!(peak_mib < 50, "the daemon used up to {peak_mib} MiB, without its program file");
+    assert!(peak_mib < 50, "the daemon used up to {peak_mib} MiB, not counting its program file");
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1_200_000);
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, 1_200_000);

@@ -1,4 +1,5 @@
-//! Tests the commands of `tallyd dead`, with which an operator manages dead letters, on a real table and a real queue.
+//! Tests the commands of `tallyd dead`. With these commands an operator manages dead letters. The tests use a real
+//! table and a real queue.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -200,7 +200,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     }
     assert!(
         built >= 9 && folded > 100 && asked > 1_000,
-        "the runs built {built} and folded {folded}, and the clients asked {asked} times"
+        "the runs built {built} filters and added {folded} users to filters, and the clients asked {asked} times"
     );
     world.drained(&load.publisher).await;
     let rows = world.counters().await;

@@ -61,8 +61,9 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     let epoch = world.cache.keys.filter_epoch();
     let ttl: i64 = redis.ttl(&epoch).await.unwrap();
     assert!((1..=3_600).contains(&ttl), "{ttl}");
-    // In the first pass the filters' epoch in Redis has changed. After a failover, this is the state of a target that
-    // the run has not reached yet. In the second pass the epoch is missing, as after an hour without a run.
+    // Before the first pass, the test changes the filters' epoch in Redis. After a failover, this is the state of a
+    // target that the run has not reached yet. Before the second pass, the test deletes the epoch. The epoch is also
+    // missing after an hour without a run.
     let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
     for _ in 0..2 {
         assert_eq!(refused(&world, target(42)).await, 0);

@@ -13,7 +13,7 @@ use tallyd::runtime::clock::now;
 
 use super::common;
 
-/// With these settings the daemon counts likes. The settings also have some other metrics.
+/// With these settings the daemon counts likes. The settings also define two other metrics.
 const PLAIN: &str = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
     [[rule]]\nmetric = \"unread\"\nsettable = true\n[[rule]]\nmetric = \"like\"\n";
 

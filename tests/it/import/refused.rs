@@ -1,5 +1,5 @@
-//! Imports with invalid queries and rows. The error contains the reason, and the import writes no row of the page with
-//! the invalid row.
+//! Runs `tallyd import` with invalid queries and with invalid rows. The error contains the reason, and the import
+//! writes no row of the page with the invalid row.
 
 use super::{Schema, block, here, old_likes, report, run, world};
 use crate::common::stderr;

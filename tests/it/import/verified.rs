@@ -48,8 +48,8 @@ async fn each_injected_difference_is_found_and_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checksum_tells_swapped_users_of_two_targets_apart() {
     let world = world("import_verify_swap", &Schema::Timeless.settings("")).await;
-    // These swaps do not change the XOR of the checksums, because CRC32 is linear. Some of the swaps also do not change
-    // the sum of the checksums.
+    // These swaps do not change the XOR of the checksums, because CRC32 is linear. Some of these swaps change neither
+    // the XOR nor the sum of the checksums.
     let swaps: Vec<(u64, u64)> = (0..3_000).map(|n| (2 * n + 1, 10 * n + 1_000_000)).collect();
     old_likes(&world, swaps.iter().flat_map(|(target, user)| [(*target, *user), (target + 1, user + 1)])).await;
     run(

@@ -17,7 +17,7 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, d
 /// The difference between the clocks of the two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
-/// Lets users click through two API servers. The clock of one server is an hour behind.
+/// Users who send their clicks to two API servers. The clock of one server is an hour behind.
 struct Clicks {
     dice: Dice,
     targets: u64,

@@ -97,7 +97,8 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = world.client();
         let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
-        // The test moves the set's time one minute ahead, as if Redis' clock had been put back after the set.
+        // The test changes the time of the set event to one minute in the future. A set event gets such a time if
+        // Redis' clock is put back later.
         let place = world.cache.keys.place("video", target(42), BALANCE);
         let bucket = place.bucket.unwrap_or(place.key);
         let minute = set.at.after(Duration::from_secs(60));

@@ -25,8 +25,8 @@ fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }
 
-/// The files of connections, the log and epoll stay below these limits. A leak per message or per outage would exceed
-/// the limits by far.
+/// The daemon's threads, tasks and open files stay below these limits. Its open files are connections, the log and
+/// epoll. A leak per message or per outage would exceed the limits by far.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
@@ -135,7 +135,8 @@ async fn a_second_partition_takes_no_more_than_its_share_of_memory_max() {
     stays_under_memory_max("limits_two", 2, &large, publish_lists).await;
 }
 
-/// Two of these messages are larger than the limit for bytes in flight, and the prefetch is at least two.
+/// Two of these messages together are larger than the limit for bytes in flight. But RabbitMQ always delivers at least
+/// two messages, because the prefetch is never lower.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_are_written() {
     const LARGE: u8 = 8;

@@ -1,4 +1,4 @@
-//! Tests `tallyd map`, which checks samples without a server and removes a map.
+//! Tests two uses of `tallyd map`: the check of samples without a server, and the removal of a map.
 
 use std::fs;
 

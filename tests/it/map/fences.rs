@@ -28,8 +28,8 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a", None);
     site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
     eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;
-    // This run loads Redis now. Otherwise a later run would have to load Redis, and would wait forever for the later
-    // run's fence message.
+    // This run loads Redis now. Otherwise a later run in this test would have to load Redis, and would wait forever for
+    // its own fence message.
     let output = site.world.tallyd(&["reconcile", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(daemon.stop().success());

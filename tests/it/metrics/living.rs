@@ -25,7 +25,7 @@ impl Crowd {
         Self { stop, added, ended }
     }
 
-    /// Waits until the task has added this amount after the call of this method.
+    /// Waits until the task has added at least `more`, counted from the start of this wait.
     async fn goes_on(&self, more: u64) {
         let until = self.added.load(Ordering::Relaxed) + more;
         eventually("the task adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;

@@ -1,5 +1,5 @@
-//! Tests the counters of a product with several metrics in Redis and in MySQL, and the reconciles that compare these
-//! counters.
+//! Tests a product that counts several metrics. Reconciles compare the product's counters in Redis with its counters in
+//! MySQL.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

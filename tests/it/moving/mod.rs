@@ -152,7 +152,7 @@ async fn keep_the_old_table(mover: &mut Mover) {
     assert_tallyd_has_all(mover, &clicks).await;
 }
 
-/// Follows step 10 until the map is removed.
+/// Runs the commands of step 10 of docs/moving.md. The last command removes the map.
 async fn end_the_move(mover: &mut Mover) {
     let mut is_own = false;
     for block in mover.step(10).forward {

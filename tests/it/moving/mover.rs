@@ -300,7 +300,8 @@ impl Mover {
 /// The time that the page's commands contain as an example.
 const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
 
-/// Returns the texts of the page that the test replaces. Nothing else differs from the page.
+/// Returns the texts of the page that the test replaces, each with its replacement. The test changes no other text of
+/// the page.
 fn names(world: &World, account: &str, database: &str) -> Names {
     let of_mysql = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let now = (tallyd::runtime::clock::now().0 / 1_000).to_string();

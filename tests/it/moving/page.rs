@@ -1,5 +1,5 @@
-//! Parses docs/moving.md. For each step, stores the code blocks to follow, and separately the blocks that undo the
-//! step.
+//! Parses docs/moving.md. For each step, stores the code blocks that do the step, and separately the code blocks that
+//! undo the step.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ pub struct Step {
     pub back: Vec<Block>,
 }
 
-/// Texts of the page, each with its replacement in a test. Nothing else differs from the page.
+/// Texts of the page, each with its replacement in a test. The test changes no other text of the page.
 pub type Names = Vec<(&'static str, String)>;
 
 /// Returns the steps in order, with the replacements in `names`.

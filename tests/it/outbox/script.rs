@@ -52,7 +52,8 @@ async fn rows_once(name: &str, settings: &str) {
     apply(&world, &world.cache, 1, &[(3, vec![add(1, VIEW, 1)])]).await;
     apply(&world, &world.cache, CORRECTIONS, &[(1, vec![add(2, FORWARD, 3)])]).await;
     apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
-    // The partitions of maps have much larger numbers. Here two partitions of maps send the same row twice.
+    // The partitions of a map have much larger numbers than the partitions above. In this loop, the partitions 60,007
+    // and 60,001 each send one row two times.
     for map in [60_007, 60_001, 60_007, 60_001] {
         apply(&world, &world.cache, map, &[(5, vec![add(1, VIEW, 1)])]).await;
     }

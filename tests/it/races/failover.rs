@@ -3,7 +3,7 @@
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, target};
 
-/// Kills the daemon that owns the partition with SIGKILL, so that another daemon takes over.
+/// With SIGKILL, kills the daemon that owns the partition. Another daemon then takes over the partition.
 async fn fail_over(stage: &mut Stage) {
     let next = stage.world.daemon();
     std::mem::replace(&mut stage.daemon, next).kill();

@@ -21,7 +21,7 @@ async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exa
     assert_eq!(
         (redis.len(), redis[&target(1)], redis[&target(2)]),
         (2, 1, 1),
-        "Redis must have only the likes after the flush"
+        "Redis must have only the likes that were made after the flush"
     );
     let buckets = i64::from(stage.world.cache.keys.buckets());
     assert_numbers(&stage.world.report(&["reconcile"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
@@ -56,7 +56,7 @@ async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run
     assert_eq!(
         stage.world.redis_counters().await.values().sum::<i64>(),
         1,
-        "Redis must have only the likes after the second flush"
+        "Redis must have only the like that was made after the second flush"
     );
     let buckets = i64::from(stage.world.cache.keys.buckets());
     assert_numbers(&stage.world.report(&["reconcile", "--changed"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
@@ -81,8 +81,9 @@ async fn become_copy_of(server: &Private, other: &Private) {
 async fn a_drift_that_was_lost_with_the_old_master_is_not_repaired() {
     let (server, replica) = (Private::start(&[]).await, Private::start(&[]).await);
     let stage = Stage::new("lost_drift", &format!("[redis]\nurl = \"{}\"", server.url())).await;
-    // At this point the replica has the newest load state of each bucket. An outdated replica has the same load states,
-    // if no run has repaired a counter since.
+    // The field `_` of a bucket shows the bucket's last load and last repair. At this point the master and the replica
+    // have the same `_` in each bucket. An outdated replica also has the same `_`, if no run has repaired a counter
+    // since.
     become_copy_of(&replica, &server).await;
     drift(&stage.world, target(1), 2).await;
     let mut run = stage.run(&["--full"], &["reconcile:agreed"]);

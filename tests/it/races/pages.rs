@@ -60,7 +60,8 @@ async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
     }
 }
 
-/// Returns the last target in the checkpoints of all runs after the last finished run.
+/// Looks at all runs that started after the last finished run. Returns the highest target id in the checkpoints of
+/// these runs.
 async fn checkpoint(world: &World) -> i64 {
     world
         .count(

@@ -42,7 +42,8 @@ struct Step {
 /// The cut is the time at which the run measured the counter. Several cuts can be possible. A repair is right if two
 /// conditions hold for at least one possible cut. At this cut, Redis had the count that the repair's row contains. And
 /// the added amount moved this count towards the right count, but not beyond it. So a right repair never changes a
-/// counter that is right, and never makes a counter too high that was too low, or the reverse.
+/// right counter. If the counter was too low, a right repair does not make it too high. If the counter was too high, a
+/// right repair does not make it too low.
 ///
 /// * The cut is after the start of the run, and at least `grace` before the row was written. A run first waits for
 ///   `grace` after the last sample, then publishes its fence message, and repairs only after the fence has passed.
@@ -150,8 +151,8 @@ fn a_repair_is_right_where_something_was_lost_and_wrong_where_nothing_was() {
     );
     assert!(!is_right(&lost, &[row(3, -1, None), row(3, -1, done), row(2, -1, done)]));
     assert!(!is_right(&[act(1, 10, true, Some(5))], &[row(1, -1, done)]), "no event was lost");
-    // In the first case a like was counted, not published, and then repeated. In the second case three events were
-    // counted, and the second event was not published.
+    // In the first case, Redis counted a like, but the client did not publish it, and the user then repeated the like.
+    // In the second case, Redis counted three events, but the client did not publish the second event.
     assert!(is_right(&[act(1, 10, true, None), act(1, 20, true, Some(5))], &[row(2, -1, done)]));
     let flips = [act(1, 10, true, Some(5)), act(1, 20, false, None), act(1, 30, true, Some(5))];
     assert!(!is_right(&flips, &[row(1, -1, done)]), "Redis already has the right count");

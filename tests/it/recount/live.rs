@@ -42,8 +42,8 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
                 tokio::time::sleep(delay).await;
                 client.add(target(video), Metric(2), delta, &format!("{id}:{delta}")).await.unwrap();
             };
-            // The task publishes about half of the events in order. The task publishes the other events at the same
-            // time as later events.
+            // For about half of the events, the task waits until the event is published. The task publishes each other
+            // event at the same time as later events.
             if dice.percent(50) {
                 publish.await;
             } else {
@@ -88,8 +88,8 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     for server in servers {
         server.await.unwrap();
     }
-    // From now on, no video gets comments. The test waits until all events are written, because for one pass an event
-    // in flight can hide a drift of the same size.
+    // From now on, no video gets comments. The test waits until all events are written. Otherwise an event in flight
+    // could hide a drift of the same size from the next recount.
     world.drained(&publisher).await;
     let report = &world.report(&["recount"])["recounts"][0];
     assert_eq!(report["busy"], 0, "{report}");

@@ -17,7 +17,7 @@ use sqlx::{AssertSqlSafe, Row};
 const QUERY: &str = "SELECT video_id, COUNT(*) FROM comment WHERE video_id > :after AND deleted = 0 GROUP BY video_id ORDER BY video_id \
                      LIMIT :limit";
 
-/// Returns a configuration with one recount. `more` is added to its `[[recount]]` block.
+/// Returns a configuration with one `[[recount]]` block. The block ends with the lines in `more`.
 fn settings(query: &str, more: &str) -> String {
     format!(
         "[metrics]\nlike = 1\ncomment = 2\n[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"\"\"{query}\"\"\"\n{more}\n"

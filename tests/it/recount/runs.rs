@@ -105,7 +105,7 @@ async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
     assert_eq!(report["recounts"][0]["corrected"], json!(1));
     assert_eq!(counters(&world).await, BTreeMap::from([(1, 3)]));
     let waits = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:share' AND outcome = 'refused'";
-    assert_eq!(world.count(waits).await, 1, "the failed recount must wait for its next time");
+    assert_eq!(world.count(waits).await, 1, "the failed recount must wait for its next scheduled time");
     world.close().await;
 }
 

@@ -205,7 +205,8 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
         assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 1);
     }
     evict().await;
-    // The daemon also counts the first load of all buckets, so the limit of three loads is already reached.
+    // In the last hour there were three loads: one load of all buckets, and two loads of the evicted bucket. Three
+    // loads an hour are the limit, so the daemon does not load the bucket again.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]);
     daemon.logged("redis-evicts").await;
     let put_off = "SELECT COUNT(*) FROM job_run WHERE mode = 'rebuild' AND outcome = 'stopped'";

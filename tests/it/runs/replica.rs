@@ -155,7 +155,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
     // A scheduled run waits for a replica only for `wait_max`, because other jobs wait for this run. After `wait_max`
-    // this run ends early, so the schedule still has to start a full run.
+    // this run ends early. The schedule later starts a full run again, because this run is not complete.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
     let ran =

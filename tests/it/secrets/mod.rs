@@ -221,7 +221,8 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
             "[admin]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"{token}\"\n[log]\nformat = \"{format}\"\n[reconcile]\nwatch_every = \"1s\"\n"
         )
     };
-    // The passwords are first in the addresses, then in files, and then in the environment.
+    // The test first puts the passwords into the addresses. Later it puts the passwords into files, and at last into
+    // the environment.
     world.write(&rest("json"));
     work(&mut shown, &world, &[], 1).await;
     world.write(&settings(&world, |_| format!("password_file = \"{password}\"\n"), &rest("text")));

@@ -75,8 +75,8 @@ impl Load {
     }
 }
 
-/// One user after another likes a video, and every fourth user then unlikes it. Returns all events that can have
-/// reached the broker.
+/// One user after another likes a video, and every fourth user then unlikes it. Returns all events that the broker may
+/// have received.
 async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
     for turn in 0.. {

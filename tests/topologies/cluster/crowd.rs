@@ -42,7 +42,8 @@ impl Crowd {
                     let liked = client.like(target(1 + user % TARGETS), UserId(user), on).await;
                     let liked = liked.map(|clicked| clicked.counted().unwrap());
                     if liked.is_err() {
-                        // The users pause as real users do, to leave time for the other programs.
+                        // After a failed like the user pauses, as real users do. The pause leaves CPU time for the
+                        // other programs.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     } else {
                         counted.fetch_add(1, Ordering::Relaxed);

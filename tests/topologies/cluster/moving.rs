@@ -46,8 +46,8 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Redis returns the keys in any order. The test moves `key` first, because every like needs this key. Some of the
-    // other keys may be unused by likes.
+    // Redis returns the keys in any order. The test moves `key` first, because every like needs this key. A like may
+    // not need all of the other keys.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {
@@ -55,8 +55,8 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
         if place + 1 < keys.len() {
             // Now the board's zsets are on two nodes, so a like can't change all zsets.
             let (again, asked) = (nodes.errors(from, "TRYAGAIN").await, nodes.errors(from, "ASK").await);
-            eventually("Redis asks the client to retry a like, or redirects it", || async {
-                // If a like needs only keys that have moved, Redis redirects it.
+            eventually("Redis asks the client to retry a like, or redirects the like", || async {
+                // If a like needs only keys that have moved, Redis redirects the like.
                 nodes.errors(from, "TRYAGAIN").await > again || (place > 0 && nodes.errors(from, "ASK").await > asked)
             })
             .await;

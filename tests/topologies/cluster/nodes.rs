@@ -1,4 +1,4 @@
-//! A Redis Cluster of three masters that ends with the test.
+//! A Redis Cluster of three masters. The cluster stops at the end of the test.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::TcpListener;
@@ -133,8 +133,8 @@ impl Nodes {
         }
     }
 
-    /// Waits until the node answers. Then makes the accounts from the documentation on the node, with access to all
-    /// keys.
+    /// Waits until the node answers. Then creates the Redis accounts that docs/operations/security.md describes, but
+    /// with access to all keys.
     async fn answers(&self, place: usize) {
         let client = redis::Client::open(self.url(place)).unwrap();
         eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;

@@ -113,7 +113,7 @@ async fn a_server_that_only_says_that_it_is_read_only_is_left() {
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
     assert!(!store.clock().await.unwrap().1, "the server must report that it is read-only");
     stage.promote().await;
-    assert!(store.clock().await.unwrap().1, "the pool gave out the connection to the old server again");
+    assert!(store.clock().await.unwrap().1, "the pool still uses its connection to the old server");
     stage.world.close().await;
 }
 

@@ -64,13 +64,13 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     world.publish(&publisher, &[like(1, 0)]).await;
     let likes = "SELECT COUNT(*) FROM like_record";
     eventually("the partition is written", || async { count(likes).await == 1 }).await;
-    // On MySQL's changed clock, the second like is not in the future.
+    // By MySQL's changed clock, the third like is not in the future.
     step_clocks(&admin, "SET timestamp = UNIX_TIMESTAMP() + 600").await;
     world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
     daemon.logged("s: correct the wrong clock").await;
     assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
-    // The clock is right again. By the wrong clock and by the right clock, the third like is neither too old nor too
-    // far ahead.
+    // The clock is right again, and the daemon writes the second like. The daemon does not write the third like. By the
+    // right clock, the time of the third like is too far in the future.
     step_clocks(&admin, "").await;
     daemon.logged("outage-over").await;
     eventually("the current like is written", || async { count(likes).await == 2 }).await;

@@ -118,8 +118,8 @@ impl Group {
         self.folder.path().join("password").to_str().unwrap().to_owned()
     }
 
-    /// Waits until a server answers. Then makes the accounts from the documentation on the server, with access to all
-    /// keys.
+    /// Waits until a server answers. Then creates the Redis accounts that docs/operations/security.md describes, but
+    /// with access to all keys.
     async fn is_ready(&self, place: usize) {
         eventually("the server answers", || async { self.servers[place].connect().await.is_some() }).await;
         let mut admin = self.servers[place].connect().await.unwrap();

@@ -35,8 +35,8 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     assert!(stderr(&refused).contains("set [amqp] tls_ca_file to a file"), "{}", stderr(&refused));
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
-    // tallyd must reject a certificate with another name, even if the right CA signed it, because the server could be a
-    // wrong server.
+    // tallyd must reject a certificate for another name, even if the right CA signed it. Otherwise the owner of such a
+    // certificate could pretend to be MySQL.
     servers.show_mysql(Certificate::OtherName).await;
     let refused = stderr(&day.init(&environment, &[]));
     assert!(
