@@ -92,8 +92,7 @@ async fn run(arguments: Arguments) -> Result<()> {
     let world = World::new("archive", Setup::default()).await?;
     let mut seen = Seen::default();
     let measured = measure(&world, arguments, &mut seen).await;
-    world.close().await?;
-    measured?;
+    world.close(measured).await?;
     let figures = figures(&seen, arguments.members);
     print_figures(&figures, &AIMS);
     let results = Results {

@@ -3,11 +3,14 @@
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tokio::process::Command;
 
 use super::cpu::peak_rss_mib;
 use super::world::World;
+
+/// Maximum duration of a command. A command that takes longer waits for something that does not happen.
+const LONGEST: Duration = Duration::from_mins(30);
 
 /// Time between two measurements of the process's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -22,7 +25,8 @@ pub struct Ended {
 /// Runs `tallyd` with `arguments`.
 ///
 /// # Errors
-/// Fails if the command fails. The returned error contains the command's log.
+/// Fails if the command fails, or does not end within half an hour. If the command failed, the returned error contains
+/// the command's log.
 pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let began = Instant::now();
     let child = Command::new(tallyd_testkit::program())
@@ -40,6 +44,7 @@ pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let mut ended = Box::pin(child.wait_with_output());
     let mut peak: f64 = 0.0;
     let output = loop {
+        ensure!(began.elapsed() < LONGEST, "tallyd {} has not ended after {LONGEST:?}", arguments.join(" "));
         tokio::select! {
             output = &mut ended => break output?,
             () = tokio::time::sleep(LOOK_EVERY) => peak = peak.max(peak_rss_mib(pid).unwrap_or(0.0)),

@@ -110,8 +110,19 @@ impl World {
         }
     }
 
-    /// Deletes everything that this measurement created.
-    pub async fn close(self) -> Result<()> {
+    /// Deletes everything that this measurement created, also after a failure: leftovers would slow down the next
+    /// measurement. Returns the measurement's result.
+    ///
+    /// # Errors
+    /// Returns the measurement's error before an error of the deletion, which it often causes.
+    pub async fn close<T>(self, measured: Result<T>) -> Result<T> {
+        let removed = self.remove().await;
+        let measured = measured?;
+        removed.context("delete what the measurement created")?;
+        Ok(measured)
+    }
+
+    async fn remove(self) -> Result<()> {
         let link = self.broker.connect("bench").await?;
         let queues = (0..self.broker.partitions()).map(|partition| self.broker.queue(partition));
         for queue in queues.chain([format!("{}.returned", self.name)]) {

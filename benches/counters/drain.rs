@@ -52,8 +52,7 @@ impl Queue {
         let metrics = if self == Self::CountsByDaemon { BY_DAEMON } else { BY_API };
         let world = World::new(self.name(), Setup { metrics, ..Setup::default() }).await?;
         let ran = self.run_in(&world, events).await.with_context(|| self.name());
-        world.close().await?;
-        ran
+        world.close(ran).await
     }
 
     async fn run_in(self, world: &World, events: u64) -> Result<Ran> {

@@ -65,8 +65,7 @@ impl Write {
     pub async fn run(self, arguments: &Arguments) -> Result<Ran> {
         let world = World::new(self.name(), Setup::default()).await?;
         let ran = self.run_in(&world, arguments).await.with_context(|| self.name());
-        world.close().await?;
-        ran
+        world.close(ran).await
     }
 
     async fn run_in(self, world: &World, arguments: &Arguments) -> Result<Ran> {

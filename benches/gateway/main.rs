@@ -154,8 +154,7 @@ async fn measure(kind: Kind, arguments: &Arguments, list: u64) -> Result<Ran> {
     let setup = Setup { likes_by: Writes::Daemon, metrics: LISTEN, ..Setup::default() };
     let world = World::new("gateway", setup).await?;
     let ran = measure_in(&world, kind, arguments, list).await.with_context(|| format!("{kind:?}, lists of {list}"));
-    world.close().await?;
-    ran
+    world.close(ran).await
 }
 
 async fn measure_in(world: &World, kind: Kind, arguments: &Arguments, list: u64) -> Result<Ran> {

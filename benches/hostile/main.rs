@@ -103,11 +103,7 @@ async fn main() -> Result<()> {
 async fn run(messages: u64, percent: u64, dead_letters_max: u64) -> Result<Drained> {
     let world = World::new("hostile", Setup { dead_letters_max, ..Setup::default() }).await?;
     let drained = run_in(&world, messages, percent).await;
-    // Clean up even after a failure, because leftovers would disturb the next round.
-    let closed = world.close().await;
-    let drained = drained?;
-    closed?;
-    Ok(drained)
+    world.close(drained).await
 }
 
 async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {

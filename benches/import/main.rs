@@ -84,9 +84,8 @@ async fn main() -> Result<()> {
 
 async fn import_only(name: &str, shape: Shape, rows: u64, rate: u32) -> Result<Step> {
     let (world, old) = open(name, shape, rows).await?;
-    let step = import(&world, &old, rate).await;
-    close(world, old).await?;
-    step.with_context(|| format!("import of the table {name}"))
+    let step = import(&world, &old, rate).await.with_context(|| format!("import of the table {name}"));
+    close(world, old, step).await
 }
 
 async fn whole(rows: u64, rate: u32, small_import: Step, one_target_import: Step) -> Result<Seen> {
@@ -108,8 +107,7 @@ async fn whole(rows: u64, rate: u32, small_import: Step, one_target_import: Step
         Ok(Seen { rows, quiet, bare, import, scans, verify, small_import, one_target_import })
     };
     let measured = measured.await;
-    close(world, old).await?;
-    measured
+    close(world, old, measured).await
 }
 
 async fn open(name: &str, shape: Shape, rows: u64) -> Result<(World, Old)> {
@@ -120,9 +118,9 @@ async fn open(name: &str, shape: Shape, rows: u64) -> Result<(World, Old)> {
     Ok((world, old))
 }
 
-async fn close(world: World, old: Old) -> Result<()> {
-    old.drop().await?;
-    world.close().await
+async fn close<T>(world: World, old: Old, measured: Result<T>) -> Result<T> {
+    let dropped = old.drop().await;
+    world.close(measured.and_then(|measured| dropped.map(|()| measured))).await
 }
 
 /// Imports the whole table, and checks that all rows are imported.

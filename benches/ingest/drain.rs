@@ -64,11 +64,7 @@ pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<
     let setup = Setup { partitions: contender.partitions, batch_events_max, ..setup };
     let world = World::new(contender.name, setup).await?;
     let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
-    // Cleans up even after a failure, because a queue of millions of messages would slow down the next measurement.
-    let closed = world.close().await;
-    let drained = drained?;
-    closed?;
-    Ok(drained)
+    world.close(drained).await
 }
 
 async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<Drained> {

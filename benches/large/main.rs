@@ -99,17 +99,13 @@ async fn main() -> Result<()> {
     let machine = Machine::look().await?;
     let site = Site::open("large", arguments.rows, arguments.bucket_bits()).await?;
     let log = slow::Log::start(&site).await?;
-    let measured = large(&site, arguments.rate).await;
+    let measured = large(&site, arguments.rate).await.context("the large table");
     let longest = log.end().await;
-    let closed = site.close().await;
-    let (full, changed, reloaded, daemon_peak_rss_mib) = measured.context("the large table")?;
+    let (full, changed, reloaded, daemon_peak_rss_mib) = site.close(measured).await?;
     let longest = longest?;
-    closed?;
     let site = Site::open("wide", WIDE_ROWS, arguments.bucket_bits() + WIDE_BITS).await?;
-    let measured = wide(&site).await;
-    let closed = site.close().await;
-    let (wide_full, wide_reloaded) = measured.context("many buckets")?;
-    closed?;
+    let measured = wide(&site).await.context("many buckets");
+    let (wide_full, wide_reloaded) = site.close(measured).await?;
     let seen =
         Seen { rows: arguments.rows, full, changed, reloaded, daemon_peak_rss_mib, wide_full, wide_reloaded, longest };
     let figures = figures(&seen);

@@ -54,11 +54,16 @@ impl Site {
         Ok(site)
     }
 
-    pub async fn close(self) -> Result<()> {
+    pub async fn close<T>(self, measured: Result<T>) -> Result<T> {
+        let removed = self.remove().await;
+        self.world.close(measured.and_then(|measured| removed.map(|()| measured))).await
+    }
+
+    async fn remove(&self) -> Result<()> {
         self.flush().await?;
         let drop = format!("DROP USER IF EXISTS '{}'@'%'", self.account);
         sqlx::raw_sql(AssertSqlSafe(drop)).execute(&self.world.pool).await?;
-        self.world.close().await
+        Ok(())
     }
 
     pub async fn reconcile(&self, arguments: &[&str]) -> Result<Ran> {

@@ -46,10 +46,7 @@ pub struct Measured {
 pub async fn measure(contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {
     let world = World::new(contender.name, Setup::default()).await?;
     let measured = measure_in(&world, contender, rate, seconds).await.with_context(|| contender.name);
-    let closed = world.close().await;
-    let measured = measured?;
-    closed?;
-    Ok(measured)
+    world.close(measured).await
 }
 
 async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {

@@ -111,8 +111,7 @@ async fn run(arguments: Arguments) -> Result<()> {
     for number in 1..=arguments.rounds {
         let world = World::new("like", Setup::default()).await?;
         let measured = measure(&world, arguments, number as u64).await;
-        world.close().await?;
-        let round = measured?;
+        let round = world.close(measured).await?;
         println!(
             "round {number}: bare {:.0}/s, blind {:.0}/s, first {:.0}/s, with a filter {:.0}/s, again {:.0}/s; microseconds of Redis: script {:.1}, blind {:.1}, \
              like with its connection {:.1}, INCR with its connection {:.1}",

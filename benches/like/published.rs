@@ -133,8 +133,7 @@ async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
 async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
     let world = World::new("like_published", Setup { likes_by: Writes::Daemon, ..Setup::default() }).await?;
     let done = work(&world).await;
-    world.close().await?;
-    done
+    world.close(done).await
 }
 
 /// Returns three numbers: the rate of publishing likes without a daemon, the rate at which a daemon then drains these

@@ -74,13 +74,12 @@ async fn main() -> Result<()> {
     let machine = Machine::look().await?;
     let mut seen = Seen::default();
     let small = Site::open("small", arguments.small_rows).await?;
-    load_and_run(&small, &mut seen).await.context("the small table")?;
-    small.close().await?;
+    let ran = load_and_run(&small, &mut seen).await.context("the small table");
+    small.close(ran).await?;
     let site = Site::open("large", arguments.rows).await?;
     seen.targets = site.targets;
     let result = measure(&site, arguments, &mut seen).await;
-    site.close().await?;
-    result?;
+    site.close(result).await?;
     let figures = figures(&seen);
     print_figures(&figures, &AIMS);
     let arguments = std::env::args().skip(1).collect();

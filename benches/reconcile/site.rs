@@ -54,9 +54,9 @@ impl Site {
         Ok(Self { world, cache, targets })
     }
 
-    pub async fn close(self) -> Result<()> {
-        self.lose().await?;
-        self.world.close().await
+    pub async fn close<T>(self, measured: Result<T>) -> Result<T> {
+        let lost = self.lose().await;
+        self.world.close(measured.and_then(|measured| lost.map(|()| measured))).await
     }
 
     pub async fn reconcile(&self, arguments: &[&str]) -> Result<Ran> {

@@ -48,13 +48,12 @@ pub struct Seen {
 pub async fn measure(minutes: u64, rate: u64) -> Result<Seen> {
     let world = World::new("resources-away", Setup::default()).await?;
     let seen = run(&world, Duration::from_secs(minutes * 60), rate).await;
-    let closed = world.close().await;
-    let seen = seen?;
+    let seen = world.close(seen).await?;
     println!(
         "MySQL unreachable for {minutes} minutes, {rate} messages a second: {:.0} MiB, then {} messages in {:.0} s",
         seen.peak_rss_mib, seen.waited, seen.caught_up_s
     );
-    closed.map(|()| seen)
+    Ok(seen)
 }
 
 async fn run(world: &World, away: Duration, rate: u64) -> Result<Seen> {

@@ -128,10 +128,9 @@ async fn backlog(messages: usize) -> Result<f64> {
         Ok::<f64, anyhow::Error>(peak)
     }
     .await;
-    let closed = world.close().await;
-    let peak = peak?;
+    let peak = world.close(peak).await?;
     println!("{messages} messages: {peak:.0} MiB");
-    closed.map(|()| peak)
+    Ok(peak)
 }
 
 /// Fails unless MySQL has every row of the published events and the queues are empty.
@@ -153,8 +152,7 @@ async fn reconcile(rows: u64) -> Result<child::Ran> {
         Ok(child::Ran { peak_rss_mib, ..ran })
     }
     .await;
-    let closed = site.close().await;
-    let ran = ran?;
+    let ran = site.close(ran).await?;
     println!("{rows} rows: {:.0} MiB, {:.0} s", ran.peak_rss_mib, ran.seconds);
-    closed.map(|()| ran)
+    Ok(ran)
 }

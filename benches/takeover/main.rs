@@ -108,11 +108,7 @@ async fn main() -> Result<()> {
 async fn measure(how: How, rate: u64) -> Result<f64> {
     let world = World::new("takeover", Setup { partitions: PARTITIONS, ..Setup::default() }).await?;
     let took = measure_in(&world, how, rate).await;
-    // Cleans up even after a failure, because leftovers would disturb the next round.
-    let closed = world.close().await;
-    let took = took?;
-    closed?;
-    Ok(took)
+    world.close(took).await
 }
 
 async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {

@@ -112,8 +112,7 @@ fn events_of(events: usize, batch: usize) -> usize {
 async fn run(way: Way, events: &[LikeEvent], batch: usize) -> Result<Written> {
     let world = World::new(&format!("write-{}-{batch}", name(way)), Setup::default()).await?;
     let written = run_in(&world, way, events, batch).await;
-    world.close().await?;
-    written
+    world.close(written).await
 }
 
 async fn run_in(world: &World, way: Way, events: &[LikeEvent], batch: usize) -> Result<Written> {
