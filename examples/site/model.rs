@@ -52,8 +52,8 @@ impl Model {
     }
 
     /// Begins a click and returns whether it is a like. Users unlike only videos that they like, and like only videos
-    /// that they don't like. Returns `None` if the demo can't make this click now: the pair's last click has not ended,
-    /// an event of the pair was lost, or the model has no room for a new pair.
+    /// that they don't like. Returns `None` if the pair's last click has not ended, or if an event of the pair was
+    /// lost. Also returns `None` if the model has no room for a new pair.
     pub fn begin(&mut self, pair: Pair) -> Option<bool> {
         let known = self.pairs.get(&pair);
         if self.busy.contains(&pair) || self.retired.contains(&pair) {

@@ -85,7 +85,7 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
         let now = telemetry.jobs.get(job).waits.map(|(waits, _)| waits);
         WaitsFor::ALL.iter().map(move |why| ([("job_name", *job), ("reason", why.name())], flag(now == Some(*why))))
     });
-    page.gauges("tallyd_job_waiting", "1 while the reason in `reason` makes a run in this process wait", waits);
+    page.gauges("tallyd_job_waiting", "1 while a run in this process waits for the reason in `reason`", waits);
 }
 
 fn reconciles(page: &mut Page, seen: &Observed) {
