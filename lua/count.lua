@@ -6,7 +6,8 @@
 -- KEYS[2]  in the layouts entity and string the target's bucket: its field `_` says whether Redis has lost something.
 -- ARGV[1]  the target's id in decimal: the field of a bucket.
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity, the
---          text "entity:" and the name of the hash's field, for instance "entity:view"; in the layout string "string".
+--          text "entity:" and the name of the hash's field, for instance "entity:view". In the layout string, the
+--          text "string".
 -- ARGV[3]  "add" or "set".
 -- ARGV[4]  the amount to add, or the number to set: between -2^53 and 2^53, exclusive.
 -- ARGV[5]  1 if the number may be less than zero, else 0.
@@ -29,7 +30,7 @@
 -- Each call counts, so a repeated call counts twice. If the result would be 2^53 or more (no longer exact), or if the
 -- key contains no number, the script fails and changes nothing.
 
--- The largest number that is exact. A result above it is always detected.
+-- The largest exact number. Redis may round a larger result, but the rounded result is larger than this number, too.
 local exact = 9007199254740991
 local number = tonumber(ARGV[4])
 if not number or number % 1 ~= 0 or math.abs(number) > exact then

@@ -33,9 +33,10 @@
 --           user's last click, the event repeats the event of that click, which perhaps was never published. If
 --           the script took the state from ARGV[6], the row in MySQL can be outdated. Then the event corrects the row.
 --           -1: unknown, nothing was counted. Ask MySQL whether the user likes the target, and call again with the
---           answer. If the target has a filter of another size than ARGV[9], its size and hashIterations follow. If
---           the caller can compute the user's bits, it calls again with the bits before it asks MySQL. This caller
---           asks MySQL only if the second call also returns -1.
+--           answer. If the target has a filter of another size than ARGV[9], the script also returns two numbers
+--           after the -1: the filter's `size` and `hashIterations`. If the caller can compute the user's bits, it
+--           calls again with the bits before it asks MySQL. This caller asks MySQL only if the second call also
+--           returns -1.
 --   at      this server's clock in microseconds since the epoch as text. The event must contain it as `at`. This time
 --           is at least one microsecond later than the user's last click or row. If the result is 0 and Redis
 --           remembers the user's last click, the script returns the `at` of that click instead.

@@ -19,10 +19,10 @@
 //!   when newer rows have already been added. Because of the marks, the additions are made only once. One call contains
 //!   all additions that its rows make to a bucket. With two calls, the first call could fail, and the second call would
 //!   raise the mark above rows that were not added.
-//! * A: the task has added the rows of a pass to some of the buckets. B: the pass is repeated with more rows. The marks
-//!   of these buckets are between the first and the last row of the pass, so the script adds nothing and returns the
-//!   marks. For each returned mark, the task sends the rows with higher numbers to the buckets with this mark. If a
-//!   bucket's mark has changed before this call, the script returns the new mark.
+//! * A: the task has added the rows of a pass to some of the buckets. B: the pass is repeated with more rows. The
+//!   script finds that these buckets already have some of the rows. So the script adds nothing to these buckets, and
+//!   returns their marks. For each returned mark, the task sends the rows with higher numbers to the buckets with this
+//!   mark. If a bucket's mark has changed before this call, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. If a row of another
 //!   daemon's partition is younger than `OLD`, daemon 2 skips the row. If both daemons add a row, the marks prevent the
 //!   second addition.
@@ -333,8 +333,8 @@ impl Outbox {
     }
 }
 
-/// The last rows that were in Redis at several instants, oldest first. A row is deleted after it has been in Redis for
-/// `KEPT`.
+/// For several instants, the last row of each partition that was in Redis at this instant. The oldest instant is first.
+/// A row is deleted from MySQL after the row has been in Redis for `KEPT`.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 

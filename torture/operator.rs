@@ -103,8 +103,8 @@ impl Operator<'_> {
                         AND body NOT LIKE '%letter-%'";
             let open: i64 = sqlx::query_scalar(open).bind(reason).bind(FENCE).fetch_one(self.0.pool()).await?;
             if open > 0 {
-                // Exit code 1 is no error here. The command never replays fences and messages that can never be
-                // applied.
+                // Exit code 1 is no error here. The command does not replay two types of letters: fences, and
+                // messages that tallyd would refuse again.
                 let (code, text) = self.run(&["dead", "replay", "--reason", reason]).await?;
                 if code > 1 {
                     bail!("tallyd dead replay exited with {code}: {text}");

@@ -171,7 +171,8 @@ mod tests {
         let told = tell(violation, &history, &state, 0);
         let marked: Vec<&str> = told.lines().filter(|line| line.starts_with("  > ")).collect();
         assert_eq!(marked.len(), 2, "{told}");
-        // The first marked call is the old event that is still in MySQL. The second marked call is the newest event.
+        // The first marked call published the old event, which is still in MySQL. The second marked call published the
+        // newest event.
         assert!(marked[0].ends_with("done, at 17000500") && marked[1].ends_with("done, at 99000500"), "{told}");
         assert!(told.contains("(59 earlier calls are left out)"), "{told}");
     }

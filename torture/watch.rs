@@ -95,7 +95,8 @@ impl Watch {
         None
     }
 
-    /// Returns the longest time that an accepted event waited, between these two times.
+    /// Returns the longest lag that this module measured between the times `from` and `to`. A lag is the time for which
+    /// an accepted event has already waited.
     pub fn longest(&self, from: Micros, to: Micros) -> Duration {
         let seen = self.seen.lock().unwrap();
         let within = seen.lags.iter().filter(|(at, _)| (from..=to).contains(at)).map(|(_, lag)| *lag);

@@ -32,7 +32,7 @@ pub struct Import {
     #[schemars(with = "String")]
     #[serde(default)]
     pub keys: Option<String>,
-    /// Unit of an integer column `at` since 1970. Not for DATETIME and TIMESTAMP.
+    /// Unit of an integer `at` (time since 1970). Not for DATETIME and TIMESTAMP.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,

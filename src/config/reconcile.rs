@@ -18,7 +18,7 @@ pub struct Reconcile {
     /// When to recount the next slice of all targets. Empty: never. For large tables instead of `full_cron`: `0 20 * *
     /// * *` recounts everything once a day at a steady cost.
     pub scrub_cron: String,
-    /// Number of equal slices that `scrub_cron` recounts.
+    /// Number of equal slices of all targets.
     #[schemars(range(min = 1, max = 10_000))]
     pub scrub_parts: u64,
     /// Clock of an event's `at`. With `[redis.also]` it is always `producer`.

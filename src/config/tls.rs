@@ -1,4 +1,5 @@
-//! Reads certificates and keys from files with the configuration, and checks that they belong together.
+//! When tallyd reads its configuration, this module reads the certificates and keys from their files. This module also
+//! checks that each certificate belongs to its key.
 
 use std::fs;
 

@@ -69,8 +69,8 @@ impl Example {
             .env("BOARD_PERIODS", "week total")
     }
 
-    /// Runs a program that uses the client's functions, through `server` in Python and through `client` in Node.
-    /// Returns the program's output.
+    /// Runs a program that uses the client's functions. In Python, the program calls the functions of the variable
+    /// `server`. In Node, the program calls the functions of the variable `client`. Returns the program's output.
     pub fn program(self, world: &World, settings: &[(&str, &str)], text: &str) -> String {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = match self {

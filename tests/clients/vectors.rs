@@ -1,5 +1,5 @@
-//! The vectors under tests/vectors: tallyd and each client must compute the same results. The vectors of scores are in
-//! tests/it/boards/score.rs.
+//! The vectors under tests/vectors: tallyd and each client must compute the same results. The test
+//! tests/it/boards/score.rs checks the vectors for scores.
 
 use std::collections::BTreeMap;
 use std::fs;

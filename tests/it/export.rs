@@ -69,7 +69,8 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
-    // Both rows were written before the site switched to tallyd. After the switch, the user of the second row unlikes.
+    // Both rows were written before the site switched to tallyd. After the switch, user 901 takes back the like of the
+    // second row.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::new(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };

@@ -11,7 +11,7 @@ use crate::history::{Answer, What, period};
 const MEMBERS: u64 = 40;
 
 /// For this number of seconds, users add scores to the same past day. Then users add scores to the calendar day before
-/// that past day. The archiver looks back 400 days, and a run of six hours uses fewer days.
+/// that past day. The archiver looks back 400 days. In a run of six hours, users go back only 360 days.
 const DAY_LASTS_S: i64 = 60;
 
 /// A day in microseconds.

@@ -21,8 +21,8 @@ const WINDOW_BYTES: usize = 16 << 20;
 const LIKERS_PAGE: u64 = 10_000;
 
 impl Run<'_> {
-    /// Builds the filters of `targets`, each sized for the given count of users. The slow steps are done once for all
-    /// filters.
+    /// Builds the filters of `targets`, each sized for the given count of users. The run does not repeat the slow steps
+    /// for each filter: all filters share the fence.
     pub(super) async fn build_all(&mut self, targets: &[(Target, u64)]) -> Result<()> {
         if targets.is_empty() || self.stop.is_cancelled() {
             return Ok(());

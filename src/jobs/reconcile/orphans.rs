@@ -39,10 +39,10 @@ impl<'r, 'a> Orphans<'r, 'a> {
         Self { comparer, kind, name, found: Vec::new() }
     }
 
-    /// Compares each bucket's count of counters with the count in the samples (`known`), and searches the buckets in
-    /// which the counts differ. If the number of missing counters in a bucket equals the number of orphans, the bucket
-    /// has the expected number of counters. In this case this run does not find the orphans. The next scrub or full run
-    /// finds them.
+    /// For each bucket, compares how many counters Redis has with how many counters the samples contain (`known`). If
+    /// the two numbers differ, searches the bucket. If the number of missing counters in a bucket equals the number of
+    /// orphans, the bucket has the expected number of counters. In this case this run does not find the orphans. The
+    /// next scrub or full run finds them.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();

@@ -37,7 +37,7 @@ impl<'a> Throttle<'a> {
         self.pace.page()
     }
 
-    /// Sets the size of the next page, based on the duration of a page of `targets`.
+    /// Sets the size of the next page. The run needed the time `took` for a page of `targets` targets.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.note(targets, took);
     }

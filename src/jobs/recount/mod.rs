@@ -95,7 +95,7 @@ pub struct Recounter {
     query_max: Duration,
 }
 
-/// The targets of a page that one measurement found wrong, and the page's range of ids.
+/// One page's range of ids and suspects: the targets whose number was wrong at the last measurement.
 struct Suspects {
     after: TargetId,
     until: TargetId,
@@ -313,8 +313,8 @@ impl Run<'_> {
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
-    /// Measures a page's suspects again, and decides which of them are wrong. Returns the new measurements of the
-    /// suspects that have changed.
+    /// Measures a page's suspects again, and decides which of them are wrong. If a suspect's values
+    /// have changed since the last measurement, returns the suspect's new measurement.
     async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
         let mut suspects = page.measured.iter().peekable();

@@ -3,9 +3,12 @@
 //! # The way
 //!
 //! ```text
-//! claim the board -> fill a zset beside it, page by page -> mark it as complete (RENAME)
-//!   a board that is open, or was never frozen: move later additions into it -> RENAME it to the live one, and mark it
-//!   a frozen one: record "done" in MySQL, so that it stays for `expire_after` -> RENAME it, and record the run in Redis
+//! 1. Claim the board.
+//! 2. Fill a new zset, page by page. When all pages are in the zset, RENAME it to a key for complete zsets.
+//! 3. If the board was never frozen: move later additions from the live zset into the filled zset. Then RENAME the
+//!    filled zset to the live key, and mark the board.
+//!    If the board was frozen: RENAME the filled zset to the frozen key, and record the run in Redis. If the source is
+//!    an archive, first record "done" in MySQL, so that the frozen zset stays for `expire_after`.
 //! ```
 //!
 //! If a restore crashes while it fills the zset, the next restore begins again. Later the restore moves the members of

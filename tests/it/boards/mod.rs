@@ -1,5 +1,5 @@
-//! Writes and reads boards on a real Redis, as API servers do. The tests check scores with tie-breakers, places in each
-//! type of ranking, and pages of friends.
+//! Writes and reads boards on a real Redis, as API servers do. The tests check scores with tie-breakers, and places in
+//! each type of ranking. They also check the ranking of a user's friends among themselves.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -1,4 +1,5 @@
-//! Compares the pages, neighbours and friends of a board with a naive model.
+//! Reads from a board its pages, the neighbours of a member, and the ranking of a list of friends. The tests compare
+//! these results with a naive model.
 
 use std::collections::BTreeMap;
 

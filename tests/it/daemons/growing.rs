@@ -90,7 +90,7 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
-    // At the end a daemon with the first number of partitions starts. This daemon does not change anything either.
+    // At the end, the test starts a daemon with one partition, as at the beginning. This daemon must change nothing.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     fewer.logged("\"consuming\"").await;
     assert!(fewer.stop().success());

@@ -57,7 +57,7 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
     assert_eq!((&erased["letters_deleted"], &erased["letters_rewritten"]), (&json!(2), &json!(2)));
     assert_eq!(bodies(&world).await, [other.clone(), format!("[{other},{third}]"), third]);
     let open = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL";
-    assert_eq!(world.count(open).await, 3, "the letter merged from an open and a replayed letter must be open");
+    assert_eq!(world.count(open).await, 3, "an open letter that is merged with a replayed letter must stay open");
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
 
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);

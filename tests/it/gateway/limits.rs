@@ -116,8 +116,8 @@ async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     let mut slow = Vec::new();
     for number in 0..9_500 {
         let Ok(mut stream) = TcpStream::connect(&gateway.address).await else { break };
-        // A third of the slow clients send nothing. A third send the first 20 bytes of the head. The other clients send
-        // everything except the last 10 bytes of the body.
+        // There are three groups of slow clients. The first group sends nothing. The second group sends the first 20
+        // bytes of the head. The third group sends everything except the last 10 bytes of the body.
         let sent = [0, 20, request.len() - 10][number % 3];
         stream.write_all(&request.as_bytes()[..sent]).await.unwrap();
         slow.push(stream);

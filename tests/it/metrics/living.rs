@@ -1,4 +1,4 @@
-//! Reconciles compare and load counters that never stop changing.
+//! Reconcile runs compare counters and load counters while other tasks add to these counters without a pause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,8 +89,8 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     let mut product = Product::open("viewed", "").await;
     let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
     crowds[0].goes_on(200).await;
-    // The test repeats the run until an addition arrives after a pass has sampled a counter and before this pass has
-    // read MySQL's count. On a slow machine, the first run can end without such an addition.
+    // A pass samples a counter, and then reads MySQL's count. The test repeats the run until an addition arrives
+    // between these two steps. On a slow machine, the first run can end without such an addition.
     eventually("an addition arrives while the run compares its counter", || async {
         let report = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");

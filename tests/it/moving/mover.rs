@@ -289,8 +289,8 @@ impl Mover {
         rabbitmqctl(&["delete_user", &self.account]);
         let link = self.world.broker.connect("test").await.unwrap();
         let _ = link.channel.queue_delete(self.world.broker.map_queue("site").into(), Default::default()).await;
-        // When the test environment closes, it scans keys in Redis. The account of this address has the right to do
-        // that.
+        // When the test environment closes, it scans keys in Redis. The Redis account in this
+        // address may scan keys.
         self.world.set(&format!("[redis]\nurl = \"{}\"\n", self.site.redis.url()));
         self.world.close().await;
         self.site.close().await;

@@ -58,8 +58,8 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
     assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
-    // For the load, the run reads each row twice: to list the targets, and to read the counters. For the comparison,
-    // the run reads each row two more times.
+    // To load the counters, the run reads each row twice: to list the targets, and to read the counters. To compare
+    // the counters, the run reads each row two more times.
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());

@@ -324,7 +324,7 @@ impl Nodes {
         for (target, count) in &expected {
             assert_eq!(all.get(target), Some(count), "{target:?} in Redis");
         }
-        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes must not have other counters");
+        assert_eq!((all.len(), found), (expected.len(), expected.len()), "Redis must have only the model's counters");
     }
 
     /// Changes a counter in Redis without tallyd.
