@@ -173,7 +173,7 @@ stack_versions() {
         row=$(version_row "${FROM[$service]}") || { [[ ! ${!variable:-} ]] && continue; } ||
             die "$variable is '${FROM[$service]}', which is not in 'dev/lab --list'."
         read -r _ of release _ "PROGRAM[$service]" <<<"$row"
-        [[ $of == "$service" ]] || die "$variable is '${FROM[$service]}', which is a version of $of."
+        [[ $of == "$service" ]] || die "$variable is '${FROM[$service]}', but this is a version of $of, not of $service."
         [[ $release == "$(own_release)" ]] || ROOT[$service]=$LAB_DIR/roots/$release
     done
 }

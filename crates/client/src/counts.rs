@@ -240,8 +240,8 @@ impl Client {
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        // For each bucket, Redis stores only the time of the last set. Numbers of metrics
-        // that cannot be set must ignore this time.
+        // Redis stores one time per bucket: the time when a number of the bucket was last set. If the metric cannot be
+        // set, the script must ignore this time, so the call contains no `since`.
         let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);

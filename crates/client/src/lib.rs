@@ -2,9 +2,10 @@
 //! changed. The client also reads likes, numbers and boards.
 //!
 //! For each number, a rule says whether daemons or API servers count the number in Redis. By default the daemon counts:
-//! a call only publishes an event, and `at` is the time of this machine's clock. With `writer = "api"`, API servers
-//! count: a call counts once in Redis immediately, and publishes the event with the `at` of Redis' clock. The client is
-//! a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract.
+//! a call only publishes an event, and `at` is the time of this machine's clock. If a number's rule is
+//! `writer = "api"`, a call first changes this number in Redis, and then publishes the event. The event's `at` is the
+//! time of Redis' clock. The client is a thin layer over the scripts in lua/, which any language can call.
+//! docs/events.md has the contract.
 //!
 //! Daemons announce in Redis which side counts each number. A client reads this announcement with its first call and
 //! every ten seconds, and follows it. Until the client has read an announcement, it uses the rules in [`Settings`].
@@ -85,8 +86,8 @@ pub struct Client {
     store: Store,
     /// After a failure of MySQL, the client does not ask MySQL for the likes of users until this instant.
     clicks_unasked: Unasked,
-    /// After a failure of MySQL, the client does not ask MySQL for numbers until this instant. A failed read of numbers
-    /// sets only this instant, so the client still asks MySQL for the likes of users.
+    /// If MySQL fails while the client reads numbers, the client does not ask MySQL for numbers until this instant. The
+    /// client can still ask MySQL for the likes of users.
     reads_unasked: Unasked,
     /// Limits how many calls can read numbers from MySQL at the same time.
     reads: Semaphore,

@@ -57,8 +57,9 @@ impl Shape {
         self.size.div_ceil(8)
     }
 
-    /// Returns the positions of the bits that are set for a user. The hash is over the id in decimal, as in Redisson's
-    /// string codec. Bit 0 is the highest bit of the first byte, as in Redis' SETBIT.
+    /// Returns the positions of the bits that are set for a user. The hash function gets the user's id as decimal text.
+    /// Redisson with its string codec hashes the same text. Bit 0 is the highest bit of the first byte, as in Redis'
+    /// SETBIT.
     pub fn bits(self, user: UserId) -> impl Iterator<Item = u64> {
         let [first, second] = hash(user);
         let mut sum = first;

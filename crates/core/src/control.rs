@@ -78,7 +78,7 @@ pub struct Order {
     pub command: Command,
     /// The time when the order was given, by MySQL's clock.
     pub since: Micros,
-    /// The time after which the order is no longer valid, by MySQL's clock.
+    /// The task follows the operator's command until this time of MySQL's clock.
     pub until: Micros,
     /// The user and host that gave the order.
     pub by: String,

@@ -225,8 +225,9 @@ impl Keys {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
-    /// `board:{likes}:freezes`: maps each frozen period to the run that restored the period. The field `-` contains the
-    /// number of the first run since Redis lost all data.
+    /// `board:{likes}:freezes`: a hash with one field for each frozen period. The field contains the number of the run
+    /// that restored the period's zset, or 0 if no run restored the zset. The field `-` contains the number of the
+    /// first run that claimed the board since Redis lost all data.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
     }

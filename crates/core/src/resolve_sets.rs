@@ -33,7 +33,8 @@ pub struct Standing {
 /// The valid events of a batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
-    /// The set events that are newer than the last set of their counter, sorted by key.
+    /// For each counter, the newest set event of the batch, sorted by key. If MySQL already has this event or a newer
+    /// set event of the counter, the counter is not in the list.
     pub won: Vec<(CounterKey, LastSet)>,
     /// The valid count events, sorted by their keys in the ledger. A set event makes the older count events of its
     /// counter void.

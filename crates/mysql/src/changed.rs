@@ -46,7 +46,8 @@ impl Span {
 }
 
 impl Store {
-    /// Estimates how many counter rows changed after `since`. All rows in the span of `since` are included.
+    /// Estimates how many counter rows changed after `since`. If a row changed before `since`, but in the same
+    /// five-minute span as `since`, the estimate includes this row too.
     pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
         let mut conn = self.acquire().await?;

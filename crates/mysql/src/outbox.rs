@@ -29,7 +29,7 @@ const ROW_ITEMS: usize = 1_000;
 /// number of additions takes seconds and a few dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
-/// The maximum number of rows in one read. This number of rows can have a few megabytes.
+/// The maximum number of rows in one read. One read can return a few megabytes.
 const READ_ROWS: u64 = 100;
 
 /// The maximum number of rows that one statement deletes.

@@ -26,8 +26,8 @@ const STATEMENT_ROWS: usize = 1_000;
 /// The maximum number of counters in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_NUMBERS: usize = 256;
 
-/// Locks counters until the transaction ends. For each counter, returns the last set event. The counters must be sorted
-/// by key.
+/// Locks counters until the transaction ends. For each counter, returns the newest set event that MySQL has stored. The
+/// counters must be sorted by key.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
     const ACTION: &str = "lock counters with set events";
     let mut known = HashMap::with_capacity(numbers.len());

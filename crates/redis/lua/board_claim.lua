@@ -8,9 +8,9 @@
 -- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL.
 --
 -- Returns the generation of the data in Redis: the number of the first run that claimed the board. The generation is
--- lost if Redis loses its data, and it is an older one if Redis goes back to an older state. If the older state does
--- not contain a frozen period, the script writes again that this period is frozen. All members that a later call writes
--- to this period are late members.
+-- lost if Redis loses its data, and it is an older one if Redis goes back to an older state. If Redis
+-- has lost the note about a frozen period, and has no live zset of this period, the script copies the note from MySQL
+-- to Redis again. All members that a later call writes to this period are late members.
 
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')

@@ -8,8 +8,8 @@
 --          restored zset, the live zset contains the members that were written since the loss.
 -- KEYS[3]  the frozen zset, or the restored zset.
 -- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes this mark before it
---          moves members. When the restored zset becomes the live zset, the script sets a new mark. For a frozen zset:
---          the notes about frozen periods.
+--          moves members. When the restored zset becomes the live zset, the script sets a new mark.
+--          If KEYS[3] is the frozen zset, KEYS[4] is the hash with the board's freeze notes.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the maximum number of members to move.
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua.
@@ -55,8 +55,8 @@ for index = 1, #page, 2 do
         if ARGV[3] == 'second' then
             low = low + known % low_end
         end
-        -- For "earliest", the low part of the new score is the low part of the member's score in the live zset. This
-        -- late addition was the last change of the member's primary number.
+        -- With "earliest", the low part of a score says when the member's primary number last changed. The late
+        -- addition was the last change, so the new score gets the low part of the score in the live zset.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
                 .. ' no longer holds what came late')

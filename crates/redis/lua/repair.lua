@@ -14,8 +14,8 @@
 --          1  the amount was added.
 --          0  skipped, because the number would have gone below zero.
 --          2  skipped, because the number may have been set, or because the target's field is not a list of numbers.
--- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
--- has passed. So if a repair timed out and runs late, its amount is still never added twice.
+-- Returns an empty list if the bucket was repaired, flushed or loaded again after the run had taken its sample, or if
+-- the time in ARGV[3] has passed. So if a repair timed out and runs late, its amount is still never added twice.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then

@@ -105,8 +105,8 @@ impl Cache {
         let (mut refused, mut missing) = (Vec::new(), None);
         for answer in self.eval_each(ACTION, calls).await? {
             match answer {
-                // An earlier addition is missing, so the script skipped this addition. The caller must send both
-                // additions again.
+                // The script returns an integer if the addition before the call's addition is missing in Redis. The
+                // script then adds nothing, and the caller must send both additions again.
                 Ok(answer @ Value::Int(_)) => missing = Some(CacheError::unexpected(ACTION, &answer)),
                 Ok(_) => {}
                 Err(error) if error.is_for_ever() => refused.push(error),

@@ -54,7 +54,7 @@ class Sender:
         self._is_gateway_failing = False
 
     async def publish(self, events: Sequence[Event], traceparent: Optional[str] = None) -> List[Result]:
-        """Returns when the broker has all events on disk, in a queue, or when the deadline has passed."""
+        """Waits for the broker to store all events on disk in its queues. If the deadline passes first, stops waiting and returns."""
         ends_at = self._loop.time() + self._deadline_s
         by_api = await self._writers.by_api() if self._writers is not None else ()
         sent = [_Sent(event, traceparent) for event in events]

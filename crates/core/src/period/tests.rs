@@ -8,7 +8,8 @@ const KINDS: [PeriodKind; 3] = [PeriodKind::Day, PeriodKind::Week, PeriodKind::M
 
 /// Zones whose clocks behave differently at midnight. In some zones nothing happens. The clocks of Sao Paulo (until
 /// 2018), Beirut, and Toronto (1919, from 23:30) jump over midnight. Until 2011, the clocks of St John's went back at
-/// 00:01, to before midnight. The clocks of Lord Howe change by half an hour. Apia skipped a whole day (2011-12-30).
+/// 00:01, to before midnight. On Lord Howe Island, daylight saving time moves the clocks by only half an hour. Apia
+/// skipped a whole day (2011-12-30).
 const ZONES: [&str; 12] = [
     "UTC",
     "Asia/Shanghai",

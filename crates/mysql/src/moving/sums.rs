@@ -5,10 +5,10 @@
 //! range is the XOR of these products. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and (2,11) have
 //! the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs stays the
 //! same for about one of 30,000 such swaps. A multiplication of two different CRCs carries bits into higher places, so
-//! the product is not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a
-//! row and its duplicate cancel each other. But the count includes both rows, and `like_record` has no duplicates. A
-//! sum of the products would detect the same errors. But a sum takes MariaDB twice as long, because MariaDB adds
-//! decimals.
+//! the product is not linear. If two rows swap their users, the XOR of the products changes in all bits as if at
+//! random. In an XOR, a row and its duplicate cancel each other. But the count includes both rows, and `like_record`
+//! has no duplicates. A sum of the products would detect the same errors. But MariaDB needs twice as long for the sum
+//! as for the XOR, because MariaDB computes sums with decimals.
 //!
 //! The checksum uses each id as text, exactly as the site's database returns the id. If the site spells an id as 042,
 //! the checksums of the two tables differ, and the import reads the row.
