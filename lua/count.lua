@@ -30,7 +30,7 @@
 -- Each call counts, so a repeated call counts twice. If the result would be 2^53 or more (no longer exact), or if the
 -- key contains no number, the script fails and changes nothing.
 
--- The largest exact number. Redis may round a larger result, but the rounded result is larger than this number, too.
+-- The largest exact number. Lua may round a larger result, but the rounded result is larger than this number, too.
 local exact = 9007199254740991
 local number = tonumber(ARGV[4])
 if not number or number % 1 ~= 0 or math.abs(number) > exact then
