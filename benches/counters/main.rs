@@ -16,8 +16,8 @@ use drain::Queue;
 use tallyd_benches as common;
 use writes::Write;
 
-/// Drain queues of likes and of count events, and also write count events to MySQL in other ways, without a broker. The
-/// counters of every run are compared with a model.
+/// Drain queues of likes and queues of count events. Then write count events to MySQL in several ways, without a
+/// broker. The counters of every run are compared with a model.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Number of events in each queue.

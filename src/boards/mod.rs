@@ -25,8 +25,8 @@ pub(crate) use view::{List, Listed, Row, Source, State, Top};
 /// A list reads at most this number of periods of each board from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// To list a board's periods, the daemon goes through this number of periods before the current period. If MySQL has no
-/// row for such a period, the daemon looks for the period in Redis.
+/// Number of past periods, the newest first. If MySQL has no row for one of these periods, a list looks for the period
+/// in Redis.
 const UNARCHIVED_LOOKED: usize = 20;
 
 /// The reason why a board cannot be shown.

@@ -280,7 +280,7 @@ impl Client {
         Ok(TakenBack::Yes)
     }
 
-    /// Adds the change to the board that the metric's rule names. If this fails, the change still counts.
+    /// Adds the change to the metric's board (`board` in its rule). If this fails, the change still counts.
     async fn feed(&self, (target, metric): (Target, Metric), delta: i64) {
         let Some(board) = self.rules.board(target.kind, metric).filter(|_| delta != 0) else { return };
         let member = target.id.to_string();

@@ -331,8 +331,8 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
-/// Returns the path of the tallyd binary. Cargo and nextest pass the path to tests of the package tallyd. Other
-/// programs find the binary in the folder of their own build.
+/// Returns the path of the tallyd binary. If a test belongs to the package tallyd, Cargo and nextest tell the test this
+/// path. Other programs find the binary in the folder of their own build.
 pub fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("CARGO_BIN_EXE_tallyd") {
         return named.into();

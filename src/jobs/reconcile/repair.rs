@@ -42,7 +42,7 @@ impl<'a> Repairer<'a> {
         Self { run, all_kept: true, raised: Raised::new(run) }
     }
 
-    /// Returns whether this run has recorded all counters that the next run must measure first.
+    /// Returns true if this run has recorded every counter that must be measured at the start of the next run.
     pub(super) fn has_kept_all(&self) -> bool {
         self.all_kept
     }

@@ -136,8 +136,8 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
     }
 }
 
-/// Adds the first rows of the outbox to Redis again. A daemon does the same if it was frozen before Redis lost its data
-/// and resumes after the loss.
+/// Adds the first rows of the outbox to Redis again. A daemon does the same if the daemon is frozen while Redis loses its
+/// data.
 async fn send_again(product: &Product) {
     let store = Store::new(&product.world.config.mysql, 1).unwrap();
     let rows = store.outbox_after(0, 0, 10, Duration::ZERO).await.unwrap();

@@ -41,7 +41,7 @@ const CLICK_EVERY: Duration = Duration::from_millis(10);
 /// Defines how the API servers process a click.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Servers {
-    /// The servers publish likes, and count views in Redis.
+    /// The servers publish likes. They do not publish views, but count them in Redis.
     #[default]
     Counting,
     /// The servers publish likes and views.
