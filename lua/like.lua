@@ -95,8 +95,8 @@ else
     else
         found = redis.call('GET', KEYS[1])
     end
-    -- The script accepts only texts that INCRBY and HINCRBY accept. A click that these commands refuse must not be
-    -- remembered as counted.
+    -- The script accepts only texts that INCRBY and HINCRBY accept. If these commands failed later, the script would
+    -- have remembered a click that was never counted.
     if found and found ~= '0' and (#found > 18 or not string.match(found, '^%-?[1-9]%d*$')) then
         return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no number')
     end

@@ -13,7 +13,7 @@ use crate::model::Costs;
 /// The name of the result file under target/bench.
 const NAME: &str = "scale-measured";
 
-/// The numbers of partitions with which tallyd is measured.
+/// tallyd is measured with one, two and four partitions.
 pub const POINTS: [(usize, &str); 3] = [(1, "tallyd"), (2, "tallyd-2"), (4, "tallyd-4")];
 
 /// The part of the result file that the model uses.

@@ -144,7 +144,7 @@ pub(super) struct Batch {
     pub events: Vec<Received>,
     /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// The highest fence that each job run has sent, by the number of the run.
+    /// Maps the number of each job run to the highest fence that the run has sent.
     pub fences: BTreeMap<u64, u64>,
     pub messages: usize,
     pub bytes: usize,

@@ -17,8 +17,8 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
-/// These libraries log an error and also return it, so tallyd disables their lines. A log filter that the user sets can
-/// enable these lines again.
+/// Hides the log lines of these libraries: they log an error and also return it. A log filter that the user sets can
+/// show these lines again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);

@@ -25,8 +25,8 @@ use super::{Context, Result, Store, micros};
 /// The maximum number of items in one row. Such a row has about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
-/// The maximum number of additions that a reconcile reads from the outboxes for one page of counters. Reading this
-/// number of additions takes seconds and a few dozen megabytes.
+/// The maximum number of additions that a reconcile reads from the outboxes for one page of counters. It takes
+/// several seconds to read them, and they need a few dozen MB of memory.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
 /// The maximum number of rows in one read. One read can return a few megabytes.

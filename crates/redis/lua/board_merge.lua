@@ -56,7 +56,7 @@ for index = 1, #page, 2 do
             low = low + known % low_end
         end
         -- With "earliest", the low part of a score says when the member's primary number last changed. The late
-        -- addition was the last change, so the new score gets the low part of the score in the live zset.
+        -- addition was the last change. So the new score keeps the low part that the score has in the live zset.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
                 .. ' no longer holds what came late')

@@ -101,7 +101,7 @@ struct Exporter<'a> {
     kind: Kind,
     metrics: &'a Metrics,
     writes: ExportWrites,
-    /// The server with the site's table, if it is not the server of `[mysql]`.
+    /// The server that has the site's table. `None`: the server of `[mysql]`.
     site: Option<Store>,
 }
 

@@ -157,7 +157,8 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
 }
 
 /// When a consumer starts, it tests MySQL with an update of a row of kind 0. A trigger undoes the update of this row's
-/// state. So MySQL behaves like a server that assigns the version column before the state column.
+/// state. Some servers assign the version column before the state column. To the consumer, MySQL then looks
+/// like one of these servers.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;

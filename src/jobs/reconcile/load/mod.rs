@@ -34,7 +34,7 @@ use buckets::Loader;
 use tallyd_redis::Cache;
 use tallyd_redis::load::Unloaded;
 
-/// Scheduled runs load a few lost buckets at most this number of times per hour.
+/// Maximum number of loads per hour: if only a few buckets are lost, scheduled runs load them at most so often.
 const LOADS_MAX: u64 = 3;
 
 /// Fails if the daemon counts in a layout that is not in this configuration. Without this check, the run would record
