@@ -81,7 +81,7 @@ async fn one_board_or_one_period_can_be_asked_for() {
         (Some("like"), None, "no board is called \"like\""),
         (None, Some("2026-46"), "is not a period"),
         (Some("likes"), Some("2026-W47"), "likes 2026-W47 is not closed"),
-        (None, Some("2026-10"), "no requested board has periods of that length"),
+        (None, Some("2026-10"), "the requested boards have no periods of that length"),
     ] {
         let error = asked(board, period).await.unwrap_err();
         assert!(error.to_string().contains(expected), "{error:#}");

@@ -126,7 +126,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
         fence_max: Duration::from_secs(60),
     };
     let errors: Vec<String> = sqlx::query_scalar("SELECT error FROM dead_letter").fetch_all(&world.pool).await.unwrap();
-    assert!(matches!(&errors[..], [error] if error.contains("only tallyd can send fences")), "{errors:?}");
+    assert!(matches!(&errors[..], [error] if error.contains("only tallyd sends fences")), "{errors:?}");
     // The forged fence did not pass, so a fence with the same number can still pass.
     fences.pass(number_of(run, 1)).await.unwrap();
     assert_eq!(world.count("SELECT CAST(fence AS SIGNED) FROM partition_fence").await, number_of(run, 1).cast_signed());
