@@ -11,7 +11,7 @@
 -- ARGV[3]  "add" or "set".
 -- ARGV[4]  the amount to add, or the number to set: between -2^53 and 2^53, exclusive.
 -- ARGV[5]  1 if the number may be less than zero, else 0.
--- ARGV[6]  only for a number that can be set. If this call repeats a change that the caller took back, this argument is
+-- ARGV[6]  is sent only for numbers that can be set. If this call repeats a change that the caller took back, this argument is
 --          the `at` of the first call. For all other changes, it is 0. A repeated change does nothing if a number of
 --          the bucket was set after this `at`.
 --
@@ -96,8 +96,8 @@ if ARGV[6] and ARGV[6] ~= '0' then
         return { 1, ARGV[6], loaded and before, 0 }
     end
 elseif ARGV[6] and set_at >= at and set_at < at + 300000000 then
-    -- The clock went back, and MySQL rejects events that are older than a set. If the `at` of a set event is five
-    -- minutes or more ahead, the daemon has rejected this set event (future_max).
+    -- The clock went back, and MySQL rejects events that are older than a set. A set event whose `at` is five minutes or
+    -- more in the future does not matter, because the daemon rejects such a set event (future_max).
     at = set_at + 1
 end
 at = string.format('%.0f', at)

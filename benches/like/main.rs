@@ -89,7 +89,7 @@ struct Round {
     blind: Rate,
     /// The user's first click on the target. The click needs a query to MySQL.
     first: Rate,
-    /// The user's first click on a target with a Bloom filter. Almost no click needs a query to MySQL.
+    /// The user's first click on the target, which has a Bloom filter. Almost no such click needs a query to MySQL.
     filtered: Rate,
     /// A later click of the user on the target. Redis still has the previous click.
     again: Rate,

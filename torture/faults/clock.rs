@@ -1,4 +1,4 @@
-//! Faults that step the clocks of running servers and daemons.
+//! Faults that set the clocks of running servers and daemons forward or back.
 
 use std::time::Duration;
 

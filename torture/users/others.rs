@@ -1,4 +1,5 @@
-//! Calls in which users add scores to boards, read pages, or send messages that can't be applied.
+//! Users' calls that are neither likes nor counts: they add scores to boards, read pages, or send messages that tallyd
+//! must reject.
 
 use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, TargetId};

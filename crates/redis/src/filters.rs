@@ -72,8 +72,8 @@ pub struct Built {
     pub false_positive: f64,
     /// The number of users in the filter that were read from MySQL.
     pub users: u64,
-    /// The number of users whom the run added to the filter because of remembered clicks in Redis. Some of these users
-    /// may also be counted in `users`.
+    /// The number of users in the filter that were read from the recent clicks in Redis. Some of these users may also be
+    /// counted in `users`.
     pub others: u64,
     /// The epoch in which the filter was built, as in [`FilterState::epoch`].
     pub epoch: u64,

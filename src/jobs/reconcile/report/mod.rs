@@ -62,7 +62,7 @@ pub struct Report {
     pub left: u64,
     /// Counters that Redis has and MySQL does not have.
     pub phantoms: u64,
-    /// The sum of all drifts, without signs.
+    /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
     /// The drifted counters are grouped by the size of their drift. This field has the number of counters per group.
     /// The size is the drift without its sign.
