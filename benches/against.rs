@@ -65,7 +65,8 @@ fn rounds(folder: &Path) -> Result<Vec<(Measured, Measured)>> {
     (1..=count).map(|round| Ok((read("this", round)?, read("that", round)?))).collect()
 }
 
-/// Compares the figures that both commits have. A figure of zero has no ratio.
+/// Compares the figures that both commits have. A ratio needs two positive figures: a small difference of two
+/// measurements can be zero or less, and then its ratio says nothing.
 fn compare(rounds: &[(Measured, Measured)]) -> BTreeMap<String, Compared> {
     let Some((first, _)) = rounds.first() else { return BTreeMap::new() };
     let one = |figure: &String| {
@@ -73,8 +74,9 @@ fn compare(rounds: &[(Measured, Measured)]) -> BTreeMap<String, Compared> {
             .iter()
             .filter_map(|(this, that)| Some((*this.figures.get(figure)?, *that.figures.get(figure)?)))
             .collect();
-        let ratios: Vec<f64> = pairs.iter().filter(|(_, that)| *that != 0.0).map(|(this, that)| this / that).collect();
-        (!ratios.is_empty()).then(|| Compared {
+        let ratios: Vec<f64> = pairs.iter().map(|(this, that)| this / that).collect();
+        let have_ratio = !pairs.is_empty() && pairs.iter().all(|(this, that)| *this > 0.0 && *that > 0.0);
+        have_ratio.then(|| Compared {
             this: median(pairs.iter().map(|(this, _)| *this)),
             that: median(pairs.iter().map(|(_, that)| *that)),
             ratio: median(ratios.iter().copied()),
