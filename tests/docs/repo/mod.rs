@@ -11,6 +11,7 @@ mod floors;
 mod project;
 mod prose;
 mod reference;
+mod scripts;
 mod settings;
 mod text;
 mod unit;

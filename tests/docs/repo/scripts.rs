@@ -1,0 +1,30 @@
+//! Checks of the Bash scripts.
+
+use std::fs;
+
+use super::{read, root};
+
+/// Returns whether a line of a script pipes its input into a command that can end before it has read everything.
+fn ends_early(line: &str) -> bool {
+    let code = line.trim_start();
+    !code.starts_with('#')
+        && code.replace("||", "").split('|').skip(1).map(str::trim_start).any(|reader| {
+            reader.starts_with("head ")
+                || (reader.starts_with("grep ")
+                    && reader.split(' ').any(|word| word.starts_with('-') && word.contains('q')))
+                || (reader.starts_with("awk ") && reader.contains("exit"))
+        })
+}
+
+/// With `pipefail`, a script fails if the writer of a pipe gets SIGPIPE. Whether it gets the signal depends on the load
+/// of the machine.
+#[test]
+fn no_script_closes_a_pipe_before_it_has_read_it() {
+    let scripts = fs::read_dir(root().join("dev")).unwrap().map(|entry| entry.unwrap().path());
+    let files = scripts.filter(|path| path.is_file()).chain([root().join(".ci/run")]);
+    for path in files {
+        for (index, line) in read(&path).lines().enumerate() {
+            assert!(!ends_early(line), "{}:{}: {line}", path.display(), index + 1);
+        }
+    }
+}
