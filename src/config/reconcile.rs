@@ -43,7 +43,8 @@ pub struct Reconcile {
     /// Milliseconds between pages. Larger values slow runs down.
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
-    /// Runs wait while MySQL's `Threads_running` exceeds this. 0: never.
+    /// Runs wait while MySQL's `Threads_running` exceeds this. 0: never. Up to an eighth of this, a full run recounts two
+    /// pages at once.
     pub threads_running_max: u64,
     /// Runs wait while Redis' latency exceeds these milliseconds. 0: never.
     pub redis_latency_max_ms: u64,

@@ -28,6 +28,9 @@ const FRESH: Duration = Duration::from_millis(200);
 /// Time between two checks of a replica.
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
+/// MySQL has room for a second page while it runs at most `threads_running_max` threads divided by this number.
+const ROOM_DIVISOR: u64 = 8;
+
 /// A page has at least this number of targets or rows.
 const PAGE_MIN: usize = 100;
 
@@ -68,6 +71,8 @@ pub(crate) struct Pace<'a> {
     page: usize,
     page_max: usize,
     checked: Option<Instant>,
+    /// The number of MySQL's running threads at the last check.
+    threads_running: u64,
     /// Start of the last page, and the count of targets compared since then.
     pace: (Instant, usize),
     /// Time that was spent waiting for the servers.
@@ -103,6 +108,7 @@ impl<'a> Pace<'a> {
             page: page_max.min(PAGE_MIN * 10),
             page_max,
             checked: None,
+            threads_running: 0,
             pace: (Instant::now(), 0),
             waited: Duration::ZERO,
             waited_for: None,
@@ -117,6 +123,14 @@ impl<'a> Pace<'a> {
             Some(each_second) => self.page.min(each_second as usize),
             None => self.page,
         }
+    }
+
+    /// Whether a run can read two pages at once: the run is not slowed down, and MySQL ran few threads at the last
+    /// check. These threads include the run's own two or three threads.
+    pub(crate) fn has_room(&self) -> bool {
+        let limits = self.health.limits;
+        let is_slowed = limits.pause_ms > 0 || self.control.targets_per_second().is_some();
+        !is_slowed && has_room(self.threads_running, limits.threads_running_max)
     }
 
     /// Chooses the size of the next page by the time that a page of `targets` took. The new size is between half the
@@ -147,7 +161,8 @@ impl<'a> Pace<'a> {
         let (job, say) = self.job;
         let began = Instant::now();
         let mut said: Option<Instant> = None;
-        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher)).await {
+        let running = &mut self.threads_running;
+        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, running)).await {
             let Some(Wait { count, words: reason }) = found? else { break };
             if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
                 say(&reason);
@@ -193,12 +208,13 @@ impl<'a> Pace<'a> {
 }
 
 impl Health<'_> {
-    /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit.
-    async fn too_much(&self, publisher: &Publisher) -> Result<Option<Wait>> {
+    /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit. Stores the number
+    /// of MySQL's running threads in `running`, if they have a limit.
+    async fn too_much(&self, publisher: &Publisher, running: &mut u64) -> Result<Option<Wait>> {
         let limits = self.limits;
         if limits.threads_running_max > 0 {
-            let running = self.store.threads_running().await?;
-            if running > limits.threads_running_max {
+            *running = self.store.threads_running().await?;
+            if *running > limits.threads_running_max {
                 let words = format!("MySQL runs {running} threads, above the limit of {}", limits.threads_running_max);
                 return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
             }
@@ -283,6 +299,11 @@ impl Health<'_> {
     }
 }
 
+/// Whether MySQL has room for a second page. A `threads_running_max` of 0 means no limit.
+fn has_room(threads_running: u64, threads_running_max: u64) -> bool {
+    threads_running_max == 0 || threads_running <= threads_running_max / ROOM_DIVISOR
+}
+
 /// Returns the minimum time that a page of `targets` must take. The minimum time is at most one second, because pages
 /// are sized for one second. If an operator throttles the job while the job processes a page, this page can have more
 /// targets than the limit allows per second.
@@ -300,6 +321,13 @@ fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_second_page_is_read_only_while_few_threads_run() {
+        for (running, max, room) in [(8, 64, true), (9, 64, false), (1, 7, false), (1, 8, true), (500, 0, true)] {
+            assert_eq!(has_room(running, max), room, "{running} of {max}");
+        }
+    }
 
     #[test]
     fn a_throttled_page_takes_its_time_and_never_more_than_a_second() {

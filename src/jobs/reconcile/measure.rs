@@ -67,13 +67,6 @@ pub(super) struct SampledRange {
     pub applied: Option<OutboxOffsets>,
 }
 
-/// MySQL's values of a range.
-pub(super) struct RecountedRange {
-    /// `None` if too many targets of the range have no counter.
-    pub recount: Option<Recount>,
-    pub took: Duration,
-}
-
 impl<'a> Measure<'a> {
     pub(super) fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
         Self { run, fences, uncorrected: HashMap::new(), steps: Steps::default() }
@@ -280,10 +273,9 @@ impl<'a> Measure<'a> {
 }
 
 impl SampledRange {
-    pub(super) async fn recount(&self, store: &Store) -> Result<RecountedRange> {
-        let began = Instant::now();
-        let recount = store.recount_range(&self.range, self.applied.as_ref()).await?;
-        Ok(RecountedRange { recount, took: began.elapsed() })
+    /// Reads MySQL's values of the range. Returns `None` if too many targets of the range have no counter.
+    pub(super) async fn recount(&self, store: &Store) -> Result<Option<Recount>> {
+        Ok(store.recount_range(&self.range, self.applied.as_ref()).await?)
     }
 }
 

@@ -37,6 +37,11 @@ impl<'a> Throttle<'a> {
         self.pace.page()
     }
 
+    /// Returns how many ranges MySQL may recount at the same time.
+    pub(super) fn ranges_at_once(&self) -> usize {
+        if self.pace.has_room() { 2 } else { 1 }
+    }
+
     /// Sets the size of the next page. The run needed the time `took` for a page of `targets` targets.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.note(targets, took);

@@ -213,7 +213,8 @@ fn assert_right(acts: &[Act], repairs: &BTreeMap<Target, Vec<Row>>, seed: u64) -
 }
 
 async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
-    let settings = "[amqp]\npartitions = 2\n[reconcile]\npublish_grace = \"300ms\"\npage_targets = 40";
+    let settings =
+        "[amqp]\npartitions = 2\n[reconcile]\npublish_grace = \"300ms\"\npage_targets = 40\nthreads_running_max = 0";
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
     let client = Arc::new(world.client());

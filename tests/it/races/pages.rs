@@ -13,7 +13,7 @@ const SEEDS: [u64; 3] = [1, 7, 1_914];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
-    let mut stage = Stage::new("killed_pages", "[reconcile]\npage_targets = 10").await;
+    let mut stage = Stage::new("killed_pages", "[reconcile]\npage_targets = 10\nthreads_running_max = 0").await;
     for id in 1..=TARGETS {
         stage.like(id, 9).await;
     }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
+mod at_once;
 mod back;
 mod clock;
 mod held;

@@ -1,18 +1,21 @@
 //! Compares all counters of a kind, one range of ids after another.
 //!
-//! While MySQL recounts one range, the run lists and samples the next range, and sends its fence.
+//! While MySQL recounts one range, the run lists and samples the next range, and sends its fence. If MySQL has few other
+//! threads, it recounts two ranges at once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::jobs::reconcile::compare::{Comparer, KnownByBucket, SUSPECTS_MAX};
-use crate::jobs::reconcile::measure::{RecountedRange, SampledRange};
+use crate::jobs::reconcile::measure::SampledRange;
 use crate::jobs::reconcile::report::Steps;
 use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
-use tallyd_mysql::ranges::{LAST, Range};
+use tallyd_mysql::Store;
+use tallyd_mysql::ranges::{LAST, Range, Recount};
 
 /// Maximum number of likes in a range of several targets. Within one snapshot, MySQL counts one row per like. The limit
 /// keeps these snapshots short.
@@ -34,6 +37,26 @@ struct Listed {
     sampled: SampledRange,
     /// The total time to list the range, sample it and wait for its fence.
     took: Duration,
+}
+
+/// A range with MySQL's values.
+struct Recounted {
+    listed: Listed,
+    /// `None` if too many targets of the range have no counter.
+    recount: Option<Recount>,
+    took: Duration,
+}
+
+impl Listed {
+    /// Begins to read MySQL in a task of its own. If the handle is dropped, the task ends.
+    fn begin_recount(self, store: &Store) -> AbortOnDropHandle<Result<Recounted>> {
+        let store = store.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            let began = Instant::now();
+            let recount = self.sampled.recount(&store).await?;
+            Ok(Recounted { listed: self, recount, took: began.elapsed() })
+        }))
+    }
 }
 
 impl<'r, 'a> Ranges<'r, 'a> {
@@ -63,39 +86,63 @@ impl<'r, 'a> Ranges<'r, 'a> {
     ) -> Result<TargetId> {
         let run = self.comparer.run;
         let mut rechecked = Instant::now();
-        let mut reached = after;
-        let mut next = self.list_and_sample(kind, after).await?;
-        while let Some(Listed { sampled, took: sampling }) = next {
-            let rows = sampled.range.rows();
-            let after = sampled.range.until;
-            let place = sampled.range.counters.last().map(|last| last.number.0);
-            let (recounted, following) =
-                tokio::try_join!(sampled.recount(&run.servers.store), self.list_and_sample(kind, after))?;
-            let RecountedRange { recount, took } = recounted;
-            Steps::add(&mut self.comparer.report.steps_ms.read, took);
-            match recount {
-                Some(recount) => self.comparer.compare_range(sampled, recount, known).await?,
-                None => {
-                    self.compare_uncounted(&sampled.range).await?;
-                    if run.early_end.is_due() {
-                        break;
-                    }
+        let (mut reached, mut listed_until) = (after, after);
+        let mut is_listed = false;
+        let mut next: Option<Listed> = None;
+        // MySQL recounts these ranges, in the order of their ids.
+        let mut recounts = VecDeque::new();
+        loop {
+            if next.is_none() && !is_listed {
+                next = self.list_and_sample(kind, listed_until).await?;
+                match &next {
+                    Some(listed) => listed_until = listed.sampled.range.until,
+                    None => is_listed = true,
                 }
             }
-            fault::point("reconcile:compared");
-            self.comparer.throttle.note(usize::try_from(rows).unwrap_or(usize::MAX), took.max(sampling));
-            reached = after;
-            self.comparer.show(place);
+            let has_room = recounts.len() < self.comparer.throttle.ranges_at_once();
+            if let Some(listed) = next.take_if(|_| has_room) {
+                recounts.push_back(listed.begin_recount(&run.servers.store));
+                continue;
+            }
+            let Some(first) = recounts.pop_front() else { break };
+            let recounted = first.await.context("a recount panicked")??;
+            // MySQL recounts the next range while this run compares the first one.
+            recounts.extend(next.take().map(|listed| listed.begin_recount(&run.servers.store)));
+            let until = recounted.listed.sampled.range.until;
+            if !self.compare_recounted(recounted, known).await? {
+                break;
+            }
+            reached = until;
             if self.comparer.has_many_suspects() || rechecked.elapsed() > RECHECK_EVERY {
                 self.comparer.recheck().await?;
                 rechecked = Instant::now();
             }
             self.comparer.note_checkpoint(&checkpoint(reached, self.comparer.report.is_clean())?).await?;
-            next = following;
         }
         self.comparer.recheck().await?;
         self.comparer.note_checkpoint(&checkpoint(reached, self.comparer.report.is_clean())?).await?;
         Ok(reached)
+    }
+
+    /// Compares a range. Returns false if the run must end before the whole range is compared.
+    async fn compare_recounted(&mut self, recounted: Recounted, known: &mut KnownByBucket) -> Result<bool> {
+        let Recounted { listed: Listed { sampled, took: sampling }, recount, took } = recounted;
+        let rows = usize::try_from(sampled.range.rows()).unwrap_or(usize::MAX);
+        let place = sampled.range.counters.last().map(|last| last.number.0);
+        Steps::add(&mut self.comparer.report.steps_ms.read, took);
+        match recount {
+            Some(recount) => self.comparer.compare_range(sampled, recount, known).await?,
+            None => {
+                self.compare_uncounted(&sampled.range).await?;
+                if self.comparer.run.early_end.is_due() {
+                    return Ok(false);
+                }
+            }
+        }
+        fault::point("reconcile:compared");
+        self.comparer.throttle.note(rows, took.max(sampling));
+        self.comparer.show(place);
+        Ok(true)
     }
 
     /// Lists and samples the range that follows `after`, and waits for its fence. Returns `None` if the kind has no
