@@ -29,7 +29,7 @@ use crate::letter;
 use crate::runtime::clock;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::telemetry::{Close, PartitionState, Standing, telemetry};
+use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::event::{Message, Terms};
 use tallyd_core::model::Micros;
 use tallyd_core::prefetch::PREFETCH_MIN;
@@ -182,8 +182,7 @@ impl Session<'_> {
             if self.fill()? {
                 return Err(SessionEnd::OtherPrefetch);
             }
-            if self.is_due() {
-                self.start_writing(Close::Size)?;
+            if self.starts_if_due()? {
                 continue;
             }
             let lingers_until = self.lingers_until();
@@ -192,7 +191,10 @@ impl Session<'_> {
                 () = stop.cancelled() => return Err(SessionEnd::Stopped),
                 () = &mut paused => return Err(SessionEnd::Paused),
                 written = join(&mut self.writing) => {
-                    if let Some(last) = self.committed(written?)? {
+                    let last = self.committed(written?)?;
+                    // The writer must not wait for the acknowledgement.
+                    self.starts_if_due()?;
+                    if let Some(last) = last {
                         self.acknowledge_until(&last).await?;
                     }
                 }
@@ -204,7 +206,7 @@ impl Session<'_> {
                     gather = Some(Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
-                () = until(lingers_until), if self.writing.is_none() => self.start_writing(Close::Linger)?,
+                () = until(lingers_until), if self.writing.is_none() => {}
                 _ = tick.tick() => self.check_idle().await?,
             }
         }
@@ -246,10 +248,6 @@ impl Session<'_> {
 
     fn lingers_until(&self) -> Option<Instant> {
         self.open.since.map(|since| since + Duration::from_millis(self.config.consumer.linger_ms))
-    }
-
-    fn is_due(&self) -> bool {
-        self.writing.is_none() && self.is_full()
     }
 
     /// Takes one message, and all messages that have already arrived. Messages must not stay inside the library,

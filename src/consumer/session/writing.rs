@@ -25,8 +25,22 @@ pub(super) type Writing = JoinHandle<Written>;
 type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
+    /// Hands the open batch to the writer if the writer is idle, and the batch is full or has lingered. Returns whether
+    /// a write has started.
+    pub(super) fn starts_if_due(&mut self) -> Result<bool, SessionEnd> {
+        let has_lingered = || self.lingers_until().is_some_and(|until| until <= Instant::now());
+        let why = match self.writing {
+            Some(_) => return Ok(false),
+            None if self.is_full() => Close::Size,
+            None if has_lingered() => Close::Linger,
+            None => return Ok(false),
+        };
+        self.start_writing(why)?;
+        Ok(true)
+    }
+
     /// Hands the open batch to the idle writer, in a separate task.
-    pub(super) fn start_writing(&mut self, why: Close) -> Result<()> {
+    fn start_writing(&mut self, why: Close) -> Result<()> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
         open.received.note();
@@ -40,6 +54,7 @@ impl Session<'_> {
     pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>, SessionEnd> {
         let (writer, last, result) = written;
         self.writer = Some(writer);
+        self.unacked.writing = None;
         self.is_proven |= result.is_err();
         let refused = result?.refused;
         if let Some(refused) = self.refused.note(refused as u64, Instant::now()) {
@@ -61,8 +76,6 @@ impl Session<'_> {
         if !acknowledged {
             return Err(anyhow!("the delivery is stale: the broker has requeued the message"));
         }
-        self.unacked.writing = None;
-        self.unacked.note(&self.vitals);
         telemetry().consumer.steps.get_or_create(&Step::Acknowledge).observe(began.elapsed().as_secs_f64());
         self.went_well();
         Ok(())
