@@ -44,7 +44,7 @@ pub struct Reconcile {
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
     /// Runs wait while MySQL's `Threads_running` exceeds this. 0: never. Up to an eighth of this, a full run recounts two
-    /// pages at once.
+    /// pages in parallel.
     pub threads_running_max: u64,
     /// Runs wait while Redis' latency exceeds these milliseconds. 0: never.
     pub redis_latency_max_ms: u64,
@@ -85,7 +85,7 @@ impl Default for Reconcile {
             publish_grace: PUBLISH_GRACE,
             fence_max: Pause::from_secs(60),
             overlap: Pause::from_secs(900),
-            page_targets: 100_000,
+            page_targets: 25_000,
             page_target_ms: 1_000,
             pause_ms: 0,
             threads_running_max: 64,

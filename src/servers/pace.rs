@@ -125,7 +125,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Whether a run can read two pages at once: the run is not slowed down, and MySQL ran few threads at the last
+    /// Whether a run can read two pages in parallel: the run is not slowed down, and MySQL ran few threads at the last
     /// check. These threads include the run's own two or three threads.
     pub(crate) fn has_room(&self) -> bool {
         let limits = self.health.limits;

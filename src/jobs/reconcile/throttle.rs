@@ -38,7 +38,7 @@ impl<'a> Throttle<'a> {
     }
 
     /// Returns how many ranges MySQL may recount at the same time.
-    pub(super) fn ranges_at_once(&self) -> usize {
+    pub(super) fn parallel_ranges(&self) -> usize {
         if self.pace.has_room() { 2 } else { 1 }
     }
 

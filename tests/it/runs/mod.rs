@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
-mod at_once;
 mod back;
 mod clock;
 mod held;
 mod kept;
 mod load;
+mod parallel;
 mod paused;
 mod replica;
 mod rows;

@@ -1,7 +1,7 @@
 //! Compares all counters of a kind, one range of ids after another.
 //!
 //! While MySQL recounts one range, the run lists and samples the next range, and sends its fence. If MySQL has few other
-//! threads, it recounts two ranges at once.
+//! threads, it recounts two ranges in parallel.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -99,7 +99,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
                     None => is_listed = true,
                 }
             }
-            let has_room = recounts.len() < self.comparer.throttle.ranges_at_once();
+            let has_room = recounts.len() < self.comparer.throttle.parallel_ranges();
             if let Some(listed) = next.take_if(|_| has_room) {
                 recounts.push_back(listed.begin_recount(&run.servers.store));
                 continue;

@@ -1,4 +1,4 @@
-//! A full run recounts two ranges at once while MySQL has few threads.
+//! A full run recounts two ranges in parallel while MySQL has few threads.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use super::settled;
 use crate::common::{assert_redis_equals, drift, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_run_recounts_two_ranges_at_once_and_misses_nothing() {
+async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
     // Without a limit of threads, the other tests on this server do not matter.
     let settings = "[reconcile]\npage_targets = 10\nthreads_running_max = 0";
     let (world, daemon, model) = settled("at_once", 60, settings).await;
