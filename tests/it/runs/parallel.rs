@@ -9,7 +9,7 @@ use crate::common::{assert_redis_equals, drift, eventually, target};
 async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
     // Without a limit of threads, the other tests on this server do not matter.
     let settings = "[reconcile]\npage_targets = 10\nthreads_running_max = 0";
-    let (world, daemon, model) = settled("at_once", 60, settings).await;
+    let (world, daemon, model) = settled("parallel", 60, settings).await;
     for id in [5, 15, 25, 35, 45, 55] {
         drift(&world, target(id), 3).await;
     }

@@ -48,7 +48,7 @@ struct Recounted {
 }
 
 impl Listed {
-    /// Begins to read MySQL in a task of its own. If the handle is dropped, the task ends.
+    /// Starts a task that reads MySQL's values of the range. The task is aborted if the handle is dropped.
     fn begin_recount(self, store: &Store) -> AbortOnDropHandle<Result<Recounted>> {
         let store = store.clone();
         AbortOnDropHandle::new(tokio::spawn(async move {
