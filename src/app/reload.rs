@@ -67,7 +67,7 @@ impl Reloader {
         let config = Arc::new(config);
         // `send_replace` succeeds even if no task listens for changes. Tasks read the configuration when they need it.
         self.sender.send_replace(Arc::clone(&config));
-        self.decider.decide(&config);
+        self.decider.decide(&now, &config);
         if !needs_restart.is_empty() {
             let keys = needs_restart.join(", ");
             warn!(event = "reload-needs-restart", keys, "these keys take effect at the next start: {keys}");

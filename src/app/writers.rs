@@ -1,20 +1,24 @@
 //! Announces in Redis who counts each metric: the API servers or the daemon. So a site can change the writer of a
 //! metric while users click.
 //!
-//! Handover to the daemon. A: a daemon reloads. The daemon adds the counts of these metrics to Redis from its next
-//! batch on, and announces the handover. B: clients read the announcement within ten seconds. Each click that a client
-//! counts between A and B is counted twice in Redis.
+//! Each change is announced with an instant in the near future. Until then, all clients read the announcement. At this
+//! instant, all clients change together, because Redis remembers the clicks that clients count, but not the clicks that
+//! they only publish.
 //!
-//! Handover to API servers. A: a daemon gets the signal to reload, and announces the change. B: clients read the
-//! announcement within ten seconds and start to count. C: the new configuration is in force, and the daemon stops
-//! counting. Each click that a client counts between B and C is counted twice in Redis. An event that a client
-//! published but did not count, and that the daemon receives after C, is not counted in Redis. If MySQL does not have a
-//! user's last click yet, a client can count the next click wrongly in Redis, although the click's event is correct. A
-//! reconcile of the changed targets makes the counters exact.
+//! Handover to the daemon. A: a daemon reloads. The daemon adds the counts of these metrics to Redis from its next
+//! batch on, and announces the handover. B: clients stop counting. Each click that a client counts between A and B is
+//! counted twice in Redis.
+//!
+//! Handover to API servers. A: a daemon gets the signal to reload, and announces the handover. B: clients start to
+//! count. C: the new configuration is in force, and the daemon stops counting. Each click that a client counts between B
+//! and C is counted twice in Redis. An event that a client published but did not count, and that the daemon receives
+//! after C, is not counted in Redis. If MySQL does not have a user's last click yet, a client can count the next click
+//! wrongly in Redis, although the click's event is correct. A reconcile of the changed targets makes the counters exact.
 //!
 //! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
-//! valid. Every ten seconds, a daemon checks Redis. The daemon announces again if Redis has lost the announcement, or
-//! if Redis fell back to an older state with an older announcement.
+//! valid. If several daemons change the same writers, the first announcement stays valid. Every ten seconds, a daemon
+//! checks Redis. The daemon announces again if Redis has lost the announcement, or if Redis fell back to an older state
+//! with an older announcement.
 
 use std::time::Duration;
 
@@ -28,16 +32,20 @@ use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
+use tallyd_core::kinds::{Kinds, Metrics};
 use tallyd_core::model::Micros;
-use tallyd_core::writers;
+use tallyd_core::writers::{self, Announced};
 use tallyd_redis::Cache;
 
 /// Interval between checks that Redis still has the announcement.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Time after which all clients follow an announcement. Clients read the announcement every ten seconds, and a read
-/// takes at most half a second.
-const FOLLOWED: Duration = Duration::from_secs(11);
+/// Time from an announcement to the instant at which clients change. By then, all clients have read the announcement:
+/// they read it every ten seconds, and a read takes at most half a second.
+const READ: Duration = Duration::from_secs(11);
+
+/// Time for clients whose clocks are late.
+const SKEW: Duration = Duration::from_secs(1);
 
 /// API servers can't begin to count while more than this number of messages wait, or while more than this number of
 /// outbox rows wait. The daemons can write this number of messages within a few seconds.
@@ -46,28 +54,39 @@ const WAITING_MAX: u64 = 10_000;
 /// A daemon's announcement, and the instant from which it is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Announcement {
-    text: String,
+    announced: Announced,
+    kinds: Kinds,
+    metrics: Metrics,
     since: Micros,
 }
 
 impl Announcement {
-    /// Creates an announcement with `writers`. The announcement is valid from now on. The names of kinds and metrics
-    /// come from `config`.
-    pub(super) fn new(writers: &Writers, config: &Config) -> Self {
-        let since = clock::now();
-        Self { text: writers.encode(&config.kinds, &config.metrics, since), since }
-    }
-
-    /// Creates an announcement with the writers that `config` defines.
+    /// Announces the writers that `config` defines, from now on.
     pub(super) fn of(config: &Config) -> Self {
-        Self::new(&Writers::from(config), config)
+        Self::change(Writers::from(config), Writers::from(config), config)
     }
 
-    /// Writes the announcement to Redis, unless Redis has a newer one.
+    /// Announces that the writers change as soon as all clients have read this. The names of kinds and metrics come
+    /// from `config`.
+    fn change(before: Writers, after: Writers, config: &Config) -> Self {
+        let since = clock::now();
+        let announced = match before == after {
+            true => Announced::now(after),
+            false => Announced::now(before).then(since.after(READ), after),
+        };
+        Self { announced, kinds: config.kinds.clone(), metrics: config.metrics.clone(), since }
+    }
+
+    /// Writes the announcement to Redis, unless Redis has a newer one or one that leads to the same writers.
     async fn make(&self, cache: &Cache) -> Result<()> {
         let there = cache.writers().await?;
-        if there.as_deref().and_then(writers::since).is_none_or(|since| since < self.since) {
-            cache.announce_writers(&self.text).await?;
+        let is_needed = there.is_none_or(|text| {
+            let leads_to = Announced::decode(&text, &self.kinds, &self.metrics);
+            writers::since(&text).is_none_or(|since| since < self.since)
+                && leads_to.is_none_or(|there| there.last() != self.announced.last())
+        });
+        if is_needed {
+            cache.announce_writers(&self.announced.encode(&self.kinds, &self.metrics, self.since)).await?;
         }
         Ok(())
     }
@@ -118,7 +137,7 @@ impl Decider {
         }
         self.little_waits().await?;
         // API servers continue to count the metrics that the daemon takes over, until the daemon counts them.
-        let announcement = Announcement::new(&after.union(&before), new);
+        let announcement = Announcement::change(before.clone(), before.union(&after), new);
         let announced = announcement.make(&self.servers.cache).await;
         if announced.is_err() {
             // Redis may have received the announcement already, or may receive it later.
@@ -126,13 +145,15 @@ impl Decider {
             return announced;
         }
         self.decided.send_replace(announcement);
-        stop.run_until_cancelled(tokio::time::sleep(FOLLOWED)).await;
+        stop.run_until_cancelled(tokio::time::sleep(READ + SKEW)).await;
         Ok(())
     }
 
-    /// Announces the writers that `config` defines. This configuration is now in force.
-    pub(super) fn decide(&self, config: &Config) {
-        self.decided.send_replace(Announcement::of(config));
+    /// Announces the writers after the change from the configuration `before` to the configuration `now`, which is in
+    /// force.
+    pub(super) fn decide(&self, before: &Config, now: &Config) {
+        let (before, after) = (Writers::from(before), Writers::from(now));
+        self.decided.send_replace(Announcement::change(before.union(&after), after, now));
     }
 
     async fn little_waits(&self) -> Result<()> {

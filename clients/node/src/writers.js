@@ -12,7 +12,7 @@ export class Writers {
   #read;
   #now;
   // A daemon of an older version does not list numbers for API servers, and counts all numbers itself.
-  #byApi = new Set();
+  #known = { byApi: new Set() };
   #reading = null;
   #wasRead = false;
   #dueAt = 0;
@@ -23,9 +23,9 @@ export class Writers {
     this.#now = now;
   }
 
-  // Returns the names of the numbers that API servers count. While Redis answers, the names are at most ten seconds
-  // old. Only one call asks Redis. Until Redis answers, other calls use the known names. If no names are known, these
-  // calls wait.
+  // Returns the names of the numbers that API servers count. While Redis answers, the announcement is at most ten
+  // seconds old. Only one call asks Redis. Until Redis answers, other calls use the known announcement. If none is
+  // known, these calls wait.
   async byApi() {
     const isDue = this.#now() >= this.#dueAt;
     if (isDue) {
@@ -33,12 +33,12 @@ export class Writers {
       this.#reading = this.#ask();
     }
     if (isDue || !this.#wasRead) await this.#reading;
-    return this.#byApi;
+    return at(this.#known, Date.now() * 1_000);
   }
 
   async #ask() {
     try {
-      this.#byApi = announced(await within(this.#read(), READ_MAX_MS)) ?? this.#byApi;
+      this.#known = announced(await within(this.#read(), READ_MAX_MS)) ?? this.#known;
     } catch {
       // If Redis does not answer, use the last known names.
     }
@@ -46,8 +46,18 @@ export class Writers {
   }
 }
 
-// Returns the names in an announcement such as {"api": ["video:like"]}. Returns `null` if the text has another form.
+// Reads an announcement such as {"api": ["video:like"]}. Returns `null` if the text has another form. During a change,
+// the announcement also has the next names, and the instant (in microseconds since the epoch) at which all clients
+// change.
 export function announced(text) {
-  const numbers = JSON.parse(text)?.api;
-  return Array.isArray(numbers) ? new Set(numbers) : null;
+  const answer = JSON.parse(text);
+  if (!Array.isArray(answer?.api)) return null;
+  const byApi = new Set(answer.api);
+  const isChange = Array.isArray(answer.next) && Number.isInteger(answer.from);
+  return isChange ? { byApi, nextByApi: new Set(answer.next), fromUs: answer.from } : { byApi };
+}
+
+// Returns the names of the numbers that API servers count at an instant.
+export function at({ byApi, nextByApi, fromUs }, nowUs) {
+  return nextByApi && nowUs >= fromUs ? nextByApi : byApi;
 }

@@ -6,7 +6,7 @@ import { LimitedError, NackedError, RefusedError, RejectedError, Tallyd, Unconfi
 import { Gateway } from '../src/gateway.js';
 import { Reader } from '../src/reader.js';
 import { Sender } from '../src/sender.js';
-import { announced, Writers } from '../src/writers.js';
+import { announced, at, Writers } from '../src/writers.js';
 
 const LIKE = { type: 'like', kind: 'video', target_id: '42', user_id: '7', at: 5 };
 const COUNT = { type: 'count', kind: 'video', target_id: '42', metric: 'share', delta: 1, event_id: 'e', at: 6 };
@@ -198,12 +198,18 @@ test('results keep the order of the list', async () => {
 });
 
 test('whatever is no announcement changes nothing', async () => {
-  assert.deepEqual(announced('{"api": ["video:like"], "later": 1}'), new Set(['video:like']));
-  assert.deepEqual(announced('{"api": []}'), new Set());
+  assert.deepEqual(announced('{"api": ["video:like"], "later": 1}'), { byApi: new Set(['video:like']) });
+  assert.deepEqual(announced('{"api": []}'), { byApi: new Set() });
   const texts = ['{"api": ["video:like"]}', null, 'null', '[]', '{}', '{"api": 1}', 'no JSON'];
   let now = 0;
   const followed = new Writers(async () => texts.shift(), () => now);
   for (; texts.length > 0; now += 10_000) assert.deepEqual(await followed.byApi(), new Set(['video:like']));
+});
+
+test('all clients change at the announced instant', () => {
+  const change = announced('{"api": [], "next": ["video:like"], "from": 1795251396004538}');
+  assert.deepEqual(at(change, 1795251396004537), new Set());
+  assert.deepEqual(at(change, 1795251396004538), new Set(['video:like']));
 });
 
 test('one call in ten seconds asks and the others do not wait', async () => {

@@ -9,7 +9,7 @@ from tallyd import AsyncTallyd, LimitedError, PublishManyError, RefusedError, Re
 from tallyd.errors import NackedError
 from tallyd.gateway import Gateway
 from tallyd.sender import Sender
-from tallyd.writers import Writers, announced
+from tallyd.writers import Announced, Writers, announced
 
 LIKE = {"type": "like", "kind": "video", "target_id": "42", "user_id": "7", "at": 5}
 COUNT = {"type": "count", "kind": "video", "target_id": "42", "metric": "share", "delta": 1, "event_id": "e", "at": 6}
@@ -74,7 +74,7 @@ class Broker:
         pass
 
 
-class Announced:
+class FakeWriters:
     """A fake announcement in Redis."""
 
     async def by_api(self):
@@ -99,7 +99,7 @@ class WithGateway(unittest.TestCase):
 
         async def run():
             gateway = Gateway(url, None, 1.0) if url else None
-            sender = Sender(broker, gateway, Announced(), "user", deadline_s)
+            sender = Sender(broker, gateway, FakeWriters(), "user", deadline_s)
             try:
                 for _ in range(times):
                     results = await sender.publish(events, traceparent)
@@ -230,10 +230,16 @@ class Many(WithGateway):
 
 class Following(unittest.TestCase):
     def test_whatever_is_no_announcement_changes_nothing(self):
-        self.assertEqual(announced(b'{"api": ["video:like"], "later": 1}', frozenset()), {"video:like"})
-        self.assertEqual(announced('{"api": []}', BY_API), frozenset())
+        known = Announced(BY_API)
+        self.assertEqual(announced(b'{"api": ["video:like"], "later": 1}', Announced()), Announced(frozenset({"video:like"})))
+        self.assertEqual(announced('{"api": []}', known), Announced())
         for text in (None, b"null", b"[]", b"{}", b'{"api": 1}'):
-            self.assertEqual(announced(text, BY_API), BY_API)
+            self.assertEqual(announced(text, known), known)
+
+    def test_all_clients_change_at_the_announced_instant(self):
+        change = announced('{"api": [], "next": ["video:like"], "from": 1795251396004538}', Announced(BY_API))
+        self.assertEqual(change.at(1795251396004537), frozenset())
+        self.assertEqual(change.at(1795251396004538), {"video:like"})
 
     def test_one_call_in_ten_seconds_asks_and_the_others_do_not_wait(self):
         class Slow(Writers):
@@ -276,7 +282,7 @@ class Following(unittest.TestCase):
             port = server.sockets[0].getsockname()[1]
             for url in (f"redis://127.0.0.1:{port}", "redis://127.0.0.1:1"):
                 away = Writers(url, "tally:c:writers")
-                away._by_api = BY_API
+                away._known = Announced(BY_API)
                 began = asyncio.get_running_loop().time()
                 self.assertEqual(await away.by_api(), BY_API)
                 self.assertLess(asyncio.get_running_loop().time() - began, 10 * writers.READ_MAX_S)

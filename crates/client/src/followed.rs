@@ -12,7 +12,7 @@ use super::gateway::HINT_MAX;
 use tallyd_core::chain::Chain;
 use tallyd_core::kinds::{Kinds, Metrics};
 use tallyd_core::model::Micros;
-use tallyd_core::writers::Writers;
+use tallyd_core::writers::{Announced, Writers};
 use tallyd_redis::Cache;
 
 /// The client uses an answer of Redis for at most this time.
@@ -26,9 +26,9 @@ pub(super) struct Followed {
     kinds: Kinds,
     metrics: Metrics,
     /// `None` until the client has asked Redis.
-    known: RwLock<Option<Arc<Writers>>>,
+    known: RwLock<Option<Arc<Announced>>>,
     /// The writer of each number according to the rules in the client's settings.
-    own: Arc<Writers>,
+    own: Arc<Announced>,
     /// A call holds this lock while it reads the announcement from Redis.
     asked: Mutex<Asked>,
 }
@@ -45,20 +45,25 @@ struct Asked {
 impl Followed {
     pub(super) fn new(kinds: &Kinds, metrics: &Metrics, own: Writers) -> Self {
         let (kinds, metrics) = (kinds.clone(), metrics.clone());
-        Self { kinds, metrics, known: RwLock::default(), own: Arc::new(own), asked: Mutex::default() }
+        Self { kinds, metrics, known: RwLock::default(), own: Arc::new(Announced::now(own)), asked: Mutex::default() }
     }
 
-    /// Returns which side counts each number. While Redis answers, this information is at most ten seconds old. Only
-    /// one call asks Redis. Until Redis answers, the other calls use what the client already knows. If the client knows
-    /// nothing yet, these calls wait.
+    /// Returns which side counts each number now.
     pub(super) async fn writers(&self, cache: &Cache) -> Arc<Writers> {
+        Arc::clone(self.announced(cache).await.at(super::now()))
+    }
+
+    /// Returns the last announcement. While Redis answers, it is at most ten seconds old. Only one call asks Redis.
+    /// Until Redis answers, the other calls use what the client already knows. If the client knows nothing yet, these
+    /// calls wait.
+    async fn announced(&self, cache: &Cache) -> Arc<Announced> {
         let mut asked = match (self.asked.try_lock(), self.known()) {
             (Ok(asked), _) => asked,
             (Err(_), Some(known)) => return known,
             (Err(_), None) => self.asked.lock().await,
         };
         let is_due = asked.due.is_none_or(|due| Instant::now() >= due);
-        let writers = match self.known() {
+        let known = match self.known() {
             Some(known) if !is_due => return known,
             known => known.unwrap_or_else(|| Arc::clone(&self.own)),
         };
@@ -72,27 +77,30 @@ impl Followed {
         }
         let next = if answer.is_ok() { EVERY } else { AGAIN_AFTER };
         *asked = Asked { due: Some(Instant::now() + next), has_failed: answer.is_err() };
-        let writers = match answer {
-            Ok(Some(news)) if news != *writers => {
+        let announced = match answer {
+            Ok(Some(news)) if news != *known => {
                 let text = news.encode(&self.kinds, &self.metrics, Micros(0));
-                info!(event = "writers-changed", text, "API servers count these numbers in Redis from now on: {text}");
+                info!(
+                    event = "writers-changed",
+                    text, "a daemon has announced which numbers API servers count: {text}"
+                );
                 Arc::new(news)
             }
-            _ => writers,
+            _ => known,
         };
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&writers));
-        writers
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&announced));
+        announced
     }
 
     /// Reads the announcement. Returns `None` if Redis has no announcement.
-    async fn ask(&self, cache: &Cache) -> Result<Option<Writers>, String> {
+    async fn ask(&self, cache: &Cache) -> Result<Option<Announced>, String> {
         let asked = timeout(HINT_MAX, cache.writers()).await.map_err(|_| "Redis does not answer".to_owned())?;
         let Some(text) = asked.map_err(|error| Chain(&error).to_string())? else { return Ok(None) };
-        let writers = Writers::decode(&text, &self.kinds, &self.metrics);
-        writers.map(Some).ok_or_else(|| format!("the key does not hold an announcement of a daemon, but {text}"))
+        let announced = Announced::decode(&text, &self.kinds, &self.metrics);
+        announced.map(Some).ok_or_else(|| format!("the key does not hold an announcement of a daemon, but {text}"))
     }
 
-    fn known(&self) -> Option<Arc<Writers>> {
+    fn known(&self) -> Option<Arc<Announced>> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

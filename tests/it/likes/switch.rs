@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tallyd_client::{Clicked, Client};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::kinds::LIKE;
-use tallyd_core::model::{Micros, UserId};
+use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_core::rules::Writes;
 use tallyd_core::writers;
 use tokio::task::JoinHandle;
@@ -19,6 +19,20 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, eventually, 
 
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
 const BY_API: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
+
+/// Likes or unlikes a target, and applies the click to the model.
+async fn click(server: &Client, (target, user, liked): (Target, UserId, bool), model: &mut Model) {
+    let clicked = match liked {
+        true => server.like(target, user, &[]).await,
+        false => server.unlike(target, user, &[]).await,
+    };
+    match clicked.unwrap() {
+        Clicked::Published(event) => model.apply(&event),
+        Clicked::Counted(counted) => model.apply(&counted.event),
+        Clicked::Same { at, .. } => model.apply(&LikeEvent { target, user, at, liked }),
+        Clicked::Limited { .. } => panic!("no user is limited"),
+    }
+}
 
 /// Users who click. Each click goes to one of two API servers, at random. During a switch, the two servers can have
 /// different rules.
@@ -38,16 +52,7 @@ impl Users {
                 let server = &servers[usize::from(dice.percent(50))];
                 let (target, user) = (target(1 + dice.below(9)), UserId(1 + dice.below(5)));
                 let liked = dice.percent(60);
-                let clicked = match liked {
-                    true => server.like(target, user, &[]).await,
-                    false => server.unlike(target, user, &[]).await,
-                };
-                match clicked.unwrap() {
-                    Clicked::Published(event) => model.apply(&event),
-                    Clicked::Counted(counted) => model.apply(&counted.event),
-                    Clicked::Same { at, .. } => model.apply(&LikeEvent { target, user, at, liked }),
-                    Clicked::Limited { .. } => panic!("no user is limited"),
-                }
+                click(server, (target, user, liked), &mut model).await;
                 made.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -129,6 +134,85 @@ async fn the_daemon_takes_over_the_counting_while_users_click() {
 }
 
 #[tokio::test]
+async fn clients_start_to_count_at_the_announced_instant() {
+    let world = World::new("switch_instant", BY_DAEMON).await;
+    let (kind, like) = (target(1).kind, world.config.metrics.named(LIKE).unwrap());
+    let now = || Micros::from(SystemTime::now());
+    let from = now().after(Duration::from_secs(3));
+    let text = format!(r#"{{"api":[],"since":1,"next":["video:like"],"from":{}}}"#, from.0);
+    world.cache.announce_writers(&text).await.unwrap();
+    for server in [world.client(), world.client()] {
+        eventually("the client counts", || async {
+            let (before, writer) = (now(), server.writers().await.of(kind, like));
+            assert!(writer == Writes::Daemon || now() >= from, "the client counts too early");
+            assert!(writer == Writes::Api || before < from, "the client counts too late");
+            writer == Writes::Api
+        })
+        .await;
+    }
+    world.close().await;
+}
+
+#[tokio::test]
+async fn clients_that_learn_of_a_switch_at_different_times_hide_no_click() {
+    let mut world = World::new("switch_learnt", BY_DAEMON).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let mut model = Model::default();
+    let at = |liked| (target(1), UserId(1), liked);
+    let late = Arc::new(world.client());
+    // After this click, the client reads the next announcement only ten seconds later.
+    click(&late, (target(2), UserId(1), true), &mut model).await;
+    let before = world.cache.writers().await.unwrap();
+    world.write(BY_API);
+    daemon.signal("HUP");
+    eventually("the switch is announced", || async { world.cache.writers().await.unwrap() != before }).await;
+    let early = Arc::new(world.client());
+    click(&early, at(true), &mut model).await;
+    click(&late, at(false), &mut model).await;
+    change(&mut world, &daemon, &[Arc::clone(&early), late], (BY_API, Writes::Api)).await;
+    exact(&world, &model).await;
+    // Redis must not remember that the user likes the target.
+    click(&early, at(false), &mut model).await;
+    world.drained(&world.publisher().await).await;
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_second_daemon_keeps_the_announced_instant() {
+    let world = World::new("switch_second", BY_DAEMON).await;
+    let daemons = [world.daemon(), world.daemon()];
+    for daemon in &daemons {
+        daemon.logged("\"consuming\"").await;
+    }
+    let mut first = String::new();
+    for (settings, change) in [(BY_API, r#""next":["video:like"]"#), (BY_DAEMON, r#""next":[]"#)] {
+        world.write(settings);
+        for daemon in &daemons {
+            let reloads = || daemon.log().matches(r#""event":"reloaded""#).count();
+            let before = reloads();
+            daemon.signal("HUP");
+            eventually("the daemon has reloaded", || async { reloads() > before }).await;
+            let announced = || async { world.cache.writers().await.unwrap().unwrap() };
+            eventually("the change is announced", || async { announced().await.contains(change) }).await;
+            let text = announced().await;
+            if first.contains(change) {
+                assert_eq!(first, text, "the second daemon announced another instant");
+            }
+            first = text;
+        }
+    }
+    for daemon in daemons {
+        assert!(daemon.stop().success());
+    }
+    assert_eq!(Some(first), world.cache.writers().await.unwrap(), "the second daemon announced another instant");
+    world.close().await;
+}
+
+#[tokio::test]
 async fn counting_is_not_handed_over_while_many_events_wait() {
     let world = World::new("switch_waiting", BY_DAEMON).await;
     let daemon = world.daemon();
@@ -198,7 +282,10 @@ async fn a_reload_whose_announcement_fails_is_taken_back() {
     daemon.signal("HUP");
     daemon.logged("\"reload-refused\"").await;
     proxy.clear();
-    announced(&world, "", since).await;
+    // Redis receives the announcement of the failed reload late.
+    let late = since.after(Duration::from_micros(1));
+    world.cache.announce_writers(&format!(r#"{{"api":["video:like"],"since":{}}}"#, late.0)).await.unwrap();
+    announced(&world, "", late).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any, FrozenSet, Optional, Union
+import time
+from typing import Any, FrozenSet, NamedTuple, Optional, Union
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -19,6 +20,21 @@ EVERY_S = 10.0
 READ_MAX_S = 0.5
 
 
+class Announced(NamedTuple):
+    """An announcement. During a change, all clients change at the same instant."""
+
+    by_api: FrozenSet[str] = frozenset()
+    # The names from `from_us` on (in microseconds since the epoch). It is None if no change is announced.
+    next_by_api: Optional[FrozenSet[str]] = None
+    from_us: int = 0
+
+    def at(self, now_us: int) -> FrozenSet[str]:
+        """Returns the names of the numbers that API servers count at an instant."""
+        if self.next_by_api is not None and now_us >= self.from_us:
+            return self.next_by_api
+        return self.by_api
+
+
 class Writers:
     """Knows which numbers API servers count. The object belongs to one event loop."""
 
@@ -26,14 +42,14 @@ class Writers:
         self._redis_url = redis_url
         self._key = key
         # An older daemon announces nothing, and counts all numbers itself.
-        self._by_api: FrozenSet[str] = frozenset()
+        self._known = Announced()
         self._reading: Optional[asyncio.Task[None]] = None
         self._was_read = False
         self._due_at = 0.0
 
     async def by_api(self) -> FrozenSet[str]:
-        """Returns the names of the numbers that API servers count. While Redis answers, the names are at most
-        ten seconds old. Only one call asks Redis. Until Redis answers, other calls use the known names. If no names are
+        """Returns the names of the numbers that API servers count. While Redis answers, the announcement is at most
+        ten seconds old. Only one call asks Redis. Until Redis answers, other calls use the known announcement. If none is
         known, these calls wait."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
@@ -44,12 +60,12 @@ class Writers:
         if is_due or not self._was_read:
             # If this call is cancelled, other calls still need the answer.
             await asyncio.shield(reading)
-        return self._by_api
+        return self._known.at(time.time_ns() // 1_000)
 
     async def _read(self) -> None:
         try:
             text = await asyncio.wait_for(self._text(), READ_MAX_S)
-            self._by_api = announced(text, self._by_api)
+            self._known = announced(text, self._known)
         except (RedisError, OSError, asyncio.TimeoutError, ValueError) as error:
             LOG.debug("read %s: %r", self._key, error)
         self._was_read = True
@@ -68,15 +84,16 @@ class Writers:
             self._reading.cancel()
 
 
-def announced(text: Union[bytes, str, None], known: FrozenSet[str]) -> FrozenSet[str]:
-    """Returns the names in an announcement such as {"api": ["video:like"]}. If the text does not have this form, returns
-    `known`.
-    """
-    if text is None:
+def announced(text: Union[bytes, str, None], known: Announced) -> Announced:
+    """Reads an announcement such as {"api": ["video:like"]}. If the text does not have this form, returns `known`."""
+    answer = None if text is None else json.loads(text)
+    if not isinstance(answer, dict) or not isinstance(answer.get("api"), list):
         return known
-    answer = json.loads(text)
-    numbers = answer.get("api") if isinstance(answer, dict) else None
-    return frozenset(map(str, numbers)) if isinstance(numbers, list) else known
+    by_api = frozenset(map(str, answer["api"]))
+    following, from_us = answer.get("next"), answer.get("from")
+    if isinstance(following, list) and isinstance(from_us, int):
+        return Announced(by_api, frozenset(map(str, following)), from_us)
+    return Announced(by_api)
 
 
 async def close(client: Any) -> None:
