@@ -30,7 +30,7 @@ const CONTENDERS: [Contender; 4] = [
     Contender::peer("go-batch", Runtime::Go, "batch", Keeps::Rows),
 ];
 
-const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(15.0)), ("p99_ms_at_10000", Aim::AtMost(30.0))];
+const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(8.0)), ("p99_ms_at_10000", Aim::AtMost(30.0))];
 
 /// Publish at 1,000 and 10,000 events per second, and record when each sampled event is visible in MySQL.
 #[derive(Debug, Parser)]

@@ -15,7 +15,7 @@ use crate::common::workload::USERS;
 use crate::common::world::World;
 
 /// Between two polls. The thread sleeps, because the runtime's timer rounds up to milliseconds.
-const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_micros(400);
 
 /// How long the poller waits for the last samples after publishing has ended.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
