@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{Connection, MySqlConnection};
+use sqlx::MySqlConnection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -18,7 +18,6 @@ use super::transaction::{Committed, Transaction};
 use crate::config::Config;
 use crate::letter;
 use crate::letter::text::instant;
-use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::{Outage, Rivals};
@@ -213,14 +212,8 @@ impl BatchWriter {
         self.transaction.steps.end(Step::Lend);
         self.heartbeat.beat();
         let work = async |connection: &mut MySqlConnection| {
-            let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
-            let committed = self.transaction.run(&mut tx, batch).await?;
-            fault::point("consumer:before-commit");
-            // A failed COMMIT has an unknown outcome, so the whole batch is written again. If the COMMIT succeeded, the
-            // second try finds the rows of the first.
-            tx.commit().await.map_err(StoreError::sql("commit a batch"))?;
-            fault::point("consumer:after-commit");
-            Ok(committed)
+            let ended = self.transaction.run(connection, batch).await;
+            tallyd_mysql::or_rollback(connection, ended).await
         };
         let committed = conn.limit("write a batch", work).await?;
         self.transaction.steps.end(Step::Commit);

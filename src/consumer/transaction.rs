@@ -12,6 +12,7 @@ use super::counting::Steps;
 use super::dead_letter_quota::DeadLetterQuota;
 use super::rows::{Counts, EventCapture, LikeRows};
 use crate::config::{Config, Derived, Rules, Writes};
+use crate::runtime::fault;
 use crate::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
@@ -70,10 +71,10 @@ impl Transaction {
         }
     }
 
-    /// Runs all statements that are committed together. The partition's row is locked first.
+    /// Runs the transaction. The partition's row is locked first. If this fails, the caller must roll back.
     pub(super) async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
         let rules = Arc::clone(self.rules.get());
-        let owner = self.ownership.lock(tx).await?;
+        let owner = self.ownership.begin(tx).await?;
         batch.clock.hold(owner.now)?;
         if batch.events.iter().any(|received| received.event.is_before(owner.ledger_floor)) {
             return Err(StoreError::Forgotten(owner.ledger_floor));
@@ -96,6 +97,11 @@ impl Transaction {
             partitions::pass_fence(tx, self.partition, *fence).await?;
         }
         self.steps.end(Step::Counters);
+        fault::point("consumer:before-commit");
+        // A failed COMMIT has an unknown outcome, so the whole batch is written again. If the COMMIT succeeded, the
+        // second try finds the rows of the first.
+        partitions::commit(tx).await?;
+        fault::point("consumer:after-commit");
         Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
     }
 }
@@ -146,10 +152,10 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    /// Locks the partition's row. This is the first step of each transaction. Takes over the partition with the first
+    /// Begins the transaction and locks the partition's row. This is the first step of each transaction. Takes over the partition with the first
     /// batch. Fails with `TakenOver` if another daemon has taken over the partition.
-    async fn lock(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
-        let mut row = partitions::lock_owner(tx, self.partition).await?;
+    async fn begin(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
+        let mut row = partitions::begin(tx, self.partition).await?;
         if row.is_none() && self.epoch.is_none() {
             // A row that does not exist cannot be locked, so two daemons could take the same epoch.
             partitions::make_owner(tx, self.partition).await?;

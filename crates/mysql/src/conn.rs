@@ -9,7 +9,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{MySql, MySqlConnection};
 use tallyd_connect::fate::Fate;
 
-use super::{Result, Store, StoreError};
+use super::{Context, Result, Store, StoreError};
 
 /// If a MySQL server says that it is not the primary, new connections can still reach this server for a while. This is
 /// the maximum duration after the last such error.
@@ -90,6 +90,18 @@ impl Drop for Conn {
             self.connection.close_on_drop();
         }
     }
+}
+
+/// Rolls the transaction back if it failed and the connection will be used again. Otherwise the connection is closed, so
+/// MySQL rolls the transaction back.
+///
+/// # Errors
+/// Returns the error of the transaction. If ROLLBACK fails, returns the error of ROLLBACK, which closes the connection.
+pub async fn or_rollback<T>(connection: &mut MySqlConnection, ended: Result<T>) -> Result<T> {
+    if ended.is_err() && !spoils(&ended) {
+        sqlx::raw_sql("ROLLBACK").execute(connection).await.context("roll back")?;
+    }
+    ended
 }
 
 /// Whether the connection must not be used again. This is true after most errors, because the server is perhaps

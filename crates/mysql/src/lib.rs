@@ -48,12 +48,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySqlConnection, MySqlPool, Row};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_core::model::Micros;
 
-pub use self::conn::Conn;
+pub use self::conn::{Conn, or_rollback};
 use self::conn::{is_from_before_a_failover, note_no_primary};
 use self::error::Context;
 pub use self::error::{Result, StoreError};
@@ -75,6 +75,9 @@ const REFUSAL_MAX: Duration = Duration::from_millis(500);
 /// During a failover, connections to the former primary can stay open. An API server only reads, so it does not notice
 /// that such a connection leads to the former primary. After this time, the pool closes the connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
+
+/// A connection that was idle for longer than this is tested before it is used.
+const TESTED_AFTER: Duration = Duration::from_secs(1);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
@@ -127,7 +130,15 @@ impl Store {
             // After a failover the address can lead to another server, while connections to the former server are still
             // open.
             .max_lifetime(CONNECTION_LIFE_MAX)
-            .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
+            .test_before_acquire(false)
+            .before_acquire(|connection, seen| {
+                Box::pin(async move {
+                    if seen.idle_for > TESTED_AFTER {
+                        connection.ping().await?;
+                    }
+                    Ok(!is_from_before_a_failover(seen.age))
+                })
+            })
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
                 Box::pin(async move {

@@ -35,11 +35,29 @@ pub struct Ownership {
     pub ledger_floor: Micros,
 }
 
+/// Begins a batch's transaction and locks the partition's row, in one round trip. The result is that of [`lock_owner`].
+/// The transaction must end with [`commit`] or [`crate::or_rollback`].
+pub async fn begin(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
+    let mut text = Text::default();
+    text.statement("BEGIN");
+    lock(text, connection, partition).await
+}
+
+/// Commits a batch. If COMMIT fails, its outcome is unknown.
+pub async fn commit(connection: &mut MySqlConnection) -> Result<()> {
+    sqlx::raw_sql("COMMIT").execute(connection).await.context("commit a batch")?;
+    Ok(())
+}
+
 /// Writes to the partition's row, and then reads the row. The write locks the row until the transaction ends. Returns
 /// `None` if no daemon ever held the partition.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
+    lock(Text::default(), connection, partition).await
+}
+
+/// Locks the partition's row after the statements of `text`.
+async fn lock(mut text: Text, connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
-    let mut text = Text::default();
     text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
     text.statement(&format!(
         "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), {LAST}, CAST(NOW(6) AS DATETIME(6)), ledger_floor \
