@@ -158,7 +158,12 @@ impl Batch {
     /// Whether the batch must be written before another message is added. The batch can exceed the limits, because its
     /// last message can be a list.
     pub(super) fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
-        self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
+        self.len() >= events_max || self.bytes >= bytes_max
+    }
+
+    /// Returns the number of events, refused messages and fences.
+    pub(super) fn len(&self) -> usize {
+        self.events.len() + self.refused.len() + self.fences.len()
     }
 
     /// Stores the trace of a message.

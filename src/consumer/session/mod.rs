@@ -2,7 +2,8 @@
 //!
 //! While the writer writes one batch, the session fills the next one, so there are at most two batches. The broker
 //! holds back messages beyond the prefetch. A batch closes when it is full, or when the daemon stops. A batch also
-//! closes when the writer is free and `linger_ms` has passed since the batch's first message.
+//! closes when the writer is free and `linger_ms` has passed since the batch's first message. If few events arrive, a
+//! batch closes as soon as the writer is free.
 
 mod writing;
 
@@ -42,6 +43,10 @@ const REPLY_SUCCESS: u16 = 200;
 /// The loop waits for this time before it reads the messages that have arrived. Without this wait, the runtime's thread
 /// would wake up for every few messages. These wake-ups would cost more than all other work on the messages.
 const GATHER: Duration = Duration::from_millis(1);
+
+/// If the last batch had fewer events than this, the session does not wait for more events. The database then has a
+/// transaction for every few events, but such a load is low.
+const FEW_EVENTS: usize = 10;
 
 /// An idle loop wakes up at this interval to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
@@ -90,6 +95,7 @@ pub(super) async fn run(
         is_cancelled: false,
         inbox: Inbox::default(),
         open: Open::default(),
+        lingers: true,
         writer: Some(writer),
         writing: None,
         learned,
@@ -144,6 +150,8 @@ struct Session<'a> {
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
     open: Open,
+    /// Whether a batch waits for more events. True unless the last batch had few events.
+    lingers: bool,
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
@@ -192,6 +200,7 @@ impl Session<'_> {
                 () = &mut paused => return Err(SessionEnd::Paused),
                 written = join(&mut self.writing) => {
                     let last = self.committed(written?)?;
+                    gather = None;
                     // The writer must not wait for the acknowledgement.
                     self.starts_if_due()?;
                     if let Some(last) = last {
@@ -203,7 +212,8 @@ impl Session<'_> {
                     if self.is_cancelled {
                         return Err(SessionEnd::Cancelled);
                     }
-                    gather = Some(Instant::now() + GATHER);
+                    // While the writer is busy, waiting costs no time.
+                    gather = (self.lingers || self.writing.is_some()).then(|| Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
                 () = until(lingers_until), if self.writing.is_none() => {}
@@ -247,7 +257,8 @@ impl Session<'_> {
     }
 
     fn lingers_until(&self) -> Option<Instant> {
-        self.open.since.map(|since| since + Duration::from_millis(self.config.consumer.linger_ms))
+        let linger = if self.lingers { Duration::from_millis(self.config.consumer.linger_ms) } else { Duration::ZERO };
+        self.open.since.map(|since| since + linger)
     }
 
     /// Takes one message, and all messages that have already arrived. Messages must not stay inside the library,

@@ -5,6 +5,8 @@
 mod faults;
 mod fences;
 
+use std::time::{Duration, Instant};
+
 use crate::common;
 use common::{Dice, Model, World, body, eventually, target};
 use tallyd_core::event::LikeEvent;
@@ -125,6 +127,31 @@ async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher
     })
     .await;
     publisher.depth(&world.broker.queue(0)).await.unwrap().messages
+}
+
+#[tokio::test]
+async fn few_likes_are_written_without_waiting_for_more() {
+    const LIKES: u32 = 30;
+    const LINGER: Duration = Duration::from_secs(3);
+    let world = World::new("few_likes", &format!("[consumer]\nlinger_ms = {}", LINGER.as_millis())).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let mut began = Instant::now();
+    for user in 1..=LIKES {
+        let like = LikeEvent { target: target(1), user: UserId(user.into()), at: Micros(NOW), liked: true };
+        world.publish(&publisher, &[body(&like)]).await;
+        eventually("the like is written", || async {
+            world.count("SELECT COUNT(*) FROM like_record").await == i64::from(user)
+        })
+        .await;
+        if user == 1 {
+            // The first batch of a session waits for more events.
+            began = Instant::now();
+        }
+    }
+    assert!(began.elapsed() < LINGER * LIKES / 3, "{LIKES} likes took {:?}", began.elapsed());
+    assert!(daemon.stop().success());
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
