@@ -200,12 +200,12 @@ impl Session<'_> {
                 () = &mut paused => return Err(SessionEnd::Paused),
                 written = join(&mut self.writing) => {
                     let last = self.committed(written?)?;
-                    gather = None;
                     // The writer must not wait for the acknowledgement.
-                    self.starts_if_due()?;
+                    let started = self.start_next();
                     if let Some(last) = last {
                         self.acknowledge_until(&last).await?;
                     }
+                    started?;
                 }
                 delivery = self.deliveries.next(), if gather.is_none() => {
                     self.take_in(delivery)?;

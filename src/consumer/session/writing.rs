@@ -39,6 +39,18 @@ impl Session<'_> {
         Ok(true)
     }
 
+    /// Hands the next batch to the idle writer, with all messages that have arrived, if the batch is due.
+    pub(super) fn start_next(&mut self) -> Result<(), SessionEnd> {
+        if let Some(delivery) = self.deliveries.next().now_or_never() {
+            self.take_in(delivery)?;
+        }
+        if self.fill()? {
+            return Err(SessionEnd::OtherPrefetch);
+        }
+        self.starts_if_due()?;
+        Ok(())
+    }
+
     /// Hands the open batch to the idle writer, in a separate task.
     fn start_writing(&mut self, why: Close) -> Result<()> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
