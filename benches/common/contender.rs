@@ -5,7 +5,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use chrono::{DateTime, Utc};
 use serde::Deserialize;
+use tallyd_core::model::Micros;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
@@ -112,8 +114,8 @@ pub enum Said {
     /// The contender logged that it now consumes messages.
     Consuming,
     /// The contender has committed this number of events. A contender that writes nothing has only acknowledged these
-    /// events. tallyd also logs the duration of the write.
-    Committed { events: u64, write_ms: f64 },
+    /// events. tallyd also logs the duration of the write. The roles of the benchmarks log no time.
+    Committed { events: u64, write_ms: f64, at: Option<Micros> },
 }
 
 /// The fields of tallyd's log lines that the benchmarks read.
@@ -126,6 +128,14 @@ struct Line {
     refused: u64,
     #[serde(default)]
     write_ms: f64,
+    timestamp: Option<DateTime<Utc>>,
+    at_us: Option<i64>,
+}
+
+impl Line {
+    fn at(&self) -> Option<Micros> {
+        self.at_us.or(self.timestamp.map(|at| at.timestamp_micros())).map(Micros)
+    }
 }
 
 impl Running {
@@ -171,7 +181,9 @@ impl Running {
             ensure!(said.refused == 0 || self.refuses, "{} refused {} events", self.name, said.refused);
             match said.event.as_str() {
                 "consuming" => return Ok(Said::Consuming),
-                "batch-committed" => return Ok(Said::Committed { events: said.events, write_ms: said.write_ms }),
+                "batch-committed" => {
+                    return Ok(Said::Committed { events: said.events, write_ms: said.write_ms, at: said.at() });
+                }
                 _ => {}
             }
         }
@@ -190,7 +202,7 @@ impl Running {
     pub async fn committed(&mut self, wanted: u64) -> Result<(u64, f64)> {
         let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
         while committed < wanted {
-            if let Said::Committed { events, write_ms } = self.next().await? {
+            if let Said::Committed { events, write_ms, .. } = self.next().await? {
                 committed += events;
                 batches += 1;
                 writing_ms += write_ms;

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Every contender is a separate process, so its CPU and memory can be measured. The contender logs to stderr in the
-//! format of tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch.
+//! format of tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch. The
+//! lines also have the time of the commit: `timestamp` in tallyd's log, `at_us` in the peers' logs.
 
 pub mod command;
 pub mod contender;

@@ -1,7 +1,6 @@
 //! Publishes events at steady rates, and measures how long an event takes from the producer to its commit in MySQL.
 
 mod measure;
-mod poller;
 mod publisher;
 
 use std::collections::BTreeMap;
@@ -32,7 +31,7 @@ const CONTENDERS: [Contender; 4] = [
 
 const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(8.0)), ("p99_ms_at_10000", Aim::AtMost(30.0))];
 
-/// Publish at 1,000 and 10,000 events per second, and record when each sampled event is visible in MySQL.
+/// Publish at 1,000 and 10,000 events per second, and read the times of the commits in the contenders' logs.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Number of seconds for which each rate is measured, after a warm-up of two seconds.
@@ -109,8 +108,6 @@ fn medians(runs: &[Measured]) -> Measured {
     };
     Measured {
         latency_ms: quantiles(|run| run.latency_ms),
-        samples: of(|run| run.samples as f64) as u64,
-        poll_ms: quantiles(|run| run.poll_ms),
         late_ms: quantiles(|run| run.late_ms),
         events_per_batch: of(|run| run.events_per_batch),
         consumer_us: of(|run| run.consumer_us),
@@ -125,22 +122,20 @@ fn print_standings(standings: &BTreeMap<String, Standing>) {
         .iter()
         .map(|(name, Standing { median: run, .. })| {
             let latency = [run.latency_ms.p50, run.latency_ms.p99, run.latency_ms.max];
-            let error = [run.poll_ms.p99, run.late_ms.p99];
             let cost = [run.events_per_batch, run.consumer_us, run.mysql_us, run.rabbitmq_us, run.others_cores];
-            let cells = latency.into_iter().chain(error).chain(cost).map(number);
+            let cells = latency.into_iter().chain([run.late_ms.p99]).chain(cost).map(number);
             std::iter::once(name.clone()).chain(cells).collect()
         })
         .collect();
     println!(
-        "\nPublish to commit in ms, medians over the rounds. A latency is too long by at most the time between two \
-         polls.\nMicroseconds are CPU time per event. MySQL's include the polls, RabbitMQ's include the publisher's part."
+        "\nPublish to commit in ms, medians over the rounds. Microseconds are CPU time per event. RabbitMQ's include the \
+         publisher's part."
     );
     let titles = [
         "contender and events/s",
         "p50",
         "p99",
         "max",
-        "poll p99",
         "late p99",
         "events/batch",
         "consumer us",

@@ -1,9 +1,11 @@
 //! Measures one contender at one rate.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use tallyd_core::model::Micros;
 
 use crate::common::contender::{Contender, Keeps, Running, Said};
 use crate::common::cpu::{Processes, Used};
@@ -11,11 +13,13 @@ use crate::common::model::Model;
 use crate::common::preload::rest;
 use crate::common::report::quantile;
 use crate::common::world::{Setup, World, stack};
-use crate::poller::{self, Seen};
-use crate::publisher::{self, Published, SAMPLE_EVERY};
+use crate::publisher::{self, Published};
 
 /// Seconds for connections and warm-up. Events in these seconds are published but not measured.
 const WARM_UP_S: u64 = 2;
+
+/// How long the benchmark waits for the last commits.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// A distribution, as three percentiles.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -29,10 +33,6 @@ pub struct Quantiles {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Measured {
     pub latency_ms: Quantiles,
-    pub samples: u64,
-    /// Time between two polls. A measured latency can be longer than the real latency, but the difference is less than
-    /// the time between two polls.
-    pub poll_ms: Quantiles,
     /// How much later than planned the events were published.
     pub late_ms: Quantiles,
     pub events_per_batch: f64,
@@ -56,36 +56,39 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     let pid = running.pid()?;
     while running.next().await? != Said::Consuming {}
     let count = rate * (WARM_UP_S + seconds);
-    let samples = usize::try_from(count.div_ceil(SAMPLE_EVERY))?;
     let before = servers.used(Some(pid))?;
     let began = tokio::time::Instant::now();
     let published = publisher::publish(world, rate, count);
-    let seen = poller::poll(world, samples);
-    let measuring = async { tokio::try_join!(published, seen) };
-    let (batches, ended) = listen(&mut running, measuring).await?;
-    let (published, seen) = ended?;
+    let (published, commits) = tokio::try_join!(published, commits(&mut running, count))?;
     let took = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
-    // The contender kept up with the rate if every sample became visible soon after its publish.
-    let all = seen.samples.iter().all(Option::is_some) && took < (WARM_UP_S + seconds) as f64 * 1.1;
-    if !all {
+    // The contender kept up with the rate if every event was committed soon after its publish.
+    let committed: u64 = commits.iter().map(|commit| commit.events).sum();
+    if committed < count || took > (WARM_UP_S + seconds) as f64 * 1.1 {
         return Ok(None);
     }
     running.stop().await?;
     assert_written(world, contender, &published).await?;
-    Ok(Some(summary(&published, &seen, rate, batches, used, took)))
+    Ok(Some(summary(&published, &commits, rate, used, took)))
 }
 
-/// Runs `work` to its end, and counts the batches that are committed until then.
-async fn listen<T>(running: &mut Running, work: impl Future<Output = T>) -> Result<(u64, T)> {
-    let mut batches = 0;
-    tokio::pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return Ok((batches, done)),
-            said = running.next() => if let Said::Committed { .. } = said? { batches += 1 },
+/// A batch that a contender has committed.
+struct Commit {
+    at: Micros,
+    events: u64,
+}
+
+/// Reads the contender's log until `count` events are committed, or until it has logged no commit for ten seconds.
+async fn commits(running: &mut Running, count: u64) -> Result<Vec<Commit>> {
+    let (mut commits, mut committed) = (Vec::new(), 0);
+    while committed < count {
+        let Ok(said) = tokio::time::timeout(SILENCE_MAX, running.next()).await else { break };
+        if let Said::Committed { events, at, .. } = said? {
+            commits.push(Commit { at: at.context("the contender logs no times")?, events });
+            committed += events;
         }
     }
+    Ok(commits)
 }
 
 async fn assert_written(world: &World, contender: &Contender, published: &Published) -> Result<()> {
@@ -98,18 +101,18 @@ async fn assert_written(world: &World, contender: &Contender, published: &Publis
     Ok(())
 }
 
-fn summary(published: &Published, seen: &Seen, rate: u64, batches: u64, used: Used, took: f64) -> Measured {
-    let warm = usize::try_from(rate * WARM_UP_S / SAMPLE_EVERY).unwrap_or(0);
-    let pairs = published.samples.iter().zip(&seen.samples).skip(warm);
-    let latencies: Vec<f64> =
-        pairs.filter_map(|(published, seen)| Some(((*seen)?.0 - published.0) as f64 / 1e3)).collect();
+/// Each commit has the events that were published next, because a queue keeps the order of its messages.
+fn summary(published: &Published, commits: &[Commit], rate: u64, used: Used, took: f64) -> Measured {
+    let warm = usize::try_from(rate * WARM_UP_S).unwrap_or(0);
+    let batches = commits.len();
+    let commits = commits.iter().flat_map(|commit| (0..commit.events).map(|_| commit.at));
+    let pairs = published.events.iter().zip(commits).skip(warm);
+    let latencies = pairs.map(|(event, committed)| (committed.0 - event.at.0) as f64 / 1e3).collect();
     let events = published.events.len() as f64;
     let per_event = |us: u64| us as f64 / events;
     Measured {
-        samples: latencies.len() as u64,
         latency_ms: quantiles(latencies),
-        poll_ms: quantiles(seen.gaps_ms.clone()),
-        late_ms: quantiles(published.late_ms.iter().skip(warm).copied().collect()),
+        late_ms: quantiles(published.late_ms[warm..].to_vec()),
         events_per_batch: events / batches.max(1) as f64,
         consumer_us: per_event(used.consumer),
         mysql_us: per_event(used.mysql),

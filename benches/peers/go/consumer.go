@@ -269,7 +269,7 @@ func number(name string) int {
 }
 
 func say(event string, events int) {
-	log.Printf(`{"event":%q,"events":%d}`, event, events)
+	log.Printf(`{"event":%q,"events":%d,"at_us":%d}`, event, events, time.Now().UnixMicro())
 }
 
 func check(err error) {

@@ -19,7 +19,12 @@ const NEWEST_WINS =
   ' ON DUPLICATE KEY UPDATE is_del = IF(VALUES(update_at) > update_at, VALUES(is_del), is_del),' +
   ' update_at = GREATEST(update_at, VALUES(update_at))';
 
-const say = (event, events) => process.stderr.write(`${JSON.stringify({ event, events })}\n`);
+// Microseconds since 1970.
+const now = () => Math.round((performance.timeOrigin + performance.now()) * 1000);
+
+const line = (event, events, at_us = now()) => `${JSON.stringify({ event, events, at_us })}\n`;
+
+const say = (event, events) => process.stderr.write(line(event, events));
 
 // Converts microseconds since 1970 to DATETIME(6). A Date is not enough, because it has only milliseconds.
 function datetime(at) {
@@ -34,15 +39,16 @@ function row(message) {
 
 async function consumeRows(channel) {
   const pool = mysql.createPool({ uri: MYSQL_URL, connectionLimit: CONNECTIONS });
-  let unsaid = 0;
+  // The times of the commits that are not logged yet.
+  let unsaid = [];
   setInterval(() => {
-    if (unsaid) say('batch-committed', unsaid);
-    unsaid = 0;
+    process.stderr.write(unsaid.map((at_us) => line('batch-committed', 1, at_us)).join(''));
+    unsaid = [];
   }, 20);
   await channel.consume(QUEUE, async (message) => {
     await pool.execute(`${INSERT}(?, ?, ?, ?, ?)${NEWEST_WINS}`, row(message));
     channel.ack(message);
-    unsaid += 1;
+    unsaid.push(now());
   });
 }
 

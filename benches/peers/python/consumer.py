@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -24,7 +25,8 @@ UPSERT = (
 
 
 def say(event, events):
-    print(json.dumps({"event": event, "events": events}), file=sys.stderr, flush=True)
+    line = {"event": event, "events": events, "at_us": time.time_ns() // 1_000}
+    print(json.dumps(line), file=sys.stderr, flush=True)
 
 
 def row(message):
