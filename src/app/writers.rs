@@ -51,7 +51,7 @@ const SKEW: Duration = Duration::from_secs(1);
 /// outbox rows wait. The daemons can write this number of messages within a few seconds.
 const WAITING_MAX: u64 = 10_000;
 
-/// A daemon's announcement, and the instant from which it is valid.
+/// A daemon's announcement, and the instant at which the daemon decided on it.
 #[derive(Clone, Debug)]
 pub(super) struct Announcement {
     announced: Announced,
