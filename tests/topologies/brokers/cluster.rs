@@ -235,19 +235,26 @@ impl Cluster {
             .await;
     }
 
-    /// Closes all connections between a node and the other nodes, and rejects new connections for this number of
-    /// seconds.
-    pub fn cut_off(&self, place: usize, seconds: u64) {
+    /// Closes all connections between a node and the other nodes, and rejects new connections until
+    /// [`Self::reconnect`].
+    pub fn cut_off(&self, place: usize) {
+        // The node uses a wrong cookie for the other nodes, so the nodes reject each other's connections.
+        self.eval_for_others(
+            place,
+            "[erlang:set_cookie(O, cut) || O <- Others], [erlang:disconnect_node(O) || O <- Others]",
+        );
+    }
+
+    /// Accepts connections between a node and the other nodes again.
+    pub fn reconnect(&self, place: usize) {
+        self.eval_for_others(place, "[erlang:set_cookie(O, erlang:get_cookie()) || O <- Others]");
+    }
+
+    /// Evaluates an Erlang expression on a node. In the expression, `Others` is the list of the other nodes.
+    fn eval_for_others(&self, place: usize, expression: &str) {
         let others: Vec<String> =
             (0..NODES).filter(|other| *other != place).map(|other| format!("'{}'", Self::name(other))).collect();
-        // The node uses a wrong cookie for the other nodes, so the nodes reject each other's connections.
-        let expression = format!(
-            "Others = [{}], [erlang:set_cookie(O, cut) || O <- Others], [erlang:disconnect_node(O) || O <- Others], \
-             spawn(fun() -> timer:sleep({}), [erlang:set_cookie(O, erlang:get_cookie()) || O <- Others] end), ok.",
-            others.join(", "),
-            seconds * 1_000
-        );
-        assert_eq!(self.eval(place, &expression), "ok");
+        assert_eq!(self.eval(place, &format!("Others = [{}], {expression}, ok.", others.join(", "))), "ok");
     }
 
     fn url(&self, place: usize) -> String {

@@ -15,9 +15,6 @@ use load::{Load, TARGETS};
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
     [reconcile]\nrepair_targets_max_percent = 100\n";
 
-/// The number of seconds for which a node is cut off from the other nodes.
-const CUT_OFF_S: u64 = 8;
-
 /// The nodes, a test environment on these nodes, a daemon, and a continuous load.
 struct Stage {
     load: Load,
@@ -113,12 +110,13 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.start_again(1).await;
 
     stage.cluster.lead(0, &stage.world).await;
-    stage.cluster.cut_off(0, CUT_OFF_S);
+    stage.cluster.cut_off(0);
     stage.cluster.is_alone(0).await;
     stage.goes_on("the leader was cut off").await;
     // The run's fence messages go through the nodes that remain.
     let report = stage.world.report(&["reconcile"]);
     assert_eq!(report["ended"], "done", "{report}");
+    stage.cluster.reconnect(0);
     stage.cluster.is_ready(0).await;
     stage.goes_on("it returned").await;
 
