@@ -25,8 +25,10 @@ const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 /// Fails if the schema is wrong, or if a code would change its meaning. Also fails if `[redis] cluster` does not match
 /// the server.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
-    look_at_redis(servers).await?;
-    let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
+    let config = live.current();
+    let (redis, mysql) = tokio::join!(look_at_redis(servers), look_at_mysql(servers, &config));
+    redis?;
+    let Err(error) = mysql else { return Ok(()) };
     if error.is::<ConfigError>() {
         return Err(error);
     }

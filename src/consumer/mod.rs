@@ -66,7 +66,7 @@ use crate::servers::control::Control;
 use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;
-use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
+use tallyd_core::prefetch::{self, MessageSizes, PrefetchLimit};
 use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
@@ -155,6 +155,8 @@ struct Learned {
     reads_first: bool,
     sizes: MessageSizes,
     limit: PrefetchLimit,
+    /// The count of partitions in use, or 1 before the first session.
+    partitions: u16,
 }
 
 impl Learned {
@@ -162,7 +164,7 @@ impl Learned {
     /// full batches.
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
-        self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
+        self.limit.of(self.sizes.prefetch(prefetch::share(config.amqp.prefetch, self.partitions), bytes_max))
     }
 
     /// Lowers the prefetch after a session that received too many messages, or that failed before its first
@@ -197,7 +199,8 @@ impl Partition {
     pub async fn run(self) {
         let config = self.live.current();
         let reads_first = config.consumer.reads_first;
-        let mut learned = Learned { reads_first, sizes: MessageSizes::default(), limit: PrefetchLimit::default() };
+        let (sizes, limit) = (MessageSizes::default(), PrefetchLimit::default());
+        let mut learned = Learned { reads_first, sizes, limit, partitions: 1 };
         let mut broker = Outage::new(Work::Consuming(self.name()));
         let mut database = Outage::new(Work::Database(self.name()));
         let vitals = telemetry().partition(self.number);

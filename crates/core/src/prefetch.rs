@@ -22,6 +22,15 @@ pub const PREFETCH_MIN: u16 = 2;
 /// session also returns the readable messages that it received. The queue allows twenty returns of a message.
 const FAILED_LEAVES: u16 = 16;
 
+/// A partition's share of the prefetch is not smaller than this, because small batches cost more time per event.
+const SHARE_MIN: u16 = 2_500;
+
+/// Returns the prefetch of one partition: an equal share of the prefetch `configured` for `partitions` partitions. So a
+/// daemon with several partitions does not need much more memory than a daemon with one.
+pub fn share(configured: u16, partitions: u16) -> u16 {
+    (configured / partitions.max(1)).max(configured.min(SHARE_MIN))
+}
+
 /// Measures the size of a partition's messages.
 #[derive(Debug, Default)]
 pub struct MessageSizes {
@@ -104,6 +113,13 @@ mod tests {
         assert!((31..=33).contains(&sizes.prefetch(10_000, 1 << 25)), "{}", sizes.prefetch(10_000, 1 << 25));
         (0..1_000).for_each(|_| sizes.note(1 << 40));
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 2);
+    }
+
+    #[test]
+    fn partitions_share_the_prefetch_down_to_a_minimum() {
+        let shares = [1, 2, 4, 8, 16].map(|partitions| share(20_000, partitions));
+        assert_eq!(shares, [20_000, 10_000, 5_000, 2_500, 2_500]);
+        assert_eq!((share(20, 4), share(0, 4), share(20_000, 0)), (20, 0, 20_000));
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub struct Amqp {
     pub queue_type: QueueType,
     /// Whether tallyd declares exchanges, queues and bindings. If false, they must exist.
     pub declare: bool,
-    /// Limit on a partition's unacknowledged messages: at least two batches (`[consumer] batch_events_max`). Large
-    /// messages lower this number.
+    /// Limit on the unacknowledged messages of all partitions: at least two batches (`[consumer] batch_events_max`).
+    /// Each partition has an equal share, but at least 2,500. Large messages lower this number.
     pub prefetch: u16,
     /// Seconds between heartbeats. After two silent intervals RabbitMQ ends the connection, and another daemon gets its
     /// partitions.

@@ -82,6 +82,7 @@ pub(super) async fn run(
         Ok(listening) => listening,
         Err(error) => return error.into(),
     };
+    learned.partitions = partitions;
     let ends = partition.stop.child_token();
     let writer = BatchWriter::new(partition, config, partitions, learned.reads_first, ends.clone());
     let mut session = Session {
