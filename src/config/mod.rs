@@ -187,8 +187,8 @@ pub struct Consumer {
     /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Milliseconds that a batch waits for more events, unless the last batch had fewer than ten events. A longer wait
-    /// makes batches larger, but adds latency.
+    /// Milliseconds that a batch waits for more events, if a partition gets at least 2,000 events a second. A longer
+    /// wait makes batches larger, but adds latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
     /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server

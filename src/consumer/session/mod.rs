@@ -2,8 +2,8 @@
 //!
 //! While the writer writes one batch, the session fills the next one, so there are at most two batches. The broker
 //! holds back messages beyond the prefetch. A batch closes when it is full, or when the daemon stops. A batch also
-//! closes when the writer is free and `linger_ms` has passed since the batch's first message. If few events arrive, a
-//! batch closes as soon as the writer is free.
+//! closes when the writer is free and `linger_ms` has passed since the batch's first message. While few events arrive,
+//! a batch closes as soon as the writer is free.
 
 mod writing;
 
@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use self::writing::{Writing, join};
+use super::arrival_rate::ArrivalRate;
 use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
 use super::counting::{Oldest, ReceivedCounts};
@@ -43,10 +44,6 @@ const REPLY_SUCCESS: u16 = 200;
 /// The loop waits for this time before it reads the messages that have arrived. Without this wait, the runtime's thread
 /// would wake up for every few messages. These wake-ups would cost more than all other work on the messages.
 const GATHER: Duration = Duration::from_millis(1);
-
-/// If the last batch had fewer events than this, the session does not wait for more events. The database then has a
-/// transaction for every few events, but such a load is low.
-const FEW_EVENTS: usize = 10;
 
 /// An idle loop wakes up at this interval to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
@@ -96,7 +93,7 @@ pub(super) async fn run(
         is_cancelled: false,
         inbox: Inbox::default(),
         open: Open::default(),
-        lingers: true,
+        arrival_rate: ArrivalRate::default(),
         writer: Some(writer),
         writing: None,
         learned,
@@ -151,8 +148,7 @@ struct Session<'a> {
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
     open: Open,
-    /// Whether a batch waits for more events. True unless the last batch had few events.
-    lingers: bool,
+    arrival_rate: ArrivalRate,
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
@@ -214,7 +210,7 @@ impl Session<'_> {
                         return Err(SessionEnd::Cancelled);
                     }
                     // While the writer is busy, waiting costs no time.
-                    gather = (self.lingers || self.writing.is_some()).then(|| Instant::now() + GATHER);
+                    gather = (self.arrival_rate.is_fast || self.writing.is_some()).then(|| Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
                 () = until(lingers_until), if self.writing.is_none() => {}
@@ -258,8 +254,8 @@ impl Session<'_> {
     }
 
     fn lingers_until(&self) -> Option<Instant> {
-        let linger = if self.lingers { Duration::from_millis(self.config.consumer.linger_ms) } else { Duration::ZERO };
-        self.open.since.map(|since| since + linger)
+        let linger_ms = if self.arrival_rate.is_fast { self.config.consumer.linger_ms } else { 0 };
+        self.open.since.map(|since| since + Duration::from_millis(linger_ms))
     }
 
     /// Takes one message, and all messages that have already arrived. Messages must not stay inside the library,

@@ -11,7 +11,7 @@ use lapin::options::BasicAckOptions;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
-use super::{FEW_EVENTS, Open, REPLY_SUCCESS, Session};
+use super::{Open, REPLY_SUCCESS, Session};
 use crate::consumer::SessionEnd;
 use crate::consumer::batch::Inbox;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
@@ -56,7 +56,7 @@ impl Session<'_> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
         open.received.note();
-        self.lingers = open.batch.len() >= FEW_EVENTS;
+        self.arrival_rate.note(open.batch.len(), Instant::now());
         telemetry().consumer.batches.get_or_create(&why).inc();
         self.unacked.writing = self.unacked.open.take();
         self.writing = Some(tokio::spawn(write(self.partition.number, writer, open, why)));

@@ -145,7 +145,7 @@ async fn few_likes_are_written_without_waiting_for_more() {
         })
         .await;
         if user == 1 {
-            // The first batch of a session waits for more events.
+            // The first batches of a session wait for more events.
             began = Instant::now();
         }
     }
