@@ -205,8 +205,7 @@ async fn fill(world: &World, members: u64) -> Result<()> {
 }
 
 async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
-    let client = redis::Client::open(world.config.redis.url.expose())?;
-    let mut redis = client.get_multiplexed_async_connection().await?;
+    let mut redis = world.redis().await?;
     let all: Vec<u64> = (1..=members).collect();
     for some in all.chunks(5_000) {
         let mut add = redis::cmd("ZADD");
@@ -215,16 +214,15 @@ async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
             // The order of the scores must differ from the order of the members.
             add.arg(member.wrapping_mul(2_654_435_761) % 1_000_003).arg(format!("member-{member}"));
         }
-        let () = add.query_async(&mut redis).await?;
+        let () = add.query_async(&mut redis).await.context("fill the board")?;
     }
     Ok(())
 }
 
 /// Removes a board with EXPIRE, without archiving it.
 async fn expire(world: &World, key: &str) -> Result<()> {
-    let client = redis::Client::open(world.config.redis.url.expose())?;
-    let mut redis = client.get_multiplexed_async_connection().await?;
-    let () = redis::cmd("PEXPIRE").arg(key).arg(1).query_async(&mut redis).await?;
+    let mut redis = world.redis().await?;
+    let () = redis::cmd("PEXPIRE").arg(key).arg(1).query_async(&mut redis).await.context("expire the board")?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok(())
 }
@@ -251,15 +249,19 @@ async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
     let key = keys.board(BOARD, &now);
     fill_key(world, &key, members).await?;
     let (first, saving) = beside(world, command::tallyd(world, &["board", "snapshot"])).await?;
-    let client = redis::Client::open(world.config.redis.url.expose())?;
-    let mut redis = client.get_multiplexed_async_connection().await?;
+    let mut redis = world.redis().await?;
     for member in (1..=members).step_by(100) {
         let () = redis::cmd("ZINCRBY").arg(&key).arg(1).arg(format!("member-{member}")).query_async(&mut redis).await?;
     }
     let again = command::tallyd(world, &["board", "snapshot"]).await?;
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_snapshot").fetch_one(&world.pool).await?;
     ensure!(rows.unsigned_abs() == members, "{rows} rows instead of {members} members");
-    let () = redis::cmd("UNLINK").arg(&key).arg(keys.board_mark(BOARD, &now)).query_async(&mut redis).await?;
+    let () = redis::cmd("UNLINK")
+        .arg(&key)
+        .arg(keys.board_mark(BOARD, &now))
+        .query_async(&mut redis)
+        .await
+        .context("unlink the board")?;
     sqlx::raw_sql("TRUNCATE leaderboard_snapshot; TRUNCATE leaderboard_snapshot_period").execute(&world.pool).await?;
     let peak_rss_mib = first.peak_rss_mib.max(again.peak_rss_mib);
     Ok((Saved { first_s: first.seconds, again_s: again.seconds, peak_rss_mib }, saving))

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::common::world::World;
 
@@ -17,8 +17,7 @@ pub struct Stalls {
 
 /// Runs `work`. While `work` runs, another client constantly adds members to another board.
 pub async fn beside<T>(world: &World, work: impl Future<Output = Result<T>>) -> Result<(T, Stalls)> {
-    let client = redis::Client::open(world.config.redis.url.expose())?;
-    let mut redis = client.get_multiplexed_async_connection().await?;
+    let mut redis = world.redis().await?;
     let key = format!("{}:other", world.name);
     let mut stalls = Stalls::default();
     let mut work = std::pin::pin!(work);
@@ -29,7 +28,13 @@ pub async fn beside<T>(world: &World, work: impl Future<Output = Result<T>>) -> 
             () = tokio::time::sleep(EVERY) => {}
         }
         let began = Instant::now();
-        let () = redis::cmd("ZINCRBY").arg(&key).arg(1).arg("m").query_async(&mut redis).await?;
+        let () = redis::cmd("ZINCRBY")
+            .arg(&key)
+            .arg(1)
+            .arg("m")
+            .query_async(&mut redis)
+            .await
+            .context("another client's ZINCRBY")?;
         stalls.longest_ms = stalls.longest_ms.max(began.elapsed().as_secs_f64() * 1e3);
     };
     let () = redis::cmd("UNLINK").arg(&key).query_async(&mut redis).await?;

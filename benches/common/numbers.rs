@@ -12,11 +12,6 @@ use super::world::World;
 /// Number of buckets that one pipeline reads.
 const BUCKETS: usize = 256;
 
-/// Opens a connection to Redis.
-pub async fn connect(world: &World) -> Result<MultiplexedConnection> {
-    Ok(redis::Client::open(world.config.redis.url.expose())?.get_multiplexed_async_connection().await?)
-}
-
 /// Returns the like counts of all targets of the kind `video` that are not zero.
 pub async fn likes_in_redis(world: &World, redis: &mut MultiplexedConnection) -> Result<BTreeMap<u64, i64>> {
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;

@@ -2,12 +2,19 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::config::{Config, Consumer, Writes};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
+
+/// Limit on a Redis call. The library's default of half a second is too short: when a board of a million members
+/// expires, Redis answers no one for up to a second.
+const REDIS_CALL_MAX: Duration = Duration::from_mins(1);
 
 /// The settings of tallyd. Peers get the same values.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +88,13 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
+    /// Opens a connection to Redis.
+    pub async fn redis(&self) -> Result<MultiplexedConnection> {
+        let client = redis::Client::open(self.config.redis.url.expose())?;
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(REDIS_CALL_MAX));
+        client.get_multiplexed_async_connection_with_config(&config).await.context("connect to Redis")
+    }
+
     /// Fails unless every queue is empty. A message that is still in a queue was never acknowledged.
     pub async fn assert_drained(&self) -> Result<()> {
         let publisher = self.broker.connect_publisher("bench").await?;
@@ -93,8 +107,7 @@ impl World {
 
     /// Deletes the keys, because keys that stay in Redis would disturb the next benchmark.
     async fn forget_keys(&self) -> Result<()> {
-        let client = redis::Client::open(self.config.redis.url.expose())?;
-        let mut redis = client.get_multiplexed_async_connection().await?;
+        let mut redis = self.redis().await?;
         let mut cursor = 0_u64;
         loop {
             let mut scan = redis::cmd("SCAN");

@@ -72,8 +72,7 @@ impl Site {
 
     /// Deletes everything in Redis.
     pub async fn flush(&self) -> Result<()> {
-        let client = redis::Client::open(self.world.config.redis.url.expose())?;
-        let mut redis = client.get_multiplexed_async_connection().await?;
+        let mut redis = self.world.redis().await?;
         redis::cmd("FLUSHALL").arg("ASYNC").exec_async(&mut redis).await?;
         Ok(())
     }

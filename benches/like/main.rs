@@ -10,7 +10,6 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use clap::builder::ArgPredicate;
 use common::machine::Machine;
-use common::numbers::connect;
 use common::report::{Aim, Results, median, print_figures};
 use common::world::{Setup, World};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -185,7 +184,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     let client = client_of(&world.config);
     let by_filter = client_of(&filtered::prepare(world).await?);
     let publisher = world.broker.connect_publisher("bench").await?;
-    let mut redis = connect(world).await?;
+    let mut redis = world.redis().await?;
     let shared = redis.clone();
     let bare = rate(&mut redis, arguments, async |number| {
         let key = format!("{}:bare:{}", world.name, target(number).id);

@@ -24,7 +24,7 @@ use crate::common::cpu::Processes;
 use crate::common::daemon::Daemon;
 use crate::common::machine::Machine;
 use crate::common::model::Model;
-use crate::common::numbers::{connect, likes_in_redis};
+use crate::common::numbers::likes_in_redis;
 use crate::common::preload::rest;
 use crate::common::report::{Aim, Results, median, number, print_figures};
 use crate::common::wait::until;
@@ -140,7 +140,7 @@ async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
 /// likes, and Redis's microseconds for each drained like.
 async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f64, f64)> {
     let client = client_of(&world.config);
-    let mut redis = connect(world).await?;
+    let mut redis = world.redis().await?;
     settled().await?;
     let began = Instant::now();
     let mut events = publish(&client, arguments, seed).await?;
@@ -234,7 +234,7 @@ async fn last_counted(world: &World) -> Result<()> {
 /// Waits until the likes in Redis match the model, then compares the rows and counters in MySQL. Returns the start of
 /// the first check in which Redis matched the model.
 async fn exact(world: &World, events: Vec<LikeEvent>) -> Result<Instant> {
-    let mut redis = connect(world).await?;
+    let mut redis = world.redis().await?;
     let mut since = Instant::now();
     let first = likes_in_redis(world, &mut redis).await?;
     // The model is made after the first check, because making the model takes time.

@@ -85,8 +85,7 @@ impl Site {
             sqlx::query_as("SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY kind, target_id")
                 .fetch_all(&self.world.pool)
                 .await?;
-        let client = redis::Client::open(self.world.config.redis.url.expose())?;
-        let mut redis = client.get_multiplexed_async_connection().await?;
+        let mut redis = self.world.redis().await?;
         let key = |id: u64| {
             let target = Target { kind: Kind(1), id: TargetId(id) };
             format!("bare:{}", self.cache.keys.counters("video", self.cache.keys.bucket(target)))
@@ -111,8 +110,7 @@ impl Site {
 
     /// Removes all counters from Redis.
     pub async fn lose(&self) -> Result<()> {
-        let client = redis::Client::open(self.world.config.redis.url.expose())?;
-        let mut redis = client.get_multiplexed_async_connection().await?;
+        let mut redis = self.world.redis().await?;
         for bucket in 0..self.cache.keys.buckets() {
             redis::cmd("UNLINK").arg(self.cache.keys.counters("video", bucket)).exec_async(&mut redis).await?;
         }
