@@ -48,7 +48,7 @@
 //!
 //! The task must never add a row before its commit, delete a row before it is added to all buckets, or delay a batch.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -69,7 +69,7 @@ use tallyd_mysql::Store;
 use tallyd_mysql::outbox::End;
 use tallyd_redis::Cache;
 use tallyd_redis::apply::Left;
-use tallyd_redis::feed::{Gain, Once};
+use tallyd_redis::feed::{Gain, Refused};
 use tallyd_redis::keys::KindNames;
 
 /// If one of these tasks is paused, no rows are added.
@@ -224,7 +224,7 @@ impl Outbox {
         let config = self.live.current();
         let kinds = KindNames::new(&config.kinds);
         self.note_likers(&kinds, &rows).await?;
-        let fed = self.feed(&config, &rows, state).await;
+        let fed = self.feed(&config, partition, &rows, state).await;
         let (written, additions): (Vec<Micros>, Vec<usize>) =
             rows.iter().map(|row| (row.written_at, row.additions.len())).unzip();
         let additions = additions.iter().sum::<usize>() as u64;
@@ -282,31 +282,28 @@ impl Outbox {
 
     /// Adds the rows' amounts to the boards that the rules specify, in the periods in which the rows were written. A
     /// job's corrections are not added to boards.
-    async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
+    async fn feed(&self, config: &Config, partition: u16, rows: &[OutboxRow], state: &mut State) -> Result<()> {
+        let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
         let rules = Rules::from(config);
-        let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
-        // The last addition to each board: its row, and its place in the row.
-        let mut last: HashMap<&str, (u64, usize)> = HashMap::new();
-        for OutboxRow { partition, number, written_at, additions, .. } in
-            rows.iter().filter(|it| it.partition != CORRECTIONS)
-        {
-            for (place, Addition { target, metric, delta }) in (1..).zip(additions) {
+        // The place, the board, the member, the column, the amount and the time of each addition.
+        let mut additions = Vec::new();
+        for OutboxRow { number, written_at, additions: of_row, .. } in rows {
+            for (place, Addition { target, metric, delta }) in (1..).zip(of_row) {
                 let Some(board) = rules.board(target.kind, *metric) else { continue };
                 let (member, column) = (target.id.to_string(), config.metrics.name(*metric));
-                let gain = Gain { board, member: member.as_bytes(), column: &column, delta: *delta, at: *written_at };
-                let place = (*number, place);
-                let once = Once { partition: *partition, place, after: last.insert(board, place) };
-                calls.push(cache.gain_call(&config.boards, gain, Some(once))?);
+                additions.push(((*number, place), board, member, column, *delta, *written_at));
             }
         }
-        for error in cache.gain(&calls).await? {
-            if let Some(times) = state.unfed.note(1, Instant::now()) {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                warn!(
-                    event = "board-refused",
-                    times, error, "{times} additions to boards failed and were skipped: {error}"
-                );
-            }
+        let gains = additions.iter().map(|(place, board, member, column, delta, at)| {
+            (*place, Gain { board, member: member.as_bytes(), column, delta: *delta, at: *at })
+        });
+        let calls = cache.feed_calls(&config.boards, partition, gains)?;
+        let Refused { additions, error: Some(error) } = cache.feed(calls).await? else { return Ok(()) };
+        if let Some(times) = state.unfed.note(additions, Instant::now()) {
+            warn!(
+                event = "board-refused",
+                times, error, "{times} additions to boards failed and were skipped: {error}"
+            );
         }
         Ok(())
     }

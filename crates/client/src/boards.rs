@@ -55,7 +55,7 @@ impl Client {
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
         let OnBoard { board, member } = *on;
-        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() }, None)?)
+        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() })?)
     }
 
     /// Reads up to `count` members of the current period, starting at place `from`. The best place is 1.

@@ -1,11 +1,18 @@
 //! Adds amounts to members of boards. One call changes all periods that contain the addition's instant.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use redis::Value;
 use tallyd_core::board::Board;
+use tallyd_core::chain::Chain;
 use tallyd_core::model::Micros;
 use tallyd_core::period::Period;
 
-use super::{BOARD, Cache, CacheError, Call};
+use super::{BOARD, Cache, CacheError, Call, text};
+
+/// Additions per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
+const CALL_ADDITIONS_MAX: u64 = 50;
 
 /// An amount to add to a member of a board.
 #[derive(Clone, Copy, Debug)]
@@ -20,14 +27,37 @@ pub struct Gain<'a> {
     pub at: Micros,
 }
 
-/// Identifies an addition in an outbox, so that a repeated or late call adds nothing twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Once {
-    pub partition: u16,
-    /// The row's number, and the addition's place in the row. The first place is 1.
-    pub place: (u64, usize),
-    /// The previous addition that was sent for the board, or `None` if that addition has certainly arrived.
-    pub after: Option<(u64, usize)>,
+/// The place of an addition in an outbox: the row's number, and the addition's place in the row. The first place is 1.
+pub type Place = (u64, usize);
+
+/// A call that makes several additions of an outbox to a board. A repeated or late call adds nothing twice.
+pub struct FeedCall {
+    call: Call,
+    /// The number of additions.
+    additions: u64,
+}
+
+/// The additions that failed for ever. A retry does not help.
+#[derive(Debug, Default)]
+pub struct Refused {
+    pub additions: u64,
+    /// The first error.
+    pub error: Option<String>,
+}
+
+/// A board's open call, to which more additions can be added.
+struct OpenCall {
+    call: FeedCall,
+    keys: Vec<String>,
+    last: Place,
+}
+
+/// The zsets that an addition changes.
+struct Zsets<'a> {
+    keys: Vec<String>,
+    board: &'a Board,
+    /// For each zset, the three numbers that lua/board.lua needs.
+    numbers: Vec<(u32, i64, i64)>,
 }
 
 /// The reason why an addition to a board is impossible with this configuration.
@@ -51,68 +81,125 @@ pub enum GainError {
 }
 
 impl Cache {
-    /// Builds the call of lua/board.lua.
+    /// Builds the call of lua/board.lua for one addition.
     ///
     /// # Errors
     /// Fails if `boards` has no such board, or if the board has no such column.
-    pub fn gain_call(&self, boards: &[Board], gain: Gain<'_>, once: Option<Once>) -> Result<Call, GainError> {
-        let Gain { board: name, member, column, delta, at } = gain;
-        let missing = || GainError::NoBoard(name.to_owned());
+    pub fn gain_call(&self, boards: &[Board], gain: Gain<'_>) -> Result<Call, GainError> {
+        let zsets = self.zsets(boards, gain.board, gain.at)?;
+        let (primary, second) = zsets.deltas(&gain)?;
+        Ok(zsets.begin(None, gain.member, &primary.to_string(), &second.to_string()))
+    }
+
+    /// Builds the calls that make a partition's additions. The additions must be in the order of their places.
+    ///
+    /// # Errors
+    /// Fails if `boards` has no such board, or if a board has no such column.
+    pub fn feed_calls<'a>(
+        &self,
+        boards: &[Board],
+        partition: u16,
+        additions: impl Iterator<Item = (Place, Gain<'a>)>,
+    ) -> Result<Vec<FeedCall>, GainError> {
+        let (mut calls, mut open) = (Vec::new(), BTreeMap::<&str, OpenCall>::new());
+        // All additions of a row have the same instant, so the periods are computed once for each row and board.
+        let mut zsets_at = BTreeMap::new();
+        for (place, gain) in additions {
+            let zsets = match zsets_at.entry((gain.board, gain.at)) {
+                Entry::Vacant(vacant) => vacant.insert(self.zsets(boards, gain.board, gain.at)?),
+                Entry::Occupied(known) => known.into_mut(),
+            };
+            let (primary, second) = zsets.deltas(&gain)?;
+            let former = open.remove(gain.board);
+            let after = former.as_ref().map(|former| former.last);
+            let fits = |former: &OpenCall| former.keys == zsets.keys && former.call.additions < CALL_ADDITIONS_MAX;
+            let OpenCall { call: FeedCall { call, additions }, keys, .. } = match former {
+                Some(former) if fits(&former) => former,
+                former => {
+                    calls.extend(former.map(|former| former.call));
+                    let call = zsets.begin(Some(self.keys.board_added(gain.board)), b"", "", "");
+                    let after = after.map_or_else(String::new, |(number, place)| format!("{number}:{place}"));
+                    let call = call.arg("once").number(partition).arg(after);
+                    OpenCall { call: FeedCall { call, additions: 0 }, keys: zsets.keys.clone(), last: place }
+                }
+            };
+            let call = call.number(place.0).number(place.1).arg(gain.member).number(primary).number(second);
+            let call = FeedCall { call, additions: additions + 1 };
+            open.insert(gain.board, OpenCall { call, keys, last: place });
+        }
+        calls.extend(open.into_values().map(|open| open.call));
+        Ok(calls)
+    }
+
+    /// Returns the zsets of the periods that contain the instant `at`.
+    fn zsets<'a>(&self, boards: &'a [Board], name: &str, at: Micros) -> Result<Zsets<'a>, GainError> {
         let boards: Vec<&Board> = boards.iter().filter(|board| board.name == name).collect();
-        let first = boards.first().ok_or_else(missing)?;
-        let (primary, second) = match first.score.iter().position(|name| name == column) {
-            Some(0) => (delta, 0),
-            Some(_) => (0, delta),
-            None => {
-                let (board, column) = (name.to_owned(), column.to_owned());
-                return Err(GainError::NoColumn { board, column, has: first.score.clone() });
-            }
-        };
-        let mut call: Option<Call> = None;
-        let mut packings = Vec::with_capacity(boards.len());
+        let board = *boards.first().ok_or_else(|| GainError::NoBoard(name.to_owned()))?;
+        let (mut keys, mut numbers) = (Vec::with_capacity(boards.len()), Vec::with_capacity(boards.len()));
         for board in &boards {
             let calendar = board.calendar(jiff::tz::db())?;
             let period = Period::containing(board.period, at, &calendar);
-            let key = self.keys.board(&board.name, &period.to_string());
-            call = Some(match call {
-                Some(call) => call.key(key),
-                None => Call::new(&BOARD, key),
-            });
-            packings.push((board.rule().packing.low_bits(), period.time_ends_s(&calendar), board.period.step_s()));
+            keys.push(self.keys.board(name, &period.to_string()));
+            numbers.push((board.rule().packing.low_bits(), period.time_ends_s(&calendar), board.period.step_s()));
         }
-        let call = call.ok_or_else(missing)?;
-        let call = if once.is_some() { call.key(self.keys.board_added(name)) } else { call };
-        let call = call.arg(member).number(primary).number(second).arg(first.rule().name());
-        let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
-        let call = packings.into_iter().fold(call, with);
-        Ok(match once {
-            None => call,
-            Some(Once { partition, place, after }) => {
-                let after = after.map_or_else(String::new, |(number, place)| format!("{number}:{place}"));
-                call.arg("once").number(partition).number(place.0).number(place.1).arg(after)
-            }
-        })
+        Ok(Zsets { keys, board, numbers })
     }
 
-    /// Runs calls of lua/board.lua in order. Returns the errors of the calls that the script refused. A retry of such a
-    /// call does not help.
+    /// Runs calls of [`Self::feed_calls`] in order. Returns the additions that the script refused.
     ///
     /// # Errors
     ///
     /// Redis failed to answer, or skipped some of the calls. The caller must send all calls again.
-    pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<CacheError>> {
+    pub async fn feed(&self, calls: Vec<FeedCall>) -> super::Result<Refused> {
         const ACTION: &str = "add to a board";
-        let (mut refused, mut missing) = (Vec::new(), None);
-        for answer in self.eval_each(ACTION, calls).await? {
+        let (calls, additions): (Vec<Call>, Vec<u64>) = calls.into_iter().map(|it| (it.call, it.additions)).unzip();
+        let (mut refused, mut missing) = (Refused::default(), None);
+        for (answer, additions) in self.eval_each(ACTION, &calls).await?.into_iter().zip(additions) {
             match answer {
-                // The script returns an integer if the addition before the call's addition is missing in Redis. The
-                // script then adds nothing, and the caller must send both additions again.
-                Ok(answer @ Value::Int(_)) => missing = Some(CacheError::unexpected(ACTION, &answer)),
-                Ok(_) => {}
-                Err(error) if error.is_for_ever() => refused.push(error),
+                Ok(Value::Array(errors)) => {
+                    for error in &errors {
+                        refused.note(1, text(error).unwrap_or_default().to_owned());
+                    }
+                }
+                // The script returns an integer if the addition before the call's additions is missing in Redis. The
+                // script then adds nothing, and the caller must send both calls again.
+                Ok(answer) => missing = Some(CacheError::unexpected(ACTION, &answer)),
+                Err(error) if error.is_for_ever() => {
+                    refused.note(additions, Chain(&error).to_string());
+                }
                 Err(error) => missing = Some(error),
             }
         }
         missing.map_or(Ok(refused), Err)
+    }
+}
+
+impl Zsets<'_> {
+    /// Returns the amounts to add to the primary and to the second number of a score.
+    fn deltas(&self, gain: &Gain<'_>) -> Result<(i64, i64), GainError> {
+        match self.board.score.iter().position(|name| name == gain.column) {
+            Some(0) => Ok((gain.delta, 0)),
+            Some(_) => Ok((0, gain.delta)),
+            None => {
+                let (board, column) = (gain.board.to_owned(), gain.column.to_owned());
+                Err(GainError::NoColumn { board, column, has: self.board.score.clone() })
+            }
+        }
+    }
+
+    /// Begins a call with the zsets, the key `added`, and the arguments that each call has.
+    fn begin(&self, added: Option<String>, member: &[u8], primary: &str, second: &str) -> Call {
+        let mut keys = self.keys.iter().cloned().chain(added);
+        let call = Call::new(&BOARD, keys.next().unwrap_or_default());
+        let call = keys.fold(call, Call::key).arg(member).arg(primary).arg(second).arg(self.board.rule().name());
+        let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
+        self.numbers.iter().copied().fold(call, with)
+    }
+}
+
+impl Refused {
+    fn note(&mut self, additions: u64, error: String) {
+        self.additions += additions;
+        self.error.get_or_insert(error);
     }
 }

@@ -5,6 +5,7 @@
 
 mod command;
 mod documents;
+mod feed;
 mod read;
 mod score;
 
