@@ -19,7 +19,7 @@ use tallyd_benches as common;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
 use tallyd_redis::Cache;
 
-const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];
+const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.85)), ("stall_extra_ms", Aim::AtMost(5.0))];
 
 /// The board that the generated configuration defines.
 const BOARD: &str = "bench";

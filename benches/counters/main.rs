@@ -58,10 +58,11 @@ struct Standing {
 }
 
 /// Each figure about count events has a minimum or a maximum.
-const AIMS: [(&str, Aim); 3] = [
+const AIMS: [(&str, Aim); 4] = [
     ("like_ratio", Aim::AtLeast(1.0)),
     ("row_by_row_ratio", Aim::AtLeast(10.0)),
-    ("ledger_cost_percent", Aim::AtMost(60.0)),
+    ("ledger_cost_percent", Aim::AtMost(35.0)),
+    ("outbox_ratio", Aim::AtLeast(0.92)),
 ];
 
 #[tokio::main]

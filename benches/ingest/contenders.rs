@@ -8,6 +8,7 @@ pub const NOOP: &str = "noop";
 pub const FLOOR: &str = "floor";
 pub const FLOOR_1000: &str = "floor-1000";
 pub const TALLYD: &str = "tallyd";
+pub const TALLYD_4: &str = "tallyd-4";
 pub const TALLYD_ARRAYS: &str = "tallyd-arrays";
 pub const TALLYD_ARRAYS_2: &str = "tallyd-arrays-2";
 pub const NODE_ROW: &str = "node-row";
@@ -23,7 +24,7 @@ pub const ALL: [Contender; 13] = [
     Contender { name: FLOOR_1000, batch_events_max: Some(1_000), ..Contender::role(FLOOR, Keeps::RowsAndCounters) },
     Contender::tallyd(TALLYD, 1),
     Contender::tallyd("tallyd-2", 2),
-    Contender::tallyd("tallyd-4", 4),
+    Contender::tallyd(TALLYD_4, 4),
     Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS, 1) },
     Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS_2, 2) },
     Contender::peer(NODE_ROW, Runtime::Node, "row", Keeps::Rows),

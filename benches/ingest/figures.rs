@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 
 use crate::common::report::Aim;
-use crate::contenders::{BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_ARRAYS, TALLYD_ARRAYS_2};
+use crate::contenders::{BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_4, TALLYD_ARRAYS, TALLYD_ARRAYS_2};
 use crate::drain::Drained;
 use crate::rounds::Standing;
 
 /// The values that tallyd's consumer should reach on one small machine that also runs its servers.
-pub const AIMS: [(&str, Aim); 8] = [
-    ("pipe_limit_ratio", Aim::AtLeast(0.8)),
-    ("best_batched_peer_ratio", Aim::AtLeast(1.0)),
-    ("exact_peer_ratio", Aim::AtLeast(1.5)),
+pub const AIMS: [(&str, Aim); 10] = [
+    ("pipe_limit_ratio", Aim::AtLeast(0.9)),
+    ("best_batched_peer_ratio", Aim::AtLeast(1.1)),
+    ("exact_peer_ratio", Aim::AtLeast(1.7)),
     ("row_peer_ratio", Aim::AtLeast(8.0)),
     ("array_ratio", Aim::AtLeast(2.0)),
-    ("cpu_us_per_event", Aim::AtMost(8.0)),
+    ("cpu_us_per_event", Aim::AtMost(4.5)),
+    ("all_us_per_event", Aim::AtMost(19.0)),
     ("peak_rss_mib", Aim::AtMost(64.0)),
+    ("four_partitions_peak_rss_mib", Aim::AtMost(64.0)),
     ("backlog_peak_rss_mib", Aim::AtMost(64.0)),
 ];
 
@@ -39,7 +41,9 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
         ("array_ratio_1", ratio(TALLYD_ARRAYS, best)),
         ("array_ratio", ratio(TALLYD_ARRAYS_2, best)),
         ("cpu_us_per_event", of(TALLYD).map(|run| run.consumer_us)),
+        ("all_us_per_event", of(TALLYD).map(|run| run.consumer_us + run.mysql_us + run.rabbitmq_us)),
         ("peak_rss_mib", of(TALLYD).map(|run| run.peak_rss_mib)),
+        ("four_partitions_peak_rss_mib", of(TALLYD_4).map(|run| run.peak_rss_mib)),
     ];
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }

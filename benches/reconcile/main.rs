@@ -17,9 +17,9 @@ use child::Ran;
 use site::Site;
 
 const AIMS: [(&str, Aim); 4] = [
-    ("full_ratio", Aim::AtMost(1.3)),
-    ("rebuild_ratio", Aim::AtLeast(0.5)),
-    ("rebuild_ratio_under_load", Aim::AtLeast(0.5)),
+    ("full_ratio", Aim::AtMost(0.9)),
+    ("rebuild_ratio", Aim::AtLeast(0.85)),
+    ("rebuild_ratio_under_load", Aim::AtLeast(0.85)),
     ("consumer_loss_percent", Aim::AtMost(10.0)),
 ];
 
