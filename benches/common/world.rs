@@ -13,7 +13,7 @@ use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 
 /// Limit on a Redis call. The library's default of half a second is too short: when a board of a million members
-/// expires, Redis answers no one for up to a second.
+/// expires, Redis can answer no one for longer than that.
 const REDIS_CALL_MAX: Duration = Duration::from_mins(1);
 
 /// The settings of tallyd. Peers get the same values.
