@@ -25,10 +25,9 @@ const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 /// Fails if the schema is wrong, or if a code would change its meaning. Also fails if `[redis] cluster` does not match
 /// the server.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
-    let config = live.current();
-    let (redis, mysql) = tokio::join!(look_at_redis(servers), look_at_mysql(servers, &config));
-    redis?;
-    let Err(error) = mysql else { return Ok(()) };
+    // Redis comes first: if its settings are wrong, the daemon must not note anything in MySQL.
+    look_at_redis(servers).await?;
+    let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
     if error.is::<ConfigError>() {
         return Err(error);
     }
