@@ -285,19 +285,16 @@ impl Outbox {
     async fn feed(&self, config: &Config, partition: u16, rows: &[OutboxRow], state: &mut State) -> Result<()> {
         let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
         let rules = Rules::from(config);
-        // The place, the board, the member, the column, the amount and the time of each addition.
-        let mut additions = Vec::new();
-        for OutboxRow { number, written_at, additions: of_row, .. } in rows {
-            for (place, Addition { target, metric, delta }) in (1..).zip(of_row) {
+        let mut gains = Vec::new();
+        for OutboxRow { number, written_at: at, additions, .. } in rows {
+            for (place, Addition { target, metric, delta }) in (1..).zip(additions) {
                 let Some(board) = rules.board(target.kind, *metric) else { continue };
-                let (member, column) = (target.id.to_string(), config.metrics.name(*metric));
-                additions.push(((*number, place), board, member, column, *delta, *written_at));
+                let member = target.id.to_string().into_bytes().into();
+                let column = config.metrics.name(*metric).into();
+                gains.push(((*number, place), Gain { board, member, column, delta: *delta, at: *at }));
             }
         }
-        let gains = additions.iter().map(|(place, board, member, column, delta, at)| {
-            (*place, Gain { board, member: member.as_bytes(), column, delta: *delta, at: *at })
-        });
-        let calls = cache.feed_calls(&config.boards, partition, gains)?;
+        let calls = cache.feed_calls(&config.boards, partition, gains.into_iter())?;
         let Refused { additions, error: Some(error) } = cache.feed(calls).await? else { return Ok(()) };
         if let Some(times) = state.unfed.note(additions, Instant::now()) {
             warn!(

@@ -55,7 +55,8 @@ impl Client {
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
         let OnBoard { board, member } = *on;
-        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() })?)
+        let gain = Gain { board, member: member.into(), column: column.into(), delta, at: now() };
+        Ok(self.cache.gain_call(&self.boards, &gain)?)
     }
 
     /// Reads up to `count` members of the current period, starting at place `from`. The best place is 1.

@@ -1,5 +1,6 @@
 //! Adds amounts to members of boards. One call changes all periods that contain the addition's instant.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -15,13 +16,13 @@ use super::{BOARD, Cache, CacheError, Call, text};
 const CALL_ADDITIONS_MAX: u64 = 50;
 
 /// An amount to add to a member of a board.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Gain<'a> {
     pub board: &'a str,
     /// The member to add to.
-    pub member: &'a [u8],
+    pub member: Cow<'a, [u8]>,
     /// The name of a column in the board's `score`. The call adds `delta` to this column.
-    pub column: &'a str,
+    pub column: Cow<'a, str>,
     pub delta: i64,
     /// The instant of the addition. The call changes all periods that contain this instant.
     pub at: Micros,
@@ -85,10 +86,10 @@ impl Cache {
     ///
     /// # Errors
     /// Fails if `boards` has no such board, or if the board has no such column.
-    pub fn gain_call(&self, boards: &[Board], gain: Gain<'_>) -> Result<Call, GainError> {
+    pub fn gain_call(&self, boards: &[Board], gain: &Gain<'_>) -> Result<Call, GainError> {
         let zsets = self.zsets(boards, gain.board, gain.at)?;
-        let (primary, second) = zsets.deltas(&gain)?;
-        Ok(zsets.begin(None, gain.member, &primary.to_string(), &second.to_string()))
+        let (primary, second) = zsets.deltas(gain)?;
+        Ok(zsets.begin(None, &gain.member, &primary.to_string(), &second.to_string()))
     }
 
     /// Builds the calls that make a partition's additions. The additions must be in the order of their places.
@@ -113,17 +114,17 @@ impl Cache {
             let former = open.remove(gain.board);
             let after = former.as_ref().map(|former| former.last);
             let fits = |former: &OpenCall| former.keys == zsets.keys && former.call.additions < CALL_ADDITIONS_MAX;
-            let OpenCall { call: FeedCall { call, additions }, keys, .. } = match former {
-                Some(former) if fits(&former) => former,
+            let (FeedCall { call, additions }, keys) = match former {
+                Some(former) if fits(&former) => (former.call, former.keys),
                 former => {
                     calls.extend(former.map(|former| former.call));
                     let call = zsets.begin(Some(self.keys.board_added(gain.board)), b"", "", "");
                     let after = after.map_or_else(String::new, |(number, place)| format!("{number}:{place}"));
                     let call = call.arg("once").number(partition).arg(after);
-                    OpenCall { call: FeedCall { call, additions: 0 }, keys: zsets.keys.clone(), last: place }
+                    (FeedCall { call, additions: 0 }, zsets.keys.clone())
                 }
             };
-            let call = call.number(place.0).number(place.1).arg(gain.member).number(primary).number(second);
+            let call = call.number(place.0).number(place.1).arg(&gain.member).number(primary).number(second);
             let call = FeedCall { call, additions: additions + 1 };
             open.insert(gain.board, OpenCall { call, keys, last: place });
         }
@@ -148,7 +149,6 @@ impl Cache {
     /// Runs calls of [`Self::feed_calls`] in order. Returns the additions that the script refused.
     ///
     /// # Errors
-    ///
     /// Redis failed to answer, or skipped some of the calls. The caller must send all calls again.
     pub async fn feed(&self, calls: Vec<FeedCall>) -> super::Result<Refused> {
         const ACTION: &str = "add to a board";
@@ -164,9 +164,7 @@ impl Cache {
                 // The script returns an integer if the addition before the call's additions is missing in Redis. The
                 // script then adds nothing, and the caller must send both calls again.
                 Ok(answer) => missing = Some(CacheError::unexpected(ACTION, &answer)),
-                Err(error) if error.is_for_ever() => {
-                    refused.note(additions, Chain(&error).to_string());
-                }
+                Err(error) if error.is_for_ever() => refused.note(additions, Chain(&error).to_string()),
                 Err(error) => missing = Some(error),
             }
         }
@@ -177,11 +175,11 @@ impl Cache {
 impl Zsets<'_> {
     /// Returns the amounts to add to the primary and to the second number of a score.
     fn deltas(&self, gain: &Gain<'_>) -> Result<(i64, i64), GainError> {
-        match self.board.score.iter().position(|name| name == gain.column) {
+        match self.board.score.iter().position(|name| *name == gain.column) {
             Some(0) => Ok((gain.delta, 0)),
             Some(_) => Ok((0, gain.delta)),
             None => {
-                let (board, column) = (gain.board.to_owned(), gain.column.to_owned());
+                let (board, column) = (gain.board.to_owned(), gain.column.to_string());
                 Err(GainError::NoColumn { board, column, has: self.board.score.clone() })
             }
         }

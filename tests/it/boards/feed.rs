@@ -29,7 +29,8 @@ struct Addition {
 
 fn calls(world: &World, additions: &[Addition]) -> Vec<FeedCall> {
     let gains = additions.iter().map(|Addition { place, at, member, column, delta }| {
-        (*place, Gain { board: "hot", member: member.as_bytes(), column, delta: *delta, at: *at })
+        let (member, column) = (member.as_bytes().into(), (*column).into());
+        (*place, Gain { board: "hot", member, column, delta: *delta, at: *at })
     });
     world.cache.feed_calls(&world.config.boards, PARTITION, gains).unwrap()
 }
