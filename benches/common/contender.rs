@@ -34,6 +34,8 @@ pub struct Contender {
     pub keeps: Keeps,
     /// Number of events in a message's body. A body with more than one event is an array.
     pub per_message: usize,
+    /// Number of groups of users. A body with more than one event contains events of one group.
+    pub groups: u64,
     /// This contender's batch size, if it differs from the batch size of the benchmark.
     pub batch_events_max: Option<usize>,
 }
@@ -71,7 +73,7 @@ impl Contender {
     }
 
     const fn one(name: &'static str, runs: Runs, keeps: Keeps) -> Self {
-        Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
+        Self { name, runs, partitions: 1, keeps, per_message: 1, groups: 1, batch_events_max: None }
     }
 
     /// Starts the contender. `arguments` are passed to the program only if it is a role.

@@ -1,5 +1,6 @@
 //! Fills the queues with confirmed messages, and waits until the servers are idle.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -19,14 +20,10 @@ const REST_CORES: f64 = 0.1;
 /// Time limit for the wait until the servers are idle.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Generates and publishes the events at the same time. Each message contains one event or an array of events. If
-/// `count` is given, each event contains the target's count after the event.
-pub async fn preload(
-    world: &World,
-    events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
-    per_message: usize,
-) -> Result<()> {
-    preload_messages(world, messages(events, per_message)).await
+/// Generates and publishes the events at the same time, one event in each message. If `count` is given, each event
+/// contains the target's count after the event.
+pub async fn preload(world: &World, events: impl Iterator<Item = (LikeEvent, Option<i64>)>) -> Result<()> {
+    preload_messages(world, events.map(|(event, count)| message(&event, count))).await
 }
 
 /// Generates and publishes the messages at the same time. Each message consists of a routing key and a body.
@@ -49,24 +46,41 @@ pub fn message(event: &LikeEvent, count: Option<i64>) -> (String, Vec<u8>) {
     (event.user.to_string(), encode_like(event, "video", count))
 }
 
-fn messages(
-    mut events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
+/// Collects events into messages with arrays. Each message contains `per_message` events of one group of users, and has
+/// the group's number as its routing key. Therefore, all events of a user are in the same partition. With one group, the
+/// routing key is the first event's user, and a user's events are in several partitions.
+pub fn arrays(
+    events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
     per_message: usize,
+    groups: u64,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
+    let mut open: BTreeMap<u64, Array> = BTreeMap::new();
+    let mut events = events.fuse();
     std::iter::from_fn(move || {
-        let (first, count) = events.next()?;
-        if per_message == 1 {
-            return Some(message(&first, count));
+        for (event, count) in events.by_ref() {
+            let group = event.user.0 % groups;
+            let array = open.entry(group).or_insert_with(|| Array {
+                key: if groups > 1 { group.to_string() } else { event.user.to_string() },
+                bodies: Vec::with_capacity(per_message),
+            });
+            array.bodies.push(encode_like(&event, "video", count));
+            if array.bodies.len() == per_message {
+                return open.remove(&group).map(Array::message);
+            }
         }
-        let (key, mut body) = message(&first, count);
-        body.insert(0, b'[');
-        for (event, count) in events.by_ref().take(per_message - 1) {
-            body.push(b',');
-            body.extend(encode_like(&event, "video", count));
-        }
-        body.push(b']');
-        Some((key, body))
+        open.pop_first().map(|(_, array)| array.message())
     })
+}
+
+struct Array {
+    key: String,
+    bodies: Vec<Vec<u8>>,
+}
+
+impl Array {
+    fn message(self) -> (String, Vec<u8>) {
+        (self.key, [b"[", self.bodies.join(&b',').as_slice(), b"]"].concat())
+    }
 }
 
 /// Waits until the servers are idle. After the last publish, the broker is still moving data from its log to its

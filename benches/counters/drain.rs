@@ -60,7 +60,7 @@ impl Queue {
         let likes = Workload::new(1).take(usize::try_from(events)?);
         let mut sums = BTreeMap::new();
         if self == Self::Likes {
-            preload(world, likes.map(|event| (event, None)), 1).await?;
+            preload(world, likes.map(|event| (event, None))).await?;
         } else {
             let targets = likes.map(|event| if self == Self::HotCounts { TargetId(1) } else { event.target.id });
             preload_messages(world, counts(targets.inspect(|id| *sums.entry(id.0).or_insert(0) += 1))).await?;

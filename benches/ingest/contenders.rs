@@ -11,14 +11,18 @@ pub const TALLYD: &str = "tallyd";
 pub const TALLYD_4: &str = "tallyd-4";
 pub const TALLYD_ARRAYS: &str = "tallyd-arrays";
 pub const TALLYD_ARRAYS_2: &str = "tallyd-arrays-2";
+pub const TALLYD_ARRAYS_2_GROUPED: &str = "tallyd-arrays-2-grouped";
 pub const NODE_ROW: &str = "node-row";
 pub const GO_EXACT: &str = "go-exact";
 pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
 
 /// The number of events in a message of [`TALLYD_ARRAYS`].
-pub const ARRAY_EVENTS: usize = 100;
+const ARRAY_EVENTS: usize = 100;
 
-pub const ALL: [Contender; 13] = [
+/// The number of groups of users in [`TALLYD_ARRAYS_2_GROUPED`].
+const GROUPS: u64 = 64;
+
+pub const ALL: [Contender; 14] = [
     Contender::role(NOOP, Keeps::Nothing),
     Contender::role(FLOOR, Keeps::RowsAndCounters),
     Contender { name: FLOOR_1000, batch_events_max: Some(1_000), ..Contender::role(FLOOR, Keeps::RowsAndCounters) },
@@ -27,6 +31,7 @@ pub const ALL: [Contender; 13] = [
     Contender::tallyd(TALLYD_4, 4),
     Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS, 1) },
     Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS_2, 2) },
+    Contender { per_message: ARRAY_EVENTS, groups: GROUPS, ..Contender::tallyd(TALLYD_ARRAYS_2_GROUPED, 2) },
     Contender::peer(NODE_ROW, Runtime::Node, "row", Keeps::Rows),
     Contender::peer(BATCHED[0], Runtime::Node, "batch", Keeps::Rows),
     Contender::peer(BATCHED[1], Runtime::Python, "batch", Keeps::Rows),

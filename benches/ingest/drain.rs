@@ -78,7 +78,11 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
         let events = crate::events(load.events, load.hot);
         // The counters do not include rows that the table had before the run.
         let said = |(event, count): (LikeEvent, Option<i64>)| (event, count.filter(|_| load.rows_before == 0));
-        preload::preload(world, counted(events).map(said), contender.per_message).await?;
+        let events = counted(events).map(said);
+        match contender.per_message {
+            1 => preload::preload(world, events).await?,
+            many => preload::preload_messages(world, preload::arrays(events, many, contender.groups)).await?,
+        }
     }
     preload::rest(servers).await?;
     let published = servers.used(None)?.since(before);

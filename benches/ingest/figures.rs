@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::common::report::Aim;
-use crate::contenders::{BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_4, TALLYD_ARRAYS, TALLYD_ARRAYS_2};
+use crate::contenders::{
+    BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_4, TALLYD_ARRAYS, TALLYD_ARRAYS_2, TALLYD_ARRAYS_2_GROUPED,
+};
 use crate::drain::Drained;
 use crate::rounds::Standing;
 
@@ -40,6 +42,7 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
         ("row_peer_ratio", ratio(TALLYD, rate(NODE_ROW))),
         ("array_ratio_1", ratio(TALLYD_ARRAYS, best)),
         ("array_ratio", ratio(TALLYD_ARRAYS_2, best)),
+        ("grouped_array_ratio", ratio(TALLYD_ARRAYS_2_GROUPED, best)),
         ("cpu_us_per_event", of(TALLYD).map(|run| run.consumer_us)),
         ("all_us_per_event", of(TALLYD).map(|run| run.consumer_us + run.mysql_us + run.rabbitmq_us)),
         ("peak_rss_mib", of(TALLYD).map(|run| run.peak_rss_mib)),

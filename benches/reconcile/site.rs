@@ -132,7 +132,7 @@ impl Site {
 
     /// Measures how many events per second the daemon drains, with or without reconciles at the same time.
     pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
-        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
+        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)))
             .await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}

@@ -118,7 +118,7 @@ async fn backlog(messages: usize) -> Result<f64> {
     let world = World::new("resources-backlog", Setup::default()).await?;
     let peak = async {
         let events = || Workload::new(1).take(messages);
-        preload::preload(&world, events().map(|event| (event, None)), 1).await?;
+        preload::preload(&world, events().map(|event| (event, None))).await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&world, &[])?;
         running.consuming(1).await?;
         running.committed(messages as u64).await?;
