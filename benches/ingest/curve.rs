@@ -67,13 +67,20 @@ fn points(rows_before: u64) -> Vec<Point> {
     let mut points = Vec::from(batches);
     points.push(Point { hot: true, ..plain("hot target".to_owned()) });
     if rows_before > 0 {
+        let [.., batch_events_max] = BATCHES;
+        let setup = Setup { batch_events_max, ..Setup::default() };
         points.push(Point { rows_before, ..plain(format!("{rows_before} rows before")) });
+        points.push(Point {
+            rows_before,
+            setup,
+            ..plain(format!("{rows_before} rows before, batch {batch_events_max}"))
+        });
     }
     points
 }
 
 fn figure(point: &str) -> String {
-    format!("events_per_second_{}", point.replace(' ', "_"))
+    format!("events_per_second_{}", point.replace(", ", "_").replace(' ', "_"))
 }
 
 /// Fills the table with rows of users that are not in the workload. The rows are spread evenly over the workload's
