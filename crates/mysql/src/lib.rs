@@ -287,7 +287,9 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
                 "ssl-mode=VERIFY_CA needs tls_ca_file, and a build of tallyd in which sqlx trusts no other authorities";
             return Err(sqlx::Error::Configuration(text.into())).context(ACTION);
         }
-        (_, own) => tls::authorities(own.as_deref()),
+        (MySqlSslMode::VerifyIdentity, own) => tls::authorities(own.as_deref()),
+        // No certificate is checked, so reading the system's authorities would only delay the start.
+        (MySqlSslMode::Disabled | MySqlSslMode::Preferred | MySqlSslMode::Required, _) => String::new(),
     };
     Ok(options.ssl_mode(mode).ssl_ca_from_pem(authorities.into_bytes()))
 }
