@@ -10,6 +10,7 @@
 
 pub mod config;
 mod error;
+mod frames;
 mod lower;
 mod maps;
 mod nodes;
@@ -31,6 +32,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPScheme;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 
+use frames::FrameLimit;
 use nodes::{Node, Nodes};
 
 use tallyd_connect::tls::{self, Identity, TlsFault};
@@ -57,6 +59,7 @@ pub fn connections_opened() -> u64 {
 pub struct Broker {
     config: Amqp,
     nodes: Arc<Nodes>,
+    frames: Arc<FrameLimit>,
     vhost: String,
     tls: OwnedTLSConfig,
 }
@@ -67,6 +70,7 @@ pub struct Link {
     pub channel: Channel,
     /// Dropping this field closes the connection.
     connection: Connection,
+    frames: Arc<FrameLimit>,
     timeout: Duration,
 }
 
@@ -97,7 +101,7 @@ impl Broker {
                 cert_chain: config.tls.authorities.clone(),
             },
         };
-        Ok(Self { config: config.clone(), nodes: Arc::new(nodes), vhost: uri.vhost, tls })
+        Ok(Self { config: config.clone(), nodes: Arc::new(nodes), frames: Arc::default(), vhost: uri.vhost, tls })
     }
 
     /// The vhost of the address.
@@ -132,15 +136,17 @@ impl Broker {
     async fn connect_to(&self, node: &Node, purpose: &str) -> Result<Link> {
         let timeout = self.config.timeout();
         let properties = ConnectionProperties::default().with_connection_name(format!("tallyd {purpose}").into());
+        let mut uri = node.uri.clone();
+        self.frames.set(&mut uri);
         let connecting = async {
             let runtime = lapin::runtime::default_runtime()?;
-            Connection::connect_uri_with_config(node.uri.clone(), properties, self.tls.clone(), runtime).await
+            Connection::connect_uri_with_config(uri, properties, self.tls.clone(), runtime).await
         };
         let connected = limit(timeout, "connect to RabbitMQ", connecting).await;
         let connection = connected.map_err(|error| self.explain(node, error))?;
         OPENED.fetch_add(1, Ordering::Relaxed);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
-        Ok(Link { channel, connection, timeout })
+        Ok(Link { channel, connection, frames: Arc::clone(&self.frames), timeout })
     }
 
     /// Replaces the library's error with an explanation if TLS is the cause.
@@ -176,7 +182,14 @@ impl Link {
 
     /// Waits until a call of the library ends, with a time limit.
     pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
+        let call = async { call.await.inspect_err(|error| self.note(error)) };
         limit(self.timeout, action, call).await
+    }
+
+    /// Learns from an error of the library: after a frame that exceeded the limit, new links of this broker accept
+    /// larger frames. [`Link::call`] does so itself.
+    pub fn note(&self, error: &lapin::Error) {
+        self.frames.note(error);
     }
 
     /// Reads a queue's length. This call is cheap for the broker. If the queue is missing, the broker closes this

@@ -268,7 +268,7 @@ impl Session<'_> {
                 self.is_cancelled = true;
                 break;
             };
-            self.inbox.push(delivery.context("receive")?);
+            self.inbox.push(delivery.inspect_err(|error| self.link.note(error)).context("receive")?);
             // The messages are much larger than the session expected when it chose the prefetch. The session ends
             // before the messages fill the memory.
             if self.is_overfull() {

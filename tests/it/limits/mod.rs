@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod cell;
+mod frames;
 
 use std::fs;
 use std::io::{Read, Write};

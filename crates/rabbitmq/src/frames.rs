@@ -1,0 +1,37 @@
+//! The largest frame that connections accept. The library allocates two buffers of 32 frames for each connection. If the
+//! library knows the size of a frame before it connects, it touches only the memory that it needs. Otherwise it fills
+//! both buffers with zeros, 8 MiB with RabbitMQ's default size.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lapin::ErrorKind;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
+use lapin::uri::AMQPUri;
+
+/// The default of RabbitMQ's setting `frame_max`, in bytes. RabbitMQ splits longer bodies, but not longer headers.
+const FRAME_MAX: u32 = 131_072;
+
+/// The limit that a connection tells RabbitMQ. If RabbitMQ's own limit is higher, a message can have headers that exceed
+/// this limit, and no connection with this limit can receive the message. So after the first such message, new
+/// connections use RabbitMQ's limit.
+#[derive(Debug, Default)]
+pub(crate) struct FrameLimit {
+    is_lifted: AtomicBool,
+}
+
+impl FrameLimit {
+    /// Sets the limit, unless the address in the configuration has one.
+    pub(crate) fn set(&self, uri: &mut AMQPUri) {
+        if !self.is_lifted.load(Ordering::Relaxed) {
+            uri.query.frame_max.get_or_insert(FRAME_MAX);
+        }
+    }
+
+    /// Lifts the limit if the error says that a frame exceeded it.
+    pub(crate) fn note(&self, error: &lapin::Error) {
+        let ErrorKind::ProtocolError(wrong) = error.kind() else { return };
+        if *wrong.kind() == AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR) {
+            self.is_lifted.store(true, Ordering::Relaxed);
+        }
+    }
+}

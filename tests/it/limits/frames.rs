@@ -1,0 +1,50 @@
+//! RabbitMQ's setting `frame_max` is higher than its default.
+
+use super::{body, likes};
+use crate::common::servers::rabbitmqctl;
+use crate::common::{Model, World};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Confirmation};
+use tallyd_connect::address::ServerUrl;
+use tallyd_rabbitmq::Broker;
+
+const USUAL: u32 = 131_072;
+const HIGHER: u32 = 2 * USUAL;
+
+/// Sets the limit for new connections. Other tests may run meanwhile, because their connections ask for the usual limit.
+fn set_frame_max(bytes: u32) {
+    rabbitmqctl(&["-q", "eval", &format!("application:set_env(rabbit, frame_max, {bytes}).")]);
+}
+
+#[tokio::test]
+async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
+    let world = World::new("limits_frames", "").await;
+    let publisher = world.publisher().await;
+    set_frame_max(HIGHER);
+    let mut amqp = world.config.amqp.clone();
+    amqp.url = ServerUrl::from(format!("{}?frame_max={HIGHER}", amqp.url.expose()).as_str());
+    let channel = Broker::new(&amqp).unwrap().connect("test").await.unwrap().channel;
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let mut headers = FieldTable::default();
+    headers.insert("x-large".into(), AMQPValue::LongString("x".repeat(200_000).into()));
+    let properties = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
+    let events = likes(1, 3);
+    for event in &events {
+        let (exchange, (user, body)) = (world.broker.exchange(), body(event));
+        let (options, key) =
+            (BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() }, user.to_string());
+        let (exchange, key) = (exchange.as_str().into(), key.as_str().into());
+        let sent = channel.basic_publish(exchange, key, options, &body, properties.clone()).await.unwrap();
+        assert!(matches!(sent.await.unwrap(), Confirmation::Ack(None)));
+    }
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    set_frame_max(USUAL);
+    let mut model = Model::default();
+    events.iter().for_each(|event| model.apply(event));
+    assert_eq!(world.counters().await, model.counters());
+    assert!(daemon.log().contains("frame too large"), "{}", daemon.log());
+    assert_eq!(daemon.stop().code(), Some(0));
+    world.close().await;
+}
