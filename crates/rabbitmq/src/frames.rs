@@ -11,20 +11,19 @@ use lapin::uri::AMQPUri;
 /// The default of RabbitMQ's setting `frame_max`, in bytes. RabbitMQ splits longer bodies, but not longer headers.
 const FRAME_MAX: u32 = 131_072;
 
-/// The limit that a connection tells RabbitMQ. If RabbitMQ's own limit is higher, a message can have headers that exceed
-/// this limit, and no connection with this limit can receive the message. So after the first such message, new
-/// connections use RabbitMQ's limit.
+/// The limit that a connection tells RabbitMQ: `frame_max` of the address in the configuration, or [`FRAME_MAX`]. If
+/// RabbitMQ's own limit is higher, a message can have headers that exceed this limit, and no connection with this limit
+/// can receive the message. So after the first such message, new connections use RabbitMQ's limit.
 #[derive(Debug, Default)]
 pub(crate) struct FrameLimit {
     is_lifted: AtomicBool,
 }
 
 impl FrameLimit {
-    /// Sets the limit, unless the address in the configuration has one.
+    /// Sets the limit of a new connection.
     pub(crate) fn set(&self, uri: &mut AMQPUri) {
-        if !self.is_lifted.load(Ordering::Relaxed) {
-            uri.query.frame_max.get_or_insert(FRAME_MAX);
-        }
+        let is_lifted = self.is_lifted.load(Ordering::Relaxed);
+        uri.query.frame_max = if is_lifted { None } else { uri.query.frame_max.or(Some(FRAME_MAX)) };
     }
 
     /// Lifts the limit if the error says that a frame exceeded it.

@@ -7,6 +7,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Confirmation};
 use tallyd_connect::address::ServerUrl;
+use tallyd_core::event::LikeEvent;
 use tallyd_rabbitmq::Broker;
 
 const USUAL: u32 = 131_072;
@@ -22,6 +23,24 @@ async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
     let world = World::new("limits_frames", "").await;
     let publisher = world.publisher().await;
     set_frame_max(HIGHER);
+    let url = world.config.amqp.url.expose();
+    let mut model = Model::default();
+    // The first daemon uses the usual limit, and the second daemon uses a limit from its configuration.
+    for (from, limited) in [(1, url.to_owned()), (100, format!("{url}?frame_max=65536"))] {
+        let events = likes(from, 3);
+        publish_with_large_headers(&world, &events).await;
+        let daemon = world.daemon_with(&[("TALLYD__AMQP__URL", &limited)]);
+        world.drained(&publisher).await;
+        events.iter().for_each(|event| model.apply(event));
+        assert_eq!(world.counters().await, model.counters());
+        assert!(daemon.log().contains("frame too large"), "{}", daemon.log());
+        assert_eq!(daemon.stop().code(), Some(0));
+    }
+    set_frame_max(USUAL);
+    world.close().await;
+}
+
+async fn publish_with_large_headers(world: &World, events: &[LikeEvent]) {
     let mut amqp = world.config.amqp.clone();
     amqp.url = ServerUrl::from(format!("{}?frame_max={HIGHER}", amqp.url.expose()).as_str());
     let channel = Broker::new(&amqp).unwrap().connect("test").await.unwrap().channel;
@@ -29,22 +48,11 @@ async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
     let mut headers = FieldTable::default();
     headers.insert("x-large".into(), AMQPValue::LongString("x".repeat(200_000).into()));
     let properties = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
-    let events = likes(1, 3);
-    for event in &events {
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    for event in events {
         let (exchange, (user, body)) = (world.broker.exchange(), body(event));
-        let (options, key) =
-            (BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() }, user.to_string());
-        let (exchange, key) = (exchange.as_str().into(), key.as_str().into());
+        let (exchange, key) = (exchange.as_str().into(), user.to_string().as_str().into());
         let sent = channel.basic_publish(exchange, key, options, &body, properties.clone()).await.unwrap();
         assert!(matches!(sent.await.unwrap(), Confirmation::Ack(None)));
     }
-    let daemon = world.daemon();
-    world.drained(&publisher).await;
-    set_frame_max(USUAL);
-    let mut model = Model::default();
-    events.iter().for_each(|event| model.apply(event));
-    assert_eq!(world.counters().await, model.counters());
-    assert!(daemon.log().contains("frame too large"), "{}", daemon.log());
-    assert_eq!(daemon.stop().code(), Some(0));
-    world.close().await;
 }
