@@ -6,7 +6,7 @@ mod site;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
 use common::machine::Machine;
 use common::report::{Aim, Results, median, print_figures};
@@ -158,17 +158,4 @@ fn figures(seen: &Seen) -> BTreeMap<String, f64> {
         figures.insert(format!("changed_{part}_rows_read"), of(runs, |ran| ran.rows_read as f64));
     }
     figures
-}
-
-impl Ran {
-    /// Fails unless exactly `targets` targets were compared and all of them are right.
-    fn expect_exact(self, targets: u64) -> Result<Self> {
-        ensure!(
-            (self.checked, self.exact) == (targets, targets),
-            "{} checked, {} exact, expected {targets}",
-            self.checked,
-            self.exact
-        );
-        Ok(self)
-    }
 }

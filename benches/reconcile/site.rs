@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd_core::event::LikeEvent;
+use tallyd::config::Writes;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_redis::Cache;
 use tallyd_testkit::client_of;
@@ -46,7 +46,8 @@ pub struct Site {
 
 impl Site {
     pub async fn open(name: &str, rows: u64) -> Result<Self> {
-        let world = World::new(&format!("reconcile-{name}"), Setup::default()).await?;
+        let setup = Setup { likes_by: Writes::Daemon, ..Setup::default() };
+        let world = World::new(&format!("reconcile-{name}"), setup).await?;
         let cache = Cache::new(&world.config.redis, &world.config.metrics)?;
         let targets = rows / ROWS_PER_TARGET;
         println!("filling MySQL with the rows of {rows} likes for {targets} targets");
@@ -161,7 +162,7 @@ impl Site {
         Ok(rate)
     }
 
-    /// Sends likes through the client at this rate, until the task is aborted.
+    /// Publishes likes at this rate, until the task is aborted.
     async fn arrive(&self) -> Result<()> {
         let client = client_of(&self.world.config);
         let mut turn = tokio::time::interval(TURN);
@@ -169,11 +170,7 @@ impl Site {
         loop {
             turn.tick().await;
             let some: Vec<_> = likes.by_ref().take(ARRIVING_PER_TURN).collect();
-            let like = async |event: &LikeEvent| {
-                let counted = client.count(event.target, event.user, true, &[]).await?;
-                client.publish(&counted).await
-            };
-            try_join_all(some.iter().map(like)).await?;
+            try_join_all(some.iter().map(|event| client.publish_event(event))).await?;
         }
     }
 
@@ -208,12 +205,28 @@ impl Site {
         Ok(ran)
     }
 
-    /// Removes the rows that a drain wrote to `like_record`, and counts `counter` again from the remaining rows. After
-    /// this, the next round starts with the same data.
+    /// Removes the rows that a drain wrote to `like_record`, counts `counter` again from the remaining rows, and loads
+    /// Redis. After this, the next round starts with the same data.
     async fn forget_new_rows(&self) -> Result<()> {
         sqlx::query("DELETE FROM like_record WHERE update_at > '2026-01-01'").execute(&self.world.pool).await?;
         sqlx::query("TRUNCATE counter").execute(&self.world.pool).await?;
-        count(&self.world).await
+        count(&self.world).await?;
+        self.lose().await?;
+        self.reconcile(&["--full"]).await?.expect_exact(self.targets)?;
+        Ok(())
+    }
+}
+
+impl Ran {
+    /// Fails unless exactly `targets` targets were compared and all of them are right.
+    pub fn expect_exact(self, targets: u64) -> Result<Self> {
+        ensure!(
+            (self.checked, self.exact) == (targets, targets),
+            "{} checked, {} exact, expected {targets}",
+            self.checked,
+            self.exact
+        );
+        Ok(self)
     }
 }
 
