@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Connection, Row};
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::ranks::{Before, Placed, Ranking, place};
 
-use super::boards::{PeriodRow, PeriodState, begin};
-use super::{Context, Result, Store};
+use super::boards::{JOB, PeriodRow, PeriodState, begin};
+use super::{Context, Result, Store, jobs};
 
 /// The maximum number of rows that one statement deletes. This limit keeps the transaction short.
 const TRIM_ROWS_MAX: u64 = 1_000;
@@ -72,10 +72,13 @@ impl Store {
         const ACTION: &str = "copy a page of a board";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             for sql in places.0 {
                 sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.context(ACTION)?;
             }
+            // If the job's row were locked before the rows are written, the transactions of a run would wait for each
+            // other.
+            jobs::hold(&mut tx, JOB, run).await?;
             tx.commit().await.context(ACTION)
         })
         .await

@@ -1,6 +1,8 @@
 //! Copies the frozen zset to rows, and proves that zset and rows are equal. Only a few pages are in memory at a time.
 
-use tokio::task::JoinHandle;
+use futures_util::stream::{self, StreamExt};
+use tokio::task::JoinError;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::jobs::board_run::{BoardRun, Halt, Reason, Step};
 use crate::runtime::fault;
@@ -12,11 +14,13 @@ use tallyd_mysql::boards::PeriodRow;
 use tallyd_redis::Cache;
 
 /// Maximum number of pages that one transaction writes. Each commit waits for the disk, so fewer commits are faster.
-const COMMIT_PAGES: usize = 10;
+const COMMIT_PAGES: u64 = 10;
 
-/// Maximum number of members that one transaction writes. The limit keeps the transaction short, because the
-/// transaction holds the job's lock.
-const COMMIT_MEMBERS: usize = 5_000;
+/// Maximum number of members that one transaction writes.
+const COMMIT_MEMBERS: u64 = 5_000;
+
+/// Number of pieces that are copied in parallel. Each piece is one transaction.
+const PIECES: usize = 3;
 
 pub(super) struct Copier<'a> {
     run: &'a BoardRun<'a>,
@@ -36,42 +40,30 @@ impl<'a> Copier<'a> {
     }
 
     /// Writes the frozen zset to the rows of a copy, highest score first, up to place `top`. Overwrites existing rows.
-    /// While some pages are written to MySQL, the next pages are read from Redis, and the previous pages are read back
-    /// and compared.
+    /// Several pieces are copied in parallel, because reading, writing and comparing take CPU time in three programs.
     pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
+        let run = self.run.number;
         let (_, members) = self.run.cache.count_board(at).await?;
         let wanted = members.min(top);
         self.run.show(at, "copied", wanted);
         let pair = self.pair(at, copy);
+        let length = COMMIT_MEMBERS.min(COMMIT_PAGES * self.page_members as u64);
+        let starts = (0..).map(|piece| piece * length).take_while(|after| *after < wanted);
+        let begin =
+            |after| AbortOnDropHandle::new(tokio::spawn(pair.clone().copy(run, after, wanted.min(after + length))));
+        let mut pieces = stream::iter(starts.map(begin)).buffered(PIECES);
         let mut tally = Tally::default();
-        let mut copied = 0;
-        let mut verifying: Option<JoinHandle<Step<Tally>>> = None;
-        let mut pages = pair.clone().read_pages(0, wanted).await?;
-        while pages.members > 0 {
+        while let Some(piece) = pieces.next().await {
+            tally.add(joined(piece)?);
             self.run.check_stop()?;
-            let after = copied + pages.members;
-            // Reading and writing are separate tasks, because both take CPU time.
-            let reading = tokio::spawn(pair.clone().read_pages(after, wanted));
-            self.run.store.copy_places(self.run.number, pages.places).await?;
-            let next = joined(reading).await?;
-            let verify = tokio::spawn(pair.clone().verify(copied, after));
-            if let Some(former) = verifying.replace(verify) {
-                tally.add(joined(former).await?);
-            }
-            fault::point("archive:copied-page");
-            copied = after;
-            pages = next;
-            self.run.show_done(copied);
-        }
-        if let Some(last) = verifying {
-            tally.add(joined(last).await?);
+            self.run.show_done(tally.members);
         }
         // Redis keeps no empty zsets, so Redis has lost this zset or a part of it. In this case the rows must not be
         // trimmed.
-        if copied == 0 || copied < wanted {
+        if tally.members == 0 || tally.members < wanted {
             return Err(Halt::Kept(Reason::FrozenGone));
         }
-        Ok(Copied { tally, left_out: members - copied })
+        Ok(Copied { tally, left_out: members - tally.members })
     }
 
     pub(super) async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
@@ -85,7 +77,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Checks that the zset and the rows both end at the place where the copy ended. All earlier places were verified
+    /// Checks that the zset and the rows both end at the place where the copy ended. All earlier places were compared
     /// during the copy.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
@@ -105,7 +97,7 @@ impl<'a> Copier<'a> {
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
         self.run.show(at, "verified", row.tally.members);
         let tally = tokio::select! {
-            tally = self.pair(at, row.copy.unwrap_or(0)).verify(0, until) => tally?,
+            tally = self.pair(at, row.copy.unwrap_or(0)).verify(until) => tally?,
             () = self.run.stop.cancelled() => return Err(Halt::Stopped),
         };
         if tally.members == 0 { Err(Halt::Kept(Reason::FrozenGone)) } else { Ok(tally) }
@@ -126,41 +118,52 @@ struct Pair {
     copy: u8,
 }
 
-struct Pages {
-    members: u64,
-    places: Places,
-}
-
 impl Pair {
-    /// Reads the next pages of the frozen zset up to place `until`, as many pages as one transaction writes.
-    async fn read_pages(self, after: u64, until: u64) -> Step<Pages> {
-        let Self { cache, page_members, at, copy, .. } = self;
-        let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
-        let most = most.min(usize::try_from(until - after).unwrap_or(usize::MAX));
+    /// Copies the members from place `after + 1` to place `until`. Then reads the committed rows back, and compares them
+    /// with the members. Returns the count and the checksums of the members. Both are recorded, so later changes of the
+    /// members are detected.
+    async fn copy(self, run: u64, after: u64, until: u64) -> Step<Tally> {
+        let Self { store, at, copy, .. } = &self;
+        let members = self.read_members(after, until).await?;
+        store.copy_places(run, Places::new(at, *copy, after + 1, &members)).await?;
+        fault::point("archive:copied-page");
+        let mut tally = Tally::default();
+        for page in members.chunks(self.page_members) {
+            let copied = after + tally.members;
+            let rows = store.archived_page(at, *copy, copied, page.len()).await?;
+            if let Some(place) = first_difference(copied + 1, page, &rows) {
+                return Err(Halt::Kept(Reason::Differs(place)));
+            }
+            tally.add_members(page);
+        }
+        Ok(tally)
+    }
+
+    async fn read_members(&self, after: u64, until: u64) -> Step<Vec<BoardMember>> {
+        let most = usize::try_from(until - after).unwrap_or(usize::MAX);
         let mut members = Vec::new();
         while members.len() < most {
-            let limit = page_members.min(most - members.len());
-            let page = cache.frozen_page(&at, after + members.len() as u64, limit).await?;
+            let limit = self.page_members.min(most - members.len());
+            let page = self.cache.frozen_page(&self.at, after + members.len() as u64, limit).await?;
             let is_last = page.len() < limit;
             members.extend(page);
             if is_last {
                 break;
             }
         }
-        if let Some(place) = members.iter().position(|member| !member.score.is_finite()) {
-            return Err(Halt::Kept(Reason::InfiniteAt(after + place as u64 + 1)));
+        match members.iter().position(|member| !member.score.is_finite()) {
+            Some(place) => Err(Halt::Kept(Reason::InfiniteAt(after + place as u64 + 1))),
+            None => Ok(members),
         }
-        Ok(Pages { members: members.len() as u64, places: Places::new(&at, copy, after + 1, &members) })
     }
 
-    /// Compares both stores place by place, from place `from + 1` to place `until`, or until both stores end. Returns
-    /// the count and the checksums of the compared members. The count and the checksums are recorded, so later changes
-    /// of the members are detected.
-    async fn verify(self, from: u64, until: u64) -> Step<Tally> {
+    /// Compares both stores place by place up to place `until`, or until both stores end. Returns the count and the
+    /// checksums of the compared members.
+    async fn verify(self, until: u64) -> Step<Tally> {
         let Self { store, cache, page_members, at, copy } = self;
         let mut tally = Tally::default();
         loop {
-            let after = from + tally.members;
+            let after = tally.members;
             let limit = page_members.min(usize::try_from(until - after).unwrap_or(usize::MAX));
             if limit == 0 {
                 return Ok(tally);
@@ -168,7 +171,7 @@ impl Pair {
             let (rows_store, period) = (store.clone(), at.clone());
             let rows = tokio::spawn(async move { Ok(rows_store.archived_page(&period, copy, after, limit).await?) });
             let page = cache.frozen_page(&at, after, limit).await?;
-            let rows = joined(rows).await?;
+            let rows = joined(rows.await)?;
             if let Some(place) = first_difference(after + 1, &page, &rows) {
                 let is_gone = cache.count_board(&at).await?.1 == 0;
                 return Err(Halt::Kept(if is_gone { Reason::FrozenGone } else { Reason::Differs(place) }));
@@ -181,9 +184,9 @@ impl Pair {
     }
 }
 
-/// Waits for a task and returns its result. A panic becomes an error.
-async fn joined<T>(task: JoinHandle<Step<T>>) -> Step<T> {
-    task.await.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
+/// Returns the result of a task. A panic becomes an error.
+fn joined<T>(ended: Result<Step<T>, JoinError>) -> Step<T> {
+    ended.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }
 
 /// Returns the first place at which the stores differ or only one store has a member. Places are counted from `first`.
