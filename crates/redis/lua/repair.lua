@@ -29,34 +29,40 @@ local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0
 end
--- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
+-- Returns the numbers in a field's text. Returns false if the text is not a list of numbers.
 local function read(text)
     local values = {}
-    for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
+    if not text then
+        return values
+    end
+    for value in string.gmatch(text .. ',', '([^,]*),') do
         if not string.match(value, '^%-?%d+$') then
-            return nil
+            return false
         end
         values[#values + 1] = tonumber(value)
     end
     return values
 end
 
-local ids, targets = {}, {}
+local ids, targets, changed, done = {}, {}, {}, {}
 for index = 4, #ARGV, 3 do
     local id = ARGV[index]
     if not targets[id] then
         ids[#ids + 1] = id
-        targets[id] = {}
+        targets[id] = true
     end
 end
 for place, text in ipairs(redis.call('HMGET', KEYS[1], unpack(ids))) do
-    targets[ids[place]].values = read(text)
+    targets[ids[place]] = read(text)
 end
-local done = {}
 for index = 4, #ARGV, 3 do
-    local target, place = targets[ARGV[index]], tonumber(ARGV[index + 1])
-    local text, only, below_zero = string.match(ARGV[index + 2], '^(%-?%d+)@?(%-?%d*)(!?)$')
-    local values, added = target.values, tonumber(text)
+    local id, place, text = ARGV[index], tonumber(ARGV[index + 1]), ARGV[index + 2]
+    local added, only, below_zero = tonumber(text), '', ''
+    if not added then
+        text, only, below_zero = string.match(text, '^(%-?%d+)@?(%-?%d*)(!?)$')
+        added = tonumber(text)
+    end
+    local values = targets[id]
     local was = values and (values[place] or 0)
     if not values or only ~= '' and set_at >= tonumber(only) then
         done[#done + 1] = 2
@@ -67,14 +73,14 @@ for index = 4, #ARGV, 3 do
             values[missing] = 0
         end
         values[place] = was + added
-        target.changed = true
+        changed[id] = true
         done[#done + 1] = 1
     end
 end
 local fields = { '_', ARGV[2] }
 for _, id in ipairs(ids) do
-    local values = targets[id].values
-    if targets[id].changed then
+    if changed[id] then
+        local values = targets[id]
         local last = #values
         while last > 0 and values[last] == 0 do
             last = last - 1
@@ -83,7 +89,10 @@ for _, id in ipairs(ids) do
             redis.call('HDEL', KEYS[1], id)
         else
             for position = 1, last do
-                values[position] = string.format('%.0f', values[position])
+                -- Lua writes a number with at most 14 digits exactly.
+                if math.abs(values[position]) >= 1e14 then
+                    values[position] = string.format('%.0f', values[position])
+                end
             end
             fields[#fields + 1] = id
             fields[#fields + 1] = table.concat(values, ',', 1, last)

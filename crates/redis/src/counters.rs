@@ -1,9 +1,9 @@
 //! Functions that read samples of counters in Redis, repair counters, and search for counters. A repair adds the
 //! measured drift (the difference from MySQL).
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use redis::{Pipeline, Value};
 use tallyd_core::drift::Sample;
 use tallyd_core::keys::KindNames;
@@ -63,7 +63,8 @@ impl Repair {
     /// The repair as an argument of the script.
     fn text(&self) -> String {
         let only = self.not_set_since.map_or_else(String::new, |cut| format!("@{}", cut.0));
-        format!("{}{only}{}", self.delta, if self.below_zero { "!" } else { "" })
+        // The script reads a plain number fastest.
+        format!("{}{only}{}", self.delta, if self.below_zero && self.delta < 0 { "!" } else { "" })
     }
 }
 
@@ -163,10 +164,30 @@ impl Cache {
         pass: u64,
         repairs: &[Repair],
     ) -> Result<Vec<(CounterKey, Repaired)>> {
+        let bucket = |repair: &Repair| (repair.number.0.kind, self.keys.bucket(repair.number.0));
+        let mut sorted = repairs.to_vec();
+        sorted.sort_by_cached_key(bucket);
+        let buckets: Vec<&[Repair]> = sorted.chunk_by(|one, other| bucket(one) == bucket(other)).collect();
+        let pieces = buckets.chunks(super::PIPELINE_COMMANDS_MAX).map(|some| self.repair_buckets(kinds, pass, some));
+        let pieces: Vec<_> = pieces.collect();
+        // While Redis runs one pipeline, this task builds the next one.
+        let done: Vec<_> = stream::iter(pieces).buffered(2).try_collect().await?;
+        Ok(done.concat())
+    }
+
+    /// Applies the repairs of some buckets.
+    async fn repair_buckets(
+        &self,
+        kinds: &KindNames,
+        pass: u64,
+        buckets: &[&[Repair]],
+    ) -> Result<Vec<(CounterKey, Repaired)>> {
         const ACTION: &str = "repair counters";
         let mut groups = Vec::new();
-        for ((kind, bucket), members) in self.by_bucket(repairs) {
-            let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
+        for members in buckets {
+            let Some(first) = members.first() else { continue };
+            let (target, _) = first.number;
+            let Some(name) = kinds.get(target.kind) else { continue };
             // If the numbers of a bucket were read in two samples, the bucket may have changed between these samples.
             // If the bucket was in another state in a later sample, the repairs from that sample are not applied.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
@@ -175,7 +196,7 @@ impl Cache {
             // this state with the sample.
             let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
             let script = if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN };
-            let call = Call::new(script, self.keys.counters(name, bucket))
+            let call = Call::new(script, self.keys.counters(name, self.keys.bucket(target)))
                 .arg(first.loaded.to_string())
                 .arg(first.loaded.repaired(pass).to_string())
                 .number(now.iter().map(|repair| repair.until.0).min().unwrap_or(0));
@@ -318,15 +339,6 @@ impl Cache {
     /// Returns true if this layout is `packed`. The packed layout keeps numbers in buckets.
     pub fn is_packed(&self) -> bool {
         self.keys.layout().form == Form::Packed
-    }
-
-    fn by_bucket(&self, repairs: &[Repair]) -> BTreeMap<(Kind, u32), Vec<Repair>> {
-        let mut buckets: BTreeMap<_, Vec<Repair>> = BTreeMap::new();
-        for repair in repairs {
-            let (target, _) = repair.number;
-            buckets.entry((target.kind, self.keys.bucket(target))).or_default().push(*repair);
-        }
-        buckets
     }
 }
 

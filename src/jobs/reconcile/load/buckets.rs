@@ -19,8 +19,8 @@ use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 use tallyd_redis::load::Lost;
 
-/// Number of rows that are read and added together. Each of 8,192 buckets gets about 12 of these rows.
-const PAGE_ROWS: usize = 100_000;
+/// Number of rows that are read and added together. Each of 8,192 buckets gets about 24 of these rows.
+const PAGE_ROWS: usize = 200_000;
 
 /// Number of counters that are measured together. A counter is measured if its right value at the cut cannot be
 /// computed from a page.
