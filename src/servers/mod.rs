@@ -19,8 +19,8 @@ use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
 /// Number of connections to MySQL that the runs of jobs use at the same time. A reconcile uses three connections, and
-/// an archive run uses two connections. A filter run uses one connection, and a recount uses one connection.
-const CONNECTIONS_OF_RUNS: u32 = 3 + 2 + 1 + 1;
+/// an archive run uses three connections. A filter run uses one connection, and a recount uses one connection.
+const CONNECTIONS_OF_RUNS: u32 = 3 + 3 + 1 + 1;
 
 /// Number of connections that renew leases: one for each job.
 const CONNECTIONS_OF_LEASES: u32 = JobName::ALL.len() as u32;

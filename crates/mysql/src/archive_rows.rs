@@ -8,6 +8,7 @@ use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::ranks::{Before, Placed, Ranking, place};
 
 use super::boards::{JOB, PeriodRow, PeriodState, begin};
+use super::conn::TRIES;
 use super::{Context, Result, Store, jobs};
 
 /// The maximum number of rows that one statement deletes. This limit keeps the transaction short.
@@ -64,20 +65,31 @@ impl Store {
         Ok(Archived::Page { members, placed: place(ranking, before, page) })
     }
 
-    /// Writes members to their places and replaces existing rows.
+    /// Writes members to their places and replaces existing rows. If another transaction blocks this one, the
+    /// transaction is repeated.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn copy_places(&self, run: u64, places: Places) -> Result<()> {
+        for _ in 1..TRIES {
+            match self.try_copy(run, &places).await {
+                Err(error) if error.is_contention() || error.is_lock_timeout() => {}
+                ended => return ended,
+            }
+        }
+        self.try_copy(run, &places).await
+    }
+
+    async fn try_copy(&self, run: u64, places: &Places) -> Result<()> {
         const ACTION: &str = "copy a page of a board";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
-            for sql in places.0 {
-                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.context(ACTION)?;
+            for sql in &places.0 {
+                sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(&mut *tx).await.context(ACTION)?;
             }
-            // If the job's row were locked before the rows are written, the transactions of a run would wait for each
-            // other.
+            // If the job's row were locked first, the parallel transactions of a run would wait for each other. Nothing
+            // is committed without this lock, and the lock ends with the commit.
             jobs::hold(&mut tx, JOB, run).await?;
             tx.commit().await.context(ACTION)
         })

@@ -1,4 +1,4 @@
-//! Copies the frozen zset to rows, and proves that zset and rows are equal. Only a few pages are in memory at a time.
+//! Copies the frozen zset to rows, and proves that zset and rows are equal. Only a few pieces are in memory at a time.
 
 use futures_util::stream::{self, StreamExt};
 use tokio::task::JoinError;
@@ -54,7 +54,11 @@ impl<'a> Copier<'a> {
         let mut pieces = stream::iter(starts.map(begin)).buffered(PIECES);
         let mut tally = Tally::default();
         while let Some(piece) = pieces.next().await {
+            let until = wanted.min(tally.members + length);
             tally.add(joined(piece)?);
+            if tally.members < until {
+                break;
+            }
             self.run.check_stop()?;
             self.run.show_done(tally.members);
         }

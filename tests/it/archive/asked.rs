@@ -102,12 +102,12 @@ async fn a_stop_ends_a_run_between_two_pages_and_the_next_one_finishes() {
     let (archiver, stopped) = (stage.rival(), stop.clone());
     let running =
         tokio::spawn(async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &stopped).await });
-    eventually("the run copies the board", async || !stage.archived(&at).await.is_empty()).await;
+    eventually("the run copies the board", async || stage.rows().await > 0).await;
     stop.cancel();
     let report = running.await.unwrap().unwrap();
     assert!(report.stopped && !report.is_done(), "{report:#}");
-    let copied = stage.archived(&at).await.len();
-    assert!(copied < whole.len(), "{copied}");
+    let copied = stage.rows().await;
+    assert!(copied < 1_000, "{copied}");
     stage.end_lease().await;
     assert!(stage.archive(NOW).await.is_done());
     stage.holds(&at, &whole).await;

@@ -124,6 +124,11 @@ impl Stage {
         self.redis.zrevrange_withscores(key, 0, -1).await.unwrap()
     }
 
+    /// Returns how many rows the archive has. While a run copies a board, earlier places can be missing.
+    async fn rows(&self) -> i64 {
+        sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_archive").fetch_one(&self.world.pool).await.unwrap()
+    }
+
     /// Returns the archived members, ordered by place. Fails if the places are wrong.
     async fn archived(&self, at: &BoardPeriod) -> Vec<(Vec<u8>, f64)> {
         let sql = "SELECT place, member, score FROM leaderboard_archive AS a WHERE board = ? AND period = ? AND copy = COALESCE( \

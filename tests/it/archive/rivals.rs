@@ -49,7 +49,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     let running = tokio::spawn(async move {
         archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
-    eventually("the first run copies the board", async || !stage.archived(&at).await.is_empty()).await;
+    eventually("the first run copies the board", async || stage.rows().await > 0).await;
     // Each write of the first run extends the first run's lease. So the second run can begin only between two writes.
     let until = Instant::now() + DEADLINE;
     let report = loop {
@@ -95,14 +95,14 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let mut tallyd = stage.world.command();
     tallyd.args(["archive", "--period", "2026-W46"]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Process(tallyd.spawn().unwrap());
-    eventually("the process copies the board", async || !stage.archived(&at).await.is_empty()).await;
+    eventually("the process copies the board", async || stage.rows().await > 0).await;
     process.signal("STOP");
     let late = late(&mut whole);
     stage.write(&at, &late).await;
     let until = Instant::now() + DEADLINE;
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The row then stays
-        // locked until MySQL closes the connection of the process. If the process sent a statement with a page of rows
+        // locked until MySQL closes the connection of the process. If the process sent the statement that locks the row
         // before the stop, MySQL can execute this statement later. Such a late statement extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
@@ -172,6 +172,32 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
         assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
     }
     assert_eq!(stage.everything().await, before);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_run_that_is_overtaken_while_it_writes_rows_commits_none() {
+    let stage = Stage::new("archive_overtaken_writing", WEEKLY).await;
+    let at = week("2026-W46");
+    let run = stage.take().await;
+    let mut other = stage.world.pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT run FROM job_lock FOR UPDATE").execute(&mut *other).await.unwrap();
+    let ten: Vec<_> = (0..10_u8).map(|id| BoardMember { member: vec![id], score: 1.0 }).collect();
+    let (store, places) = (stage.store.clone(), Places::new(&at, 0, 1, &ten));
+    let writing = tokio::spawn(async move { store.copy_places(run, places).await });
+    eventually("the rows are written, and the run waits for the job's row", async || {
+        let sql = "SELECT COUNT(*) FROM information_schema.processlist \
+                   WHERE db = DATABASE() AND info LIKE 'UPDATE job_lock SET writes%'";
+        sqlx::query_scalar::<_, i64>(sql).fetch_one(&stage.world.pool).await.unwrap() == 1
+    })
+    .await;
+    sqlx::raw_sql("UPDATE job_lock SET run = run + 1").execute(&mut *other).await.unwrap();
+    other.commit().await.unwrap();
+
+    let refused = writing.await.unwrap();
+
+    assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
+    assert!(stage.archived(&at).await.is_empty());
     stage.close().await;
 }
 
