@@ -1,5 +1,5 @@
 //! Measures a full reconcile, a reconcile of changed targets, and a reload after Redis lost its data. Also measures how
-//! much these runs slow down the consumer.
+//! much these runs slow down the consumer. The daemon counts the likes.
 
 mod child;
 mod site;

@@ -7,7 +7,7 @@ use prometheus_client::registry::Registry;
 use super::labels::Named;
 use super::{Verdict, registered};
 use tallyd_core::job_name::JobName;
-use tallyd_redis::counters::Repaired;
+use tallyd_redis::repairs::Repaired;
 
 /// The modes of the reconciles that a daemon starts.
 const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];

@@ -12,9 +12,9 @@ use tallyd::config::Redis;
 use tallyd_core::model::{Kind, Metric, Micros, UserId};
 use tallyd_core::outbox::OutboxOffsets;
 use tallyd_redis::Cache;
-use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::layout::Loaded;
+use tallyd_redis::repairs::{Repair, Repaired};
 
 const LIKE: Metric = Metric(1);
 

@@ -89,7 +89,7 @@ for _, id in ipairs(ids) do
             redis.call('HDEL', KEYS[1], id)
         else
             for position = 1, last do
-                -- Lua writes a number with at most 14 digits exactly.
+                -- Lua writes an integer with at most 14 digits exactly.
                 if math.abs(values[position]) >= 1e14 then
                     values[position] = string.format('%.0f', values[position])
                 end

@@ -7,7 +7,7 @@
 -- ARGV[2]  the new value of `_`: the same loader, and the number of this repair.
 -- ARGV[3]  the latest instant at which the repair can run, as in repair.lua.
 -- ARGV     then two arguments for each number. The first is "entity:" with the name of the hash's field (for instance
---          "entity:like"), or "string". The second is the amount, in the format of repair.lua ("5", "5@12" or "5!").
+--          "entity:like"), or "string". The second is the amount, in the format of repair.lua ("5", "5@12" or "-5!").
 --
 -- Returns one result for each number:
 --          1  the amount was added.

@@ -1,9 +1,7 @@
-//! Functions that read samples of counters in Redis, repair counters, and search for counters. A repair adds the
-//! measured drift (the difference from MySQL).
+//! Functions that read samples of counters in Redis, and search for counters.
 
 use std::ops::Range;
 
-use futures_util::stream::{self, StreamExt, TryStreamExt};
 use redis::{Pipeline, Value};
 use tallyd_core::drift::Sample;
 use tallyd_core::keys::KindNames;
@@ -11,9 +9,7 @@ use tallyd_core::layout::{Form, Layout, Loaded};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use tallyd_core::outbox::OutboxOffsets;
 
-use super::{
-    COUNT_NUMBERS, Cache, CacheError, Call, Context, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text,
-};
+use super::{COUNT_NUMBERS, Cache, CacheError, Call, Context, Result, SAMPLE, SAMPLE_PLAIN, text};
 
 /// The maximum number of ids in one call of a script. The limit exists because Lua's stack holds only about 8,000
 /// values.
@@ -29,57 +25,6 @@ pub struct Size {
     pub fields: u64,
     /// The count of nonzero numbers in the bucket.
     pub numbers: u64,
-}
-
-/// An amount to add to a number, and the state of the number's bucket at the time when the drift was measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Repair {
-    pub number: CounterKey,
-    pub delta: i64,
-    /// Whether the repair is allowed to take the number below zero.
-    pub below_zero: bool,
-    /// If a number of the bucket was set after this instant, the repair is skipped, because the measured difference is
-    /// no longer valid.
-    pub not_set_since: Option<Micros>,
-    /// The state of the number's bucket at the time of the sample.
-    pub loaded: Loaded,
-    /// The latest instant at which the repair can run, by Redis' clock.
-    pub until: Micros,
-}
-
-/// The result of a repair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repaired {
-    /// The amount was added.
-    Done,
-    /// The repair was skipped, because the number would have gone below zero.
-    BelowZero,
-    /// The repair was skipped, because the bucket was changed since the sample, or because the repair was too late. The
-    /// next run measures the drift again.
-    Stale,
-}
-
-impl Repair {
-    /// The repair as an argument of the script.
-    fn text(&self) -> String {
-        let only = self.not_set_since.map_or_else(String::new, |cut| format!("@{}", cut.0));
-        // The script reads a plain number fastest.
-        format!("{}{only}{}", self.delta, if self.below_zero && self.delta < 0 { "!" } else { "" })
-    }
-}
-
-impl Repaired {
-    /// All results.
-    pub const ALL: [Self; 3] = [Self::Done, Self::BelowZero, Self::Stale];
-
-    /// The name of the result in the table `repair`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::BelowZero => "below-zero",
-            Self::Stale => "stale",
-        }
-    }
 }
 
 impl Cache {
@@ -150,83 +95,6 @@ impl Cache {
             members.push((place, fields - 1, metric));
         }
         (call, members)
-    }
-
-    /// Applies repairs. Each bucket gets one call with at most [`CALL_IDS_MAX`] repairs. Further repairs of the bucket
-    /// are skipped as [`Repaired::Stale`]. The call stores `pass` in the bucket. Each call must have a different
-    /// `pass`. A repair is never retried: a call that timed out may still run late.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The caller can't know which repairs ran. No repair was added twice.
-    pub async fn repair(
-        &self,
-        kinds: &KindNames,
-        pass: u64,
-        repairs: &[Repair],
-    ) -> Result<Vec<(CounterKey, Repaired)>> {
-        let bucket = |repair: &Repair| (repair.number.0.kind, self.keys.bucket(repair.number.0));
-        let mut sorted = repairs.to_vec();
-        sorted.sort_by_cached_key(bucket);
-        let buckets: Vec<&[Repair]> = sorted.chunk_by(|one, other| bucket(one) == bucket(other)).collect();
-        let pieces = buckets.chunks(super::PIPELINE_COMMANDS_MAX).map(|some| self.repair_buckets(kinds, pass, some));
-        let pieces: Vec<_> = pieces.collect();
-        // While Redis runs one pipeline, this task builds the next one.
-        let done: Vec<_> = stream::iter(pieces).buffered(2).try_collect().await?;
-        Ok(done.concat())
-    }
-
-    /// Applies the repairs of some buckets.
-    async fn repair_buckets(
-        &self,
-        kinds: &KindNames,
-        pass: u64,
-        buckets: &[&[Repair]],
-    ) -> Result<Vec<(CounterKey, Repaired)>> {
-        const ACTION: &str = "repair counters";
-        let mut groups = Vec::new();
-        for members in buckets {
-            let Some(first) = members.first() else { continue };
-            let (target, _) = first.number;
-            let Some(name) = kinds.get(target.kind) else { continue };
-            // If the numbers of a bucket were read in two samples, the bucket may have changed between these samples.
-            // If the bucket was in another state in a later sample, the repairs from that sample are not applied.
-            let (now, later): (Vec<Repair>, Vec<Repair>) =
-                members.iter().partition(|repair| repair.loaded == first.loaded);
-            // Each bucket gets only one call. The call changes the bucket's state, so a second call could not compare
-            // this state with the sample.
-            let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
-            let script = if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN };
-            let call = Call::new(script, self.keys.counters(name, self.keys.bucket(target)))
-                .arg(first.loaded.to_string())
-                .arg(first.loaded.repaired(pass).to_string())
-                .number(now.iter().map(|repair| repair.until.0).min().unwrap_or(0));
-            let call = now.iter().fold(call, |call, repair| {
-                let (target, metric) = repair.number;
-                let call = if self.is_packed() {
-                    call.number(target.id)
-                } else {
-                    call.key(self.keys.place(name, target, metric).key)
-                };
-                call.arg(self.keys.part(metric)).arg(repair.text())
-            });
-            groups.push((call, (now.to_vec(), [more, later.as_slice()].concat())));
-        }
-        let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
-        let mut done = Vec::new();
-        for ((now, later), answer) in groups.iter().zip(self.eval(ACTION, &calls).await?) {
-            let Value::Array(results) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
-            done.extend(now.iter().enumerate().map(|(index, repair)| {
-                let result = match results.get(index) {
-                    Some(Value::Int(1)) => Repaired::Done,
-                    Some(Value::Int(2)) => Repaired::Stale,
-                    Some(_) => Repaired::BelowZero,
-                    None => Repaired::Stale,
-                };
-                (repair.number, result)
-            }));
-            done.extend(later.iter().map(|repair| (repair.number, Repaired::Stale)));
-        }
-        Ok(done)
     }
 
     /// Returns the count of fields in the largest of these buckets.

@@ -31,6 +31,7 @@ pub mod probe;
 pub mod published;
 pub mod read;
 pub mod recent;
+pub mod repairs;
 pub mod replies;
 pub mod scan;
 mod sentinel;

@@ -10,7 +10,7 @@ use tracing::warn;
 use super::context::{Mode, RunContext};
 use tallyd_core::model::Metric;
 use tallyd_core::raised_again::RaisedAgain;
-use tallyd_redis::counters::Repair;
+use tallyd_redis::repairs::Repair;
 
 /// Applies this rule in one run of the reconcile.
 pub(super) struct Raised<'a> {

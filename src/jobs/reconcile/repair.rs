@@ -23,8 +23,8 @@ use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
 use tallyd_mysql::jobs::LEASE;
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
-use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::layout::Loaded;
+use tallyd_redis::repairs::{Repair, Repaired};
 
 /// A repair must be made within this time after it was recorded. The time is shorter than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));

@@ -15,9 +15,10 @@ use tallyd_core::drift::Judgement;
 use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
 use tallyd_core::outbox::Since;
 use tallyd_mysql::ranges::{LAST, Range};
-use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
+use tallyd_redis::counters::CALL_IDS_MAX;
 use tallyd_redis::layout::Loaded;
 use tallyd_redis::load::Lost;
+use tallyd_redis::repairs::{Repair, Repaired};
 
 /// Number of rows that are read and added together. Each of 8,192 buckets gets about 24 of these rows.
 const PAGE_ROWS: usize = 200_000;
