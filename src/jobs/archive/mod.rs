@@ -44,14 +44,14 @@
 //!   If MySQL has no row for a frozen key yet, the frozen key contains the complete board. Each run repeats EXPIRE for
 //!   a zset whose archive is done.
 //! * Two runs start at the same time: only the run that gets the job's lock continues. If the lease of the first run
-//!   expires while its process is paused, a second run takes over, and the first run resumes later. Each
-//!   transaction locks the row of the job's lock before its commit. In this row the first run finds the number of the
-//!   second run, and the transaction is rolled back. Redis cannot check that lock. So a run writes its claim of a board to Redis before it reads the board's
-//!   progress. Every script that changes a closed period does nothing if another run has claimed the board. The claim
-//!   contains a random number, because after a failover MySQL can assign the number of a run a second time. If the
-//!   first run claims the board after the second run, the scripts of the second run are refused, and the second run
-//!   fails. At its next read from MySQL, the first run detects the takeover and stops. The next run does all remaining
-//!   work.
+//!   expires while its process is paused, a second run takes over, and the first run resumes later. Each transaction
+//!   locks the row of the job's lock before its commit. In this row the first run finds the number of the second run,
+//!   and the transaction is rolled back. Redis cannot check that lock. So a run writes its claim of a board to Redis
+//!   before it reads the board's progress. Every script that changes a closed period does nothing if another run has
+//!   claimed the board. The claim contains a random number, because after a failover MySQL can assign the number of a
+//!   run a second time. If the first run claims the board after the second run, the scripts of the second run are
+//!   refused, and the second run fails. At its next read from MySQL, the first run detects the takeover and stops. The
+//!   next run does all remaining work.
 //! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. If a board was not verified before it
 //!   was lost, the run reports the loss and never records "done" for it. The run then freezes no other zset as this
 //!   period's board. If the period was "done" before the flush, nothing is lost, and the period is recorded as ended.
@@ -68,9 +68,9 @@
 //!   was removed from Redis since the backup, this zset and its late writes are lost.
 //! * A clock is wrong: MySQL's clock decides when a period is over. If the clock of the host or of Redis differs from
 //!   MySQL's clock by minutes, the run does nothing.
-//! * Another program changes the frozen zset, or the copied rows, during the copy or after it: the last run finds a page of the zset that
-//!   differs from its rows in MySQL. The zset is kept without an expiry, and the report contains the first place that
-//!   differs. The run continues with the other boards.
+//! * Another program changes the frozen zset, or the copied rows, during the copy or after it: the last run finds a
+//!   page of the zset that differs from its rows in MySQL. The zset is kept without an expiry, and the report contains
+//!   the first place that differs. The run continues with the other boards.
 
 mod candidates;
 mod copy;
