@@ -71,6 +71,7 @@ impl Store {
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn copy_places(&self, run: u64, places: Places) -> Result<()> {
+        // The compiler rejects `Store::tried` in a spawned task, because it cannot prove that its closure is `Send`.
         for _ in 1..TRIES {
             match self.try_copy(run, &places).await {
                 Err(error) if error.is_contention() || error.is_lock_timeout() => {}
