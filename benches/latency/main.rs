@@ -22,14 +22,22 @@ const RATES: [u64; 2] = [1_000, 10_000];
 
 const TALLYD: &str = "tallyd";
 
-const CONTENDERS: [Contender; 4] = [
+/// The peer with the same guarantee as tallyd: counters that are exact.
+const EXACT_PEER: &str = "go-exact";
+
+const CONTENDERS: [Contender; 5] = [
     Contender::tallyd(TALLYD, 1),
     Contender::peer("node-row", Runtime::Node, "row", Keeps::Rows),
     Contender::peer("node-batch", Runtime::Node, "batch", Keeps::Rows),
     Contender::peer("go-batch", Runtime::Go, "batch", Keeps::Rows),
+    Contender::peer(EXACT_PEER, Runtime::Go, "exact", Keeps::RowsAndCounters),
 ];
 
-const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(8.0)), ("p99_ms_at_10000", Aim::AtMost(30.0))];
+const AIMS: [(&str, Aim); 3] = [
+    ("p99_ms_at_1000", Aim::AtMost(8.0)),
+    ("p99_ms_at_10000", Aim::AtMost(30.0)),
+    ("exact_peer_p99_ratio_at_10000", Aim::AtMost(1.0)),
+];
 
 /// Publish at 1,000 and 10,000 events per second, and read the times of the commits in the contenders' logs.
 #[derive(Debug, Parser)]
@@ -94,6 +102,9 @@ fn figures(standings: &BTreeMap<String, Standing>) -> BTreeMap<String, f64> {
         let Quantiles { p50, p99, max } = standing.median.latency_ms;
         for (name, value) in [("p50", p50), ("p99", p99), ("max", max)] {
             figures.insert(format!("{name}_ms_at_{rate}"), value);
+        }
+        if let Some(peer) = standings.get(&format!("{EXACT_PEER} at {rate}")) {
+            figures.insert(format!("exact_peer_p99_ratio_at_{rate}"), p99 / peer.median.latency_ms.p99);
         }
     }
     figures
