@@ -9,7 +9,7 @@ mod kubernetes;
 mod machine;
 mod service;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -23,16 +23,26 @@ struct Package {
 }
 
 impl Package {
+    /// Returns a copy of the package that the first test of a run builds. The other tests wait for this package.
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("dev/package"))
-            .args(["--fast", "--version", "1.0-1", "--binary", env!("CARGO_BIN_EXE_tallyd"), "--output"])
-            .arg(folder.path())
-            .output()
-            .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-        Self { folder, file: PathBuf::from(said.trim_end()) }
+        let run = std::env::var("NEXTEST_RUN_ID").unwrap_or_else(|_| format!("process-{}", std::process::id()));
+        let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/package-tests");
+        fs::create_dir_all(&all).unwrap();
+        let lock = File::create(all.join("lock")).unwrap();
+        lock.lock().unwrap();
+        let shared = all.join(&run);
+        if !shared.exists() {
+            let older = fs::read_dir(&all).unwrap().map(|entry| entry.unwrap().path());
+            older.filter(|path| path.is_dir()).for_each(|path| fs::remove_dir_all(path).unwrap());
+            let built = all.join("building");
+            build(&built);
+            fs::rename(built, &shared).unwrap();
+        }
+        let made = fs::read_dir(shared).unwrap().next().unwrap().unwrap();
+        let file = folder.path().join(made.file_name());
+        fs::copy(made.path(), &file).unwrap();
+        Self { folder, file }
     }
 
     /// Makes a package of a later version, whose configuration has one more comment.
@@ -48,6 +58,18 @@ impl Package {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         file
     }
+}
+
+/// Builds a package in `folder`, and returns the package's path.
+fn build(folder: &Path) -> PathBuf {
+    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("dev/package"))
+        .args(["--fast", "--version", "1.0-1", "--binary", env!("CARGO_BIN_EXE_tallyd"), "--output"])
+        .arg(folder)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(said.trim_end())
 }
 
 /// Returns mode, owner and group of a file.
@@ -168,7 +190,8 @@ fn documents_lead_somewhere(machine: &Machine) {
 
 #[test]
 fn the_same_sources_make_the_same_package() {
-    let [one, two] = [Package::new(), Package::new()].map(|package| fs::read(&package.file).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two] = [Package::new().file, build(folder.path())].map(|file| fs::read(file).unwrap());
     assert!(one == two, "{} and {} bytes", one.len(), two.len());
 }
 
