@@ -24,6 +24,7 @@ function settings() {
     keyPrefix: env.KEY_PREFIX ?? defaults.keyPrefix,
     bucketBits: Number(env.BUCKET_BITS ?? defaults.bucketBits),
     clicksMax: Number(env.CLICKS_MAX ?? defaults.clicksMax),
+    timeoutMs: Number(env.TIMEOUT_S ?? defaults.timeoutMs / 1_000) * 1_000,
     filters: env.FILTERS === '1',
     board: env.BOARD ?? defaults.board,
     boardPeriods: env.BOARD_PERIODS?.split(' ') ?? defaults.boardPeriods,

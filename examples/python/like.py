@@ -31,7 +31,7 @@ from board import board_keys
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from rows import query
+from rows import TIMEOUT_S, query
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2f")
@@ -49,7 +49,6 @@ BOARD_PERIODS = os.environ.get("BOARD_PERIODS", "total").split()  # period of ea
 REMEMBERED_S = 120  # longer than an event needs to reach MySQL
 CLICKS_MAX = int(os.environ.get("CLICKS_MAX", "0"))  # of a user in a window; 0 for no limit
 WINDOW_MS = 60_000
-TIMEOUT_S = 5  # the timeout of each server
 
 LUA = Path(__file__).resolve().parents[2] / "lua"
 LIKE_SCRIPT = (LUA / "like.lua").read_text()

@@ -7,7 +7,7 @@ import urllib.parse
 import pymysql
 
 MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
-TIMEOUT_S = 5
+TIMEOUT_S = int(os.environ.get("TIMEOUT_S", "5"))  # the timeout of each server
 # After a failure, MySQL gets no query during this time, so that not every request has to wait for MySQL.
 REST_S = 5
 

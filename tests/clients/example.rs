@@ -87,7 +87,8 @@ impl Example {
                     "import {{ Client, defaults, Refused }} from {client:?};
                      const {{ env }} = process;
                      const client = new Client({{ redisUrl: env.REDIS_URL, amqpUrl: env.AMQP_URL, mysqlUrl: env.MYSQL_URL,
-                       exchange: env.EXCHANGE, keyPrefix: env.KEY_PREFIX, bucketBits: Number(env.BUCKET_BITS) }});
+                       exchange: env.EXCHANGE, keyPrefix: env.KEY_PREFIX, bucketBits: Number(env.BUCKET_BITS),
+                       timeoutMs: Number(env.TIMEOUT_S ?? 5) * 1_000 }});
                      await client.connect();"
                 );
                 let mut command = self.interpreter();

@@ -11,10 +11,14 @@ use super::common::{World, eventually, target};
 use super::example::{Example, on_board, outcome, three_truths};
 use super::stalling::{Stall, Stalling};
 
-/// The clients' timeout for each server.
+/// The clients' default timeout for each server. A test of the documents checks it.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Extra time for a loaded machine.
-const SLACK: Duration = Duration::from_secs(20);
+/// The timeout of clients that get no answer. The clients that get one keep their default, for a loaded machine.
+const SHORT: Duration = Duration::from_secs(2);
+const SHORTLY: (&str, &str) = ("TIMEOUT_S", "2");
+/// Extra time for a loaded machine. With this time, a client with the short timeout is still faster than a client that
+/// waits its default timeout three times.
+const SLACK: Duration = Duration::from_secs(8);
 const ALL: usize = usize::MAX;
 
 /// Fails if the target still has a counter or a score on a board.
@@ -137,7 +141,7 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
+async fn clients_wait_their_timeout_for_a_broker_that_is_silent() {
     for example in Example::ALL {
         let world = World::new(&format!("client_silent_{}", example.name()), "").await;
         world.publisher().await;
@@ -147,19 +151,19 @@ async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
         let began = Instant::now();
         let output = example.run(&world, &[("AMQP_URL", &once.url)], &["video", "43", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
-        assert!((TIMEOUT..TIMEOUT + SLACK).contains(&began.elapsed()), "{example:?}: {:?}", began.elapsed());
+        assert!(began.elapsed() >= TIMEOUT, "{example:?}: {:?}", began.elapsed());
         assert_eq!((once.stalled(), once.callers()), (1, 2), "{example:?}");
         // No connection gets an answer. The proxy stalls at the publish, then at the handshake.
         for after in ["target_id", "AMQP"] {
             let always = Stalling::before(amqp, Stall { after, callers: ALL }).await;
             let began = Instant::now();
-            example.refused(&world, &[("AMQP_URL", &always.url)], &["video", "42", "7"]);
+            example.refused(&world, &[SHORTLY, ("AMQP_URL", &always.url)], &["video", "42", "7"]);
             assert!(
-                (3 * TIMEOUT..4 * TIMEOUT + SLACK).contains(&began.elapsed()),
+                (3 * SHORT..3 * SHORT + SLACK).contains(&began.elapsed()),
                 "{example:?}: {:?}",
                 began.elapsed()
             );
-            assert_eq!(always.stalled(), 3, "{example:?}");
+            assert_eq!(always.callers(), 3, "{example:?}");
             assert_taken_back(example, &world).await;
         }
         world.close().await;
@@ -183,7 +187,7 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         assert_eq!((outcome(&event), lost.stalled()), ((false, Some(0)), 1), "{example:?}");
         // No store has a like of this new user. The client calls twice, and gets no answer to either call.
         let always = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
-        example.refused(&world, &[("REDIS_URL", &always.url)], &["video", "42", "8"]);
+        example.refused(&world, &[SHORTLY, ("REDIS_URL", &always.url)], &["video", "42", "8"]);
         assert_eq!(always.stalled(), 2, "{example:?}");
         eventually("the unlike is in MySQL", || async {
             world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 7 AND is_del = 1").await == 1
@@ -217,7 +221,7 @@ async fn clients_leave_a_mysql_alone_that_did_not_answer() {
         let said = example.program(&world, &[("MYSQL_URL", &mysql.url)], program);
         assert_eq!(said.to_lowercase().matches("true").count(), 3, "{example:?}: {said}");
         assert!(said.contains("failed a moment ago"), "{example:?}: {said}");
-        assert!((TIMEOUT..TIMEOUT + SLACK).contains(&began.elapsed()), "{example:?}: {:?}", began.elapsed());
+        assert!(began.elapsed() >= TIMEOUT, "{example:?}: {:?}", began.elapsed());
         assert_eq!((mysql.stalled(), mysql.callers()), (1, 1), "{example:?}");
         assert_eq!(world.redis_counters().await[&target(42)], 3);
         world.close().await;

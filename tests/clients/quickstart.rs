@@ -68,16 +68,6 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     world.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_python_example_says_so_when_no_queue_takes_its_event() {
-    let world = World::new("python_unroutable", "").await;
-    let output = Example::Python.run(&world, &[], &["video", "1", "1"]);
-    assert!(!output.status.success());
-    assert!(stderr(&output).contains("no exchange"), "{}", stderr(&output));
-    assert_eq!(world.redis_counters().await.get(&target(1)), None, "it was undone");
-    world.close().await;
-}
-
 /// Returns the SQL blocks under a heading of a document. The names in the blocks are replaced by the test world's
 /// names.
 fn documented_sql(world: &World, document: &str, heading: &str) -> String {

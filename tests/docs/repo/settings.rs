@@ -43,7 +43,7 @@ fn the_default_grace_is_as_long_as_clients_publish() {
         ("examples/node/client.js", "const TRIES = 3;"),
         ("examples/node/client.js", "timeoutMs: 5_000,"),
         ("examples/python/like.py", "def publish(event, tries=3):"),
-        ("examples/python/like.py", "TIMEOUT_S = 5 "),
+        ("examples/python/rows.py", "\"TIMEOUT_S\", \"5\""),
     ] {
         assert!(read(path).contains(part), "{path} lacks {part}: compute publish_grace again");
     }
