@@ -9,7 +9,9 @@ use std::fmt::{self, Display};
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
-use sqlx::{AssertSqlSafe, Column as _, Executor, MySqlConnection, Row, TypeInfo};
+use sqlx::{
+    AssertSqlSafe, Column as _, Connection, Executor, MySqlConnection, Row, SqlSafeStr, Statement as _, TypeInfo,
+};
 
 use super::{Conn, Context, Result, StoreError};
 
@@ -170,13 +172,15 @@ pub(super) async fn within_its_time<T>(
 
 /// Returns the columns of the query's answer without running the query.
 pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
-    let told = connection.describe(sqlx::SqlSafeStr::into_sql_str(AssertSqlSafe(statement.sql.clone()))).await;
-    let told = told.map_err(|error| statement.error(error))?;
+    let prepared = connection.prepare(AssertSqlSafe(statement.sql.clone()).into_sql_str()).await;
+    let prepared = prepared.map_err(|error| statement.error(error))?;
+    // Otherwise sqlx would return the same columns again after the site has changed its table.
+    connection.clear_cached_statements().await.map_err(|error| statement.error(error))?;
     let column = |column: &sqlx::mysql::MySqlColumn| Column {
         name: column.name().to_owned(),
         kind: column.type_info().name().to_owned(),
     };
-    Ok(told.columns().iter().map(column).collect())
+    Ok(prepared.columns().iter().map(column).collect())
 }
 
 pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
