@@ -1,7 +1,6 @@
 # shellcheck shell=bash
 #
-# Shared by dev/up, dev/down and dev/rabbitmqctl: the folders and ports of the private servers, how to recognize our own processes, and waiting with a
-# deadline. Source it, do not run it.
+# Shared by the scripts in dev: the folders and ports of the private servers, how to recognize our own processes, and waiting with a deadline. Source it, do not run it.
 #
 # Settings, from the environment:
 #   TALLYD_STACK_DIR        the folder that holds all data, logs and pid files   (default: target/stack of this checkout)
@@ -22,6 +21,10 @@ export LC_ALL=C.UTF-8
 
 ALL_SERVICES=(mysql redis rabbitmq)
 EX_USAGE=64
+
+# With fault points, a test can end the daemon between any two steps. Releases are built without fault points. Cargo always gets this whole list of
+# packages. With a shorter list, dependencies would get other features, and cargo would build them again.
+TESTED=(--package={tallyd,tallyd-client,tallyd-connect,tallyd-core,tallyd-mysql,tallyd-rabbitmq,tallyd-redis,tallyd-torture} --features fault-points)
 
 # Prints the mirror of Debian's packages.
 debian_mirror() {
