@@ -1,5 +1,7 @@
-//! Starts and kills servers of the stack. Only one test at a time can use this module.
+//! Starts and kills servers of the stack. Only one test at a time can do this.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::process::Command;
 
 use super::root;
@@ -14,6 +16,16 @@ pub fn start(server: &str) {
 
 pub fn rabbitmqctl(arguments: &[&str]) {
     run("dev/rabbitmqctl", arguments);
+}
+
+/// Reports that the current test can't run on these servers, although it passes for the runner. `dev/test` prints the
+/// reports after the runner's summary.
+pub fn not_run(why: &str) {
+    let line = format!("NOT RUN: {}: {why}\n", std::thread::current().name().unwrap_or("a test"));
+    match std::env::var("TALLYD_TEST_NOT_RUN") {
+        Ok(file) => OpenOptions::new().append(true).open(file).unwrap().write_all(line.as_bytes()).unwrap(),
+        Err(_) => eprint!("{line}"),
+    }
 }
 
 fn run(name: &str, arguments: &[&str]) {

@@ -11,7 +11,7 @@ use sqlx::AssertSqlSafe;
 use tallyd::cli::check::What;
 use tallyd_rabbitmq::probe::Found;
 
-use crate::common::{World, private::Private, proxy::Proxy, stderr, stdout};
+use crate::common::{World, private::Private, proxy::Proxy, servers, stderr, stdout};
 
 /// A port on which no server listens.
 fn closed_port() -> u16 {
@@ -43,15 +43,15 @@ fn assert_is(report: &Value, name: &str, status: &str, found: &str) {
     assert!(checks.iter().all(|check| check["status"] == "ok" || check["do"].is_string() || check["at"].is_object()));
 }
 
-/// At its first start MySQL makes a certificate and writes its CA to a file. MariaDB writes no such file, so this test
-/// is skipped with MariaDB. dev/lab runs it with MySQL.
+/// At its first start MySQL makes a certificate and writes its CA to a file. MariaDB writes no such file. dev/check-all
+/// runs this test with MySQL.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
     let world = World::new("check_stock_tls", "").await;
     let (version, folder): (String, String) =
         sqlx::query_as("SELECT VERSION(), @@datadir").fetch_one(&world.pool).await.unwrap();
     if version.contains("MariaDB") {
-        eprintln!("skipped: {version} does not write its CA to a file");
+        servers::not_run(&format!("{version} does not write its CA to a file"));
         return world.close().await;
     }
     let (own, url) = (format!("{folder}/ca.pem"), world.config.mysql.url.expose().to_owned());

@@ -5,7 +5,7 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
 use super::common::proxy::Proxy;
-use super::common::{Dice, Model, World, body, eventually, target};
+use super::common::{Dice, Model, World, body, eventually, servers, target};
 use super::{NOW, assert_dead_letters, traffic};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,7 +193,7 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     let world = World::new("statement_time", "").await;
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&world.pool).await.unwrap();
     if !version.contains("MariaDB") {
-        eprintln!("skipped: {version} limits the time of SELECT alone");
+        servers::not_run(&format!("{version} limits the time of SELECT alone"));
         return world.close().await;
     }
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();

@@ -7,6 +7,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::common::ports::free_port;
+use super::common::servers::not_run;
 use super::common::{eventually, stderr, without_disk};
 
 /// Returns true if this machine has MariaDB's programs. The programs must exist, unless dev/lab uses MySQL.
@@ -16,8 +17,9 @@ pub fn are_here() -> bool {
         return true;
     }
     let here = program("mariadbd", &std::env::temp_dir()).arg("--version").output().is_ok();
-    let what = if here { "run with this machine's MariaDB" } else { "skipped: no mariadbd is here" };
-    eprintln!("{what}: this test needs MariaDB's own programs, which {chosen} lacks");
+    if !here {
+        not_run(&format!("this test needs MariaDB's own programs, which {chosen} lacks"));
+    }
     here
 }
 
