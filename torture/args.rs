@@ -7,6 +7,8 @@ use anyhow::{Result, bail};
 use clap::Parser;
 
 use crate::faults::{self, Fault};
+use crate::plan::third;
+use crate::run::items;
 
 /// Run a site while servers, connections and daemons fail at times that the seed determines, then compare the stored
 /// data with every answer that users got.
@@ -30,6 +32,10 @@ pub struct Args {
     /// name.
     #[arg(long, default_value = "all", value_name = "all|NAME,...")]
     pub faults: String,
+
+    /// Inject only a third of these faults. Three consecutive numbers inject all of them.
+    #[arg(long, value_name = "NUMBER")]
+    pub third: Option<u64>,
 
     /// Number of daemons.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
@@ -69,10 +75,12 @@ impl Args {
         Duration::from_secs(self.quiet.unwrap_or(if self.minutes > 10 { 60 } else { 15 }))
     }
 
-    /// Returns the named faults in the order of the list of all faults. No fault occurs twice in the list. Fails if a
+    /// Returns the chosen faults in the order of the list of all faults. No fault occurs twice in the list. Fails if a
     /// name matches no fault.
     pub fn chosen(&self) -> Result<Vec<Fault>> {
-        choose(faults::all(), &self.faults)
+        let faults = choose(faults::all(), &self.faults)?;
+        let Some(number) = self.third else { return Ok(faults) };
+        Ok(third(number, &items(&faults)).into_iter().map(|place| faults[place].clone()).collect())
     }
 }
 
@@ -107,6 +115,21 @@ mod tests {
         assert!(args.quiet() < parsed("--minutes 11").unwrap().quiet());
         for wrong in ["--seed x", "--minutes 0", "--daemons 0", "--clients 0", "--what", "word"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn each_file_of_a_failed_seed_has_the_arguments_of_its_run() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("seeds");
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            if name == "README.md" {
+                continue;
+            }
+            let text = std::fs::read_to_string(entry.path()).unwrap();
+            let (first, what_failed) = text.split_once('\n').unwrap();
+            assert_eq!(parsed(first).unwrap().seed.unwrap().to_string(), name);
+            assert!(!what_failed.trim().is_empty(), "{name}");
         }
     }
 

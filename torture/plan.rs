@@ -87,6 +87,23 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     }
 }
 
+/// Deals the items into three parts whose shortest times are about equal, and returns the part of `number`. Three
+/// consecutive numbers have all items, each once.
+pub fn third(number: u64, items: &[Item]) -> Vec<usize> {
+    let least = |place: usize| items[place].hold.0 + OVERHEAD_S + QUIET_S.0;
+    let mut longest_first: Vec<usize> = (0..items.len()).collect();
+    longest_first.sort_by_key(|place| std::cmp::Reverse(least(*place)));
+    let (mut parts, mut times) = ([const { Vec::new() }; 3], [0; 3]);
+    for place in longest_first {
+        let part = (0..3).min_by_key(|part| times[*part]).unwrap_or_default();
+        times[part] += least(place);
+        parts[part].push(place);
+    }
+    let mut part = std::mem::take(&mut parts[(number % 3) as usize]);
+    part.sort_unstable();
+    part
+}
+
 /// Returns whether the fault can overlap with the last planned fault. At most two faults overlap, because with three
 /// faults the cause of an outage would be unclear.
 fn may_meet(last: &Step, items: &[Item], item: usize) -> bool {
@@ -134,6 +151,15 @@ mod tests {
             is_alone: place % 5 == 4,
         };
         (0..count).map(item).collect()
+    }
+
+    #[test]
+    fn three_numbers_in_a_row_have_every_fault_once() {
+        for number in 0..9 {
+            let mut places: Vec<usize> = (number..number + 3).flat_map(|number| third(number, &items(11))).collect();
+            places.sort_unstable();
+            assert_eq!(places, (0..11).collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Checks of the Bash scripts.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use super::{read, root};
+use super::{read, root, sources};
 
 /// Returns whether a line of a script pipes its input into a command that can end before it has read everything.
 fn ends_early(line: &str) -> bool {
@@ -26,5 +27,21 @@ fn no_script_closes_a_pipe_before_it_has_read_it() {
         for (index, line) in read(&path).lines().enumerate() {
             assert!(!ends_early(line), "{}:{}: {line}", path.display(), index + 1);
         }
+    }
+}
+
+/// dev/test ignores a name without tests, if other names have some.
+#[test]
+fn each_name_for_the_lab_is_a_test_or_a_module_of_tests() {
+    let files = sources("tests");
+    let names = read("dev/lab.names");
+    for name in names.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let module = name.replace("::", "/");
+        let is_one = |(path, text): &(PathBuf, String)| {
+            let path = path.with_extension("");
+            let is_in = |folder: &Path| folder.ends_with(&module);
+            is_in(&path) || path.parent().is_some_and(is_in) || text.contains(&format!(" fn {name}()"))
+        };
+        assert!(files.iter().any(is_one), "dev/lab.names: there is no test {name}");
     }
 }
