@@ -1,5 +1,8 @@
-//! The partitions in use across all daemons. Each daemon records its partitions in MySQL before an event can arrive in
-//! them.
+//! The partitions in use across all daemons, and their backlog. Each daemon records its partitions in MySQL before an
+//! event can arrive in them.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -8,7 +11,7 @@ use tallyd_core::partition::Partitions;
 use tallyd_mysql::Store;
 use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Noted;
-use tallyd_rabbitmq::{Broker, MapQueue};
+use tallyd_rabbitmq::{Broker, BrokerError, Depth, MapQueue, Publisher};
 
 /// The partitions in use.
 pub(crate) struct InUse {
@@ -59,4 +62,48 @@ pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) 
     let conflict = |map: &Map| noted(map, broker, "").conflict(&in_use);
     let problems: Vec<String> = config.maps.iter().filter_map(conflict).collect();
     if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems).into()) }
+}
+
+/// How long the last known numbers of a backlog stay in force.
+const STAYS: Duration = Duration::from_secs(30);
+
+/// The last known numbers of messages and of consumers of each queue. RabbitMQ does not always know them. Then the last
+/// known numbers stay in force for a while. After that the queue counts as empty and without a consumer, because a job
+/// must not wait forever while all daemons are stopped. These numbers only decide how fast a job works. No decision
+/// about events depends on them.
+#[derive(Default)]
+pub(crate) struct Backlog(HashMap<String, ((u64, u64), Instant)>);
+
+impl Backlog {
+    /// Returns the number of messages that wait in a queue, and the number of its consumers.
+    pub(crate) async fn of(&mut self, publisher: &Publisher, queue: &str) -> Result<(u64, u64), BrokerError> {
+        let depth = publisher.depth(queue).await?;
+        Ok(self.note(queue, depth, Instant::now()))
+    }
+
+    fn note(&mut self, queue: &str, depth: Depth, now: Instant) -> (u64, u64) {
+        if let Depth::Known { messages, consumers } = depth {
+            self.0.insert(queue.to_owned(), ((messages.into(), consumers.into()), now));
+        }
+        let known = self.0.get(queue).filter(|(_, at)| now.duration_since(*at) < STAYS);
+        known.map_or((0, 0), |(numbers, _)| *numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_depth_keeps_the_last_numbers_for_a_while() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let full = Depth::Known { messages: 7, consumers: 0 };
+        let mut backlog = Backlog::default();
+        assert_eq!(backlog.note("a", Depth::Unknown, at(0)), (0, 0), "nothing is known yet");
+        assert_eq!((backlog.note("a", full, at(1)), backlog.note("a", Depth::Unknown, at(30))), ((7, 0), (7, 0)));
+        assert_eq!(backlog.note("b", Depth::Unknown, at(30)), (0, 0), "each queue has its own numbers");
+        assert_eq!(backlog.note("a", Depth::Unknown, at(31)), (0, 0));
+        assert_eq!(backlog.note("a", Depth::Known { messages: 0, consumers: 1 }, at(32)), (0, 1));
+    }
 }

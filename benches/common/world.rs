@@ -9,12 +9,16 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::config::{Config, Consumer, Writes};
+use tallyd_core::event::encode_fence;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::Broker;
+use tallyd_rabbitmq::{Broker, Depth};
 
 /// Limit on a Redis call. The library's default of half a second is too short: when a board of a million members
 /// expires, Redis can answer no one for longer than that.
 const REDIS_CALL_MAX: Duration = Duration::from_mins(1);
+
+/// Time between two questions for the length of a queue.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The settings of tallyd. Peers get the same values.
 #[derive(Clone, Copy, Debug)]
@@ -99,8 +103,20 @@ impl World {
     pub async fn assert_drained(&self) -> Result<()> {
         let publisher = self.broker.connect_publisher("bench").await?;
         for partition in 0..self.broker.partitions() {
-            let left = publisher.depth(&self.broker.queue(partition)).await?.messages;
-            ensure!(left == 0, "{left} messages of {} were not acknowledged", self.broker.queue(partition));
+            let queue = self.broker.queue(partition);
+            let mut fences = 0;
+            let left = loop {
+                match publisher.depth(&queue).await? {
+                    Depth::Known { messages, .. } => break messages.saturating_sub(fences),
+                    // RabbitMQ states no fact about a queue without consumers and messages. A daemon drops the fence.
+                    Depth::Unknown if fences == 0 => {
+                        publisher.publish_behind(&queue, &encode_fence(0)).await?;
+                        fences = 1;
+                    }
+                    Depth::Unknown => tokio::time::sleep(LOOK_EVERY).await,
+                }
+            };
+            ensure!(left == 0, "{left} messages of {queue} were not acknowledged");
         }
         Ok(())
     }

@@ -170,7 +170,7 @@ async fn measure_in(world: &World, kind: Kind, arguments: &Arguments, list: u64)
     let used = servers.used(Some(server.pid()?))?.since(before);
     let link = world.broker.connect("bench").await?;
     let (queue, wanted) = (world.broker.queue(0), (requests + 1) * list);
-    let all = async || Ok(u64::from(link.depth(&queue).await?.messages) == wanted);
+    let all = async || Ok(link.depth(&queue).await?.messages().is_some_and(|messages| u64::from(messages) == wanted));
     until("the queue has all events", Duration::from_secs(20), Duration::from_millis(100), all).await?;
     let events = (requests * list) as f64;
     Ok(Ran {

@@ -179,7 +179,8 @@ async fn consuming(world: &World) -> Result<Daemon> {
     let daemon = Daemon::start(world, &[])?;
     let link = world.broker.connect("bench").await?;
     let queue = world.broker.queue(0);
-    until("the daemon consumes", WAIT_MAX, LOOK_EVERY, async || Ok(link.depth(&queue).await?.consumers > 0)).await?;
+    until("the daemon consumes", WAIT_MAX, LOOK_EVERY, async || Ok(link.depth(&queue).await?.consumers() > Some(0)))
+        .await?;
     Ok(daemon)
 }
 

@@ -69,7 +69,8 @@ async fn run(world: &World, away: Duration, rate: u64) -> Result<Seen> {
         relay.fall_silent();
         tokio::time::sleep(away).await;
         let link = world.broker.connect_publisher("bench").await?;
-        let waited = u64::from(link.depth(&world.broker.queue(0)).await?.messages);
+        let waited = link.depth(&world.broker.queue(0)).await?.messages();
+        let waited = u64::from(waited.context("RabbitMQ does not say how many messages wait")?);
         relay.speak();
         Ok((before_rss_mib, waited, Instant::now()))
     };

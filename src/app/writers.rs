@@ -20,7 +20,7 @@
 //! checks Redis. The daemon announces again if Redis has lost the announcement, or if Redis fell back to an older state
 //! with an older announcement.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
@@ -50,6 +50,10 @@ const SKEW: Duration = Duration::from_secs(1);
 /// API servers can't begin to count while more than this number of messages wait, or while more than this number of
 /// outbox rows wait. The daemons can write this number of messages within a few seconds.
 const WAITING_MAX: u64 = 10_000;
+
+/// A reload waits for this time until RabbitMQ says how many events wait, and asks at this interval.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A daemon's announcement, and the instant at which the daemon decided on it.
 #[derive(Clone, Debug)]
@@ -161,7 +165,17 @@ impl Decider {
         let Servers { broker, store, .. } = &self.servers;
         let in_use = InUse::read(store, broker).await?;
         let publisher = broker.connect_publisher("writers").await.context(MESSAGES)?;
-        let messages = publisher.waiting(&in_use.partitions).await.context(MESSAGES)?;
+        let began = Instant::now();
+        let messages = loop {
+            match publisher.waiting(&in_use.partitions).await.context(MESSAGES)? {
+                Some(messages) => break messages,
+                None if began.elapsed() > ANSWER_MAX => {
+                    let problem = "[[rule]] changes writer from the daemon to \"api\": RabbitMQ does not say how many events wait in the queues. Reload again when each queue has a consumer";
+                    return Err(ConfigError(vec![problem.to_owned()]).into());
+                }
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        };
         let rows = store.outbox_rows().await.context("read the number of outbox rows from MySQL")?;
         if messages <= WAITING_MAX && rows <= WAITING_MAX {
             return Ok(());

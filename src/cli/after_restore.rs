@@ -8,6 +8,7 @@ use super::reconcile::{self, ReconcileArgs};
 use super::{EXIT_TRY_LATER, Format};
 use crate::config::Config;
 use crate::jobs::filters;
+use crate::partitions::InUse;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
@@ -34,12 +35,17 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
+    // The restored MySQL names fences that daemons have dropped since the backup.
+    let Servers { store, broker, .. } = &servers;
+    for partition in InUse::read(store, broker).await?.partitions.numbers() {
+        store.forget_fences(partition, None).await?;
+    }
     let code = reconcile::run(config, &ReconcileArgs::forced(false, *format)).await?;
     // After `EXIT_TRY_LATER`, the operator runs the command again, which then also rebuilds the filters.
     if config.filter.is_on() && code != EXIT_TRY_LATER {
         // The restored MySQL lacks unlikes that are newer than the backup, so it contains the undone likes again. The
         // Bloom filters lack the users of these likes.
-        servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
+        store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     }
     Ok(code)
 }

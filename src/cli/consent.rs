@@ -11,6 +11,7 @@ use crate::partitions::InUse;
 use crate::servers::Servers;
 use tallyd_core::control::{Command, Task};
 use tallyd_mysql::Store;
+use tallyd_rabbitmq::Depth;
 
 #[derive(Debug, Args)]
 pub(super) struct Consent {
@@ -78,7 +79,9 @@ pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
     let InUse { partitions, .. } = InUse::read(store, broker).await?;
     let link = broker.connect("operator").await?;
     let depths = broker.depths(&link, &partitions).await?;
-    let mut consumed = depths.into_iter().filter(|(_, depth)| depth.is_some_and(|depth| depth.consumers > 0));
+    // If the depth is unknown, a daemon perhaps consumes the queue. The check of MySQL's sessions below finds it.
+    let is_consumed = |depth: &Depth| depth.consumers().is_some_and(|consumers| consumers > 0);
+    let mut consumed = depths.into_iter().filter(|(_, depth)| depth.as_ref().is_some_and(is_consumed));
     if let Some((queue, _)) = consumed.next() {
         return Err(JobError::NotNow(format!("a daemon consumes {queue}: stop all daemons, then try again")).into());
     }

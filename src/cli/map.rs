@@ -13,6 +13,7 @@ use super::consent::Consent;
 use super::{EXIT_DONE, EXIT_DRIFT, Format, Usage, print};
 use crate::config::{Config, ConfigError, Map};
 use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
 use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
 use crate::servers::Servers;
@@ -21,7 +22,10 @@ use tallyd_core::mapping;
 use tallyd_core::model::{Micros, Target};
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::maps::NotedMap;
-use tallyd_rabbitmq::{Broker, Depth, Link};
+use tallyd_rabbitmq::{Depth, Link};
+
+/// The name under which `map remove` sends fences. No job has this name, so no run passes them.
+const JOB: &str = "map";
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -177,13 +181,13 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         return Err(Usage(format!("no map named {name} is in use: {known}")).into());
     };
     let link = broker.connect("operator").await?;
-    let there = unused(broker, &link, map, with_messages).await?;
+    let there = unused(&servers, &link, map, with_messages).await?;
     if there.is_some() && !config.amqp.declare {
         let text = format!("[amqp] declare is false, and the queue {} exists: delete it, then try again", map.queue);
         return Err(JobError::NotNow(text).into());
     }
     let mut plan = Vec::new();
-    if let Some(Depth { messages, .. }) = there {
+    if let Some(messages) = &there {
         plan.extend(map.bindings.iter().map(|(exchange, key)| format!("unbind {} from {exchange} ({key})", map.queue)));
         plan.push(format!("delete the queue {}, which has {messages} messages", map.queue));
     }
@@ -195,33 +199,43 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         for (exchange, key) in &map.bindings {
             broker.unbind_map(&link, &map.queue, exchange, key).await?;
         }
+        let publisher = broker.connect_publisher("operator").await?;
+        let fences = Fences { job: JOB, store, broker, publisher, fence_max: config.reconcile.fence_max.0 };
         // The messages are counted again, because more can have arrived before the queue was unbound.
-        if unused(broker, &link, map, with_messages).await?.is_some() {
-            broker.delete_map(&link, &map.queue).await?;
-        }
+        is_empty(map, fences.events_in((map.partition(), &map.queue)).await?, with_messages)?;
+        store.forget_fences(map.partition(), None).await?;
+        broker.delete_queue(&link, &map.queue).await?;
     }
     store.forget_map(name).await?;
     writeln!(std::io::stdout(), "the map {name} is removed").context("print")?;
     Ok(EXIT_DONE)
 }
 
-/// Returns the count of messages in a map's queue, or `None` if the queue does not exist. Fails if the queue has a
-/// consumer.
-async fn unused(broker: &Broker, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<Depth>> {
-    let queue = &map.queue;
-    let only: Partitions = [(map.partition(), queue.clone())].into_iter().collect();
+/// Returns the count of events in a map's queue in words, or `None` if the queue does not exist. Fails if the queue has
+/// a consumer.
+async fn unused(servers: &Servers, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<String>> {
+    let Servers { store, broker, .. } = servers;
+    let (partition, queue) = (map.partition(), &map.queue);
+    let fences = store.fences(JOB).await?.left(partition).count();
+    let only: Partitions = [(partition, queue.clone())].into_iter().collect();
     let Some(depth) = broker.depths(link, &only).await?.pop().and_then(|(_, depth)| depth) else { return Ok(None) };
-    if depth.consumers > 0 {
+    let Depth::Known { messages, consumers } = depth else { return Ok(Some("no known".to_owned())) };
+    if consumers > 0 {
         let text = format!("a daemon consumes {queue}: restart the daemons without the map, then try again");
         return Err(JobError::NotNow(text).into());
     }
-    if depth.messages > 0 && !with_messages {
-        let text = format!(
-            "{queue} has {} messages: pause the producers and run a daemon with the map until the queue is empty, or add --with-messages, which \
-             deletes them",
-            depth.messages
-        );
-        return Err(JobError::NotNow(text).into());
+    let events = (messages as usize).saturating_sub(fences);
+    is_empty(map, events, with_messages)?;
+    Ok(Some(events.to_string()))
+}
+
+fn is_empty(map: &NotedMap, events: usize, with_messages: bool) -> Result<(), JobError> {
+    if events == 0 || with_messages {
+        return Ok(());
     }
-    Ok(Some(depth))
+    Err(JobError::NotNow(format!(
+        "{} has {events} messages: pause the producers and run a daemon with the map until the queue is empty, or add --with-messages, which \
+         deletes them",
+        map.queue
+    )))
 }

@@ -10,7 +10,12 @@ use super::consent::{Consent, all_stopped};
 use super::{EXIT_DONE, Usage};
 use crate::config::{Config, ConfigError};
 use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
 use crate::servers::Servers;
+use tallyd_rabbitmq::{Depth, Link};
+
+/// The name under which this command sends fences. No job has this name, so no run passes them.
+const JOB: &str = "partitions";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PartitionsCommand {
@@ -50,18 +55,15 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     let Servers { store, broker, .. } = servers;
     all_stopped(servers).await?;
     let link = broker.connect("operator").await?;
-    let depths = broker.depths(&link, &broker.numbered(from)).await?;
-    let spare = depths.into_iter().skip(usize::from(to));
-    let there: Vec<(String, u32)> = spare.filter_map(|(queue, depth)| Some((queue, depth?.messages))).collect();
-    are_empty(&there.iter().filter(|(_, messages)| *messages > 0).map(|(queue, _)| queue.clone()).collect::<Vec<_>>())?;
+    let there = spare(servers, &link, (from, to)).await?;
     let declares = config.amqp.declare;
-    if let Some((queue, _)) = there.first().filter(|_| !declares) {
+    if let Some((_, queue)) = there.first().filter(|_| !declares) {
         let text =
             format!("[amqp] declare is false, and the queue {queue} exists: delete it and its binding, then try again");
         return Err(JobError::NotNow(text).into());
     }
     let mut plan: Vec<String> =
-        there.iter().map(|(queue, _)| format!("delete the queue {queue}, which is empty")).collect();
+        there.iter().map(|(_, queue)| format!("delete the queue {queue}, if it is empty")).collect();
     if to == 1 && declares {
         plan.push(format!("bind the queue {} only to the exchange {}", broker.queue(0), broker.exchange()));
     }
@@ -72,7 +74,13 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     // The user may have answered hours after the question, so the state is checked again.
     all_stopped(servers).await?;
     if declares {
-        are_empty(&broker.lower_partitions(&link, from, to).await?)?;
+        let there = spare(servers, &link, (from, to)).await?;
+        let queues: Vec<String> = there.iter().map(|(_, queue)| queue.clone()).collect();
+        broker.unbind_spare(&link, to, &queues).await?;
+        delete_empty(config, servers, &there).await?;
+        if to == 1 {
+            broker.delete_spread(&link).await?;
+        }
     }
     // If a daemon has started meanwhile, it has declared the deleted queues again.
     all_stopped(servers).await?;
@@ -84,13 +92,49 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     Ok(EXIT_DONE)
 }
 
+/// Returns those queues of the partitions `to..from` that exist.
+///
+/// # Errors
+/// Fails with [`JobError::NotNow`] if one of these queues has events.
+async fn spare(servers: &Servers, link: &Link, (from, to): (u16, u16)) -> Result<Vec<(u16, String)>> {
+    let Servers { store, broker, .. } = servers;
+    let fences = store.fences(JOB).await?;
+    let depths = broker.depths(link, &broker.numbered(from)).await?;
+    let spare = (0..).zip(depths).skip(usize::from(to));
+    let there: Vec<(u16, String, Depth)> =
+        spare.filter_map(|(partition, (queue, depth))| Some((partition, queue, depth?))).collect();
+    let has_events = |(partition, _, depth): &&(u16, String, Depth)| {
+        depth.messages().is_some_and(|messages| messages as usize > fences.left(*partition).count())
+    };
+    are_empty(&there.iter().filter(has_events).map(|(_, queue, _)| queue.clone()).collect::<Vec<_>>())?;
+    Ok(there.into_iter().map(|(partition, queue, _)| (partition, queue)).collect())
+}
+
+/// Deletes the queues that have no events and no consumers. The queues are unbound already.
+///
+/// # Errors
+/// Fails with [`JobError::NotNow`] if some queues stay.
+async fn delete_empty(config: &Config, servers: &Servers, queues: &[(u16, String)]) -> Result<()> {
+    let Servers { store, broker, .. } = servers;
+    let publisher = broker.connect_publisher("operator").await?;
+    let fences = Fences { job: JOB, store, broker, publisher, fence_max: config.reconcile.fence_max.0 };
+    let link = broker.connect("operator").await?;
+    let mut kept = Vec::new();
+    for (partition, queue) in queues {
+        if fences.events_in((*partition, queue)).await? > 0 {
+            kept.push(queue.clone());
+            continue;
+        }
+        store.forget_fences(*partition, None).await?;
+        broker.delete_queue(&link, queue).await?;
+    }
+    Ok(are_empty(&kept)?)
+}
+
 fn are_empty(queues: &[String]) -> Result<(), JobError> {
     if queues.is_empty() {
         return Ok(());
     }
     let advice = "pause the producers, run daemons with the old number until the queues are empty, stop the daemons, then try again";
-    Err(JobError::NotNow(format!(
-        "these queues are not empty, or a daemon consumes them: {}: {advice}",
-        queues.join(", ")
-    )))
+    Err(JobError::NotNow(format!("these queues are not empty: {}: {advice}", queues.join(", "))))
 }

@@ -20,7 +20,7 @@
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. When the channel is closed, the broker requeues the
 //!   unacknowledged messages and activates the next consumer in one step. So a job's fence message never overtakes an
-//!   event that a daemon has received. An empty queue without a consumer has no messages in flight.
+//!   event that a daemon has received. A queue without a consumer has all its messages, and none are in flight.
 //! * A: an operator pauses the consumers, and daemon 1 reads the pause before daemon 2. B: the broker makes daemon 2
 //!   the active consumer. Less than a second later, daemon 2 also reads the pause. Each daemon ends its session with
 //!   the same steps as a daemon that stops. So no event is lost or applied twice, and the events keep their order.
@@ -313,12 +313,14 @@ impl Partition {
 
     /// Declares missing queues and exchanges for all partitions in use. This daemon can be configured with fewer
     /// partitions than are in use, and must not undo another daemon's declarations. Additional partitions are recorded
-    /// in MySQL before they are declared. Returns the count of partitions in use.
+    /// in MySQL before they are declared. Returns the count of partitions in use. Forgets which fences jobs left here.
     async fn declare(&self, link: &Link) -> Result<u16> {
         self.declare_numbered(link).await?;
         if let Some(map) = &self.map {
             self.declare_map(link, map).await?;
         }
+        // MySQL or the broker may have lost data since these fences were recorded. From now on no job needs them.
+        self.store.forget_fences(self.number, None).await?;
         Ok(InUse::read(&self.store, &self.broker).await?.partitions.count())
     }
 

@@ -17,7 +17,7 @@ use crate::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
 use tallyd_core::partition::PartitionName;
-use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
+use tallyd_mysql::{Store, StoreError, Text, changed, fences, letters, likes, outbox, partitions};
 
 /// Maximum number of hints (counters that the next reconcile must check) that one batch records.
 const KEPT_MAX: usize = 1_000;
@@ -94,7 +94,7 @@ impl Transaction {
         let letters = self.quota.admit(tx, &batch.refused).await?;
         letters::keep_dead_letters(tx, letters).await?;
         for fence in batch.fences.values() {
-            partitions::pass_fence(tx, self.partition, *fence).await?;
+            fences::pass(tx, self.partition, *fence).await?;
         }
         self.steps.end(Step::Counters);
         fault::point("consumer:before-commit");

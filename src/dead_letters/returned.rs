@@ -102,7 +102,7 @@ async fn take_so_many(
         returned.left = taken.left;
     }
     if room < TAKEN_MAX && returned.taken_in + returned.fences >= room {
-        returned.left = link.depth(&returned.queue).await?.messages;
+        returned.left = link.count(&returned.queue).await?;
         returned.full = returned.left > 0;
     }
     // The broker's reply shows that the acknowledgements have arrived, too.

@@ -1,9 +1,24 @@
 //! Uses a fence to wait until every event that was published before now is committed in MySQL.
 //!
 //! A fence is a message sent directly to each partition's queue. The consumer writes the fence's number to MySQL, in
-//! the same transaction as the last events before the fence. A partition with no consumer and an empty queue needs no
-//! fence. Such a partition has no messages in flight, because the broker requeues a daemon's unacknowledged messages
-//! when the daemon stops consuming.
+//! the same transaction as the last events before the fence. A partition is *idle* if its queue has no consumer and no
+//! messages except fences that tallyd left there (`tallyd_mysql::fences`). An idle partition has no messages in flight,
+//! because the broker requeues a daemon's unacknowledged messages when the daemon stops consuming. A run leaves at most
+//! one fence in a queue without a consumer. The next daemon drops these fences.
+//!
+//! Possible races, each with its outcome:
+//!
+//! * A: events wait in a queue. B: the queue's leader is busy, is being elected, or can't be reached. C: a run asks for
+//!   the queue's depth, and the broker answers "no messages and no consumers". This answer proves nothing. The run
+//!   publishes its fence, which only a leader with a quorum confirms, and asks again.
+//! * A: a run publishes a fence to a queue without a consumer. B: a daemon starts, drops the fence, and stops. C: an
+//!   event is published, so the queue has one message again. The transaction of B has deleted the fence's row, so one
+//!   message is one too many.
+//! * A: a run reads the rows of the fences. B: a daemon drops a fence, or another run adds one. C: the run reads the
+//!   queue's depth. The run reads the rows again, and the partition is idle only if the rows are the same.
+//! * A: a run has left its fence in a queue. B: the broker's node is cut off together with the queue's leader. C: an
+//!   event is published on the other side, where no daemon runs. This run cannot notice C before its end. The next run
+//!   publishes a fence first, and gets no confirm.
 //!
 //! While partitions are added, some daemons are configured with fewer partitions than other daemons. A daemon that is
 //! configured with too few partitions sends no fences, because its fences would miss the events in the other
@@ -16,18 +31,20 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tracing::info;
 
 use super::JobError;
 use crate::partitions::InUse;
-use crate::runtime::fault;
+use crate::runtime::{clock, fault};
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::event::encode_fence;
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::Store;
+use tallyd_mysql::fences::Fences as KnownFences;
+use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::partitions::Noted;
-use tallyd_rabbitmq::{Broker, Depth, Publisher};
+use tallyd_rabbitmq::{Broker, BrokerError, Depth, Publisher};
 
 /// Returns all partitions in use. The configuration must include all these partitions.
 ///
@@ -61,16 +78,29 @@ pub struct Fences<'a> {
 /// The progress of the fence in one partition.
 enum FenceState {
     Passed,
-    /// The partition has no consumer, and its queue is empty.
+    /// The queue has no consumer, and only fences that the read rows name.
     Idle,
     /// The run waits for the partition. The text is the reason.
     Waiting(String),
 }
 
+/// A queue, as one look shows it.
+enum Look {
+    /// The broker has stated no fact.
+    Unknown,
+    Consumed {
+        messages: u32,
+    },
+    Unconsumed {
+        /// The number of messages that are not fences of tallyd.
+        events: usize,
+    },
+}
+
 impl Fences<'_> {
-    /// Returns the number of messages that wait in the queues of all partitions. Messages that a consumer has received
-    /// do not count.
-    pub async fn waiting(&self) -> Result<u64> {
+    /// Returns the number of messages that wait in the queues of all partitions, if it is known. Messages that a
+    /// consumer has received do not count.
+    pub async fn waiting(&self) -> Result<Option<u64>> {
         let in_use = InUse::read(self.store, self.broker).await?;
         Ok(self.publisher.waiting(&in_use.partitions).await?)
     }
@@ -114,46 +144,137 @@ impl Fences<'_> {
         partitions: &Partitions,
         sent: &mut BTreeSet<u16>,
     ) -> Result<Option<String>> {
-        let noted = self.store.fences(self.job).await?;
-        let mut waiting = None;
+        let known = self.store.fences(self.job).await?;
+        let (mut waiting, mut idle) = (None, Vec::new());
         for (partition, queue) in partitions.queues() {
-            let noted = noted.get(&partition).copied().unwrap_or(0);
-            let (state, is_sent) = self.state(queue, number, noted, sent.contains(&partition)).await?;
-            if is_sent {
-                sent.insert(partition);
+            match self.state((partition, queue), number, &known, sent).await? {
+                FenceState::Passed => {}
+                FenceState::Idle => idle.push(partition),
+                FenceState::Waiting(reason) => waiting = waiting.or(Some(reason)),
             }
-            if let FenceState::Waiting(reason) = state {
-                waiting = waiting.or(Some(reason));
-            }
+        }
+        if waiting.is_none() && !idle.is_empty() {
+            let now = self.store.fences(self.job).await?;
+            let changed = idle.into_iter().find(|partition| !now.left(*partition).eq(known.left(*partition)));
+            waiting = changed.map(|partition| format!("the fences in partition {partition} have just changed"));
         }
         Ok(waiting)
     }
 
-    /// Sends the fence to one partition's queue, if it was not sent before. Returns whether the fence has passed this
-    /// queue. `noted` is the newest fence that is committed in the partition. Also returns whether the fence has been
-    /// sent, by this call or an earlier one.
-    async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
-        if sent && noted == number {
-            return Ok((FenceState::Passed, sent));
+    /// Sends the fence to one partition's queue, if it is needed and was not sent before. Returns whether the fence has
+    /// passed this queue.
+    async fn state(
+        &self,
+        (partition, queue): (u16, &str),
+        number: u64,
+        known: &KnownFences,
+        sent: &mut BTreeSet<u16>,
+    ) -> Result<FenceState> {
+        let (passed, is_sent) = (known.passed(partition), sent.contains(&partition));
+        if is_sent && passed == number {
+            return Ok(FenceState::Passed);
         }
-        if noted > number {
+        if passed > number {
             // Only a later run's fence has a higher number. MySQL keeps only the highest number, so it does not show
             // whether this run's fence has passed.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
-        let Depth { messages, consumers } = self.publisher.depth(queue).await?;
-        if consumers == 0 && messages == 0 && !sent {
-            return Ok((FenceState::Idle, sent));
+        let has_own = known.left(partition).any(|fence| run_of(fence) == run_of(number));
+        let (reason, leaves) = match self.look((partition, queue), number, known).await? {
+            Look::Unconsumed { events: 0 } if has_own => return Ok(FenceState::Idle),
+            Look::Unconsumed { events: 0 } => (format!("{queue} has not confirmed the fence"), true),
+            Look::Unconsumed { events } => return Ok(FenceState::Waiting(no_consumer(queue, events))),
+            Look::Unknown => (unknown(queue), true),
+            Look::Consumed { messages } => (format!("{queue} has {messages} messages before the fence"), false),
+        };
+        let is_there = is_sent || (leaves && has_own);
+        if !is_there {
+            if leaves {
+                self.leave((partition, queue), number).await?;
+            } else {
+                self.send(queue, number).await?;
+            }
+            sent.insert(partition);
         }
-        if consumers == 0 {
-            return Ok((FenceState::Waiting(format!("{queue} has {messages} messages and no consumer")), sent));
-        }
-        if !sent {
-            self.publisher.publish_behind(queue, &encode_fence(number)).await?;
-            fault::point("fence:sent");
-        }
-        Ok((FenceState::Waiting(format!("{queue} has {messages} messages before the fence")), true))
+        Ok(FenceState::Waiting(reason))
     }
+
+    /// Returns the number of messages in a queue without a consumer, without tallyd's fences, before the queue is
+    /// deleted. Publishes a fence first, so the answer is a fact.
+    ///
+    /// # Errors
+    /// Fails with [`JobError::NotNow`] if the queue has a consumer, or if the number is still unknown after
+    /// `fence_max`. Also fails if a server fails.
+    pub async fn events_in(&self, (partition, queue): (u16, &str)) -> Result<usize> {
+        self.ask_events((partition, queue)).await.with_context(|| {
+            format!("the queue {queue} stays, because its messages cannot be counted: check that it has a leader, then try again")
+        })
+    }
+
+    async fn ask_events(&self, (partition, queue): (u16, &str)) -> Result<usize> {
+        let began = Instant::now();
+        // A command is no run of a job. The time is a number that no run and no other command has.
+        let number = clock::now().0.unsigned_abs();
+        let mut pause = LOOK_MIN;
+        self.leave((partition, queue), number).await?;
+        loop {
+            let known = self.store.fences(self.job).await?;
+            match self.look((partition, queue), number, &known).await? {
+                Look::Consumed { .. } => return Err(JobError::NotNow(format!("a daemon consumes {queue}")).into()),
+                Look::Unconsumed { events } if known.left(partition).any(|fence| fence == number) => {
+                    if self.store.fences(self.job).await? == known {
+                        return Ok(events);
+                    }
+                }
+                Look::Unconsumed { .. } | Look::Unknown => {}
+            }
+            if began.elapsed() > self.fence_max {
+                return Err(JobError::NotNow(unknown(queue)).into());
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_MAX);
+        }
+    }
+
+    async fn look(&self, (partition, queue): (u16, &str), number: u64, known: &KnownFences) -> Result<Look> {
+        let (messages, consumers) = match self.publisher.depth(queue).await? {
+            Depth::Unknown => return Ok(Look::Unknown),
+            Depth::Known { messages, consumers } => (messages, consumers),
+        };
+        if consumers > 0 {
+            return Ok(Look::Consumed { messages });
+        }
+        let Some(events) = (messages as usize).checked_sub(known.left(partition).count()) else {
+            // A daemon has just dropped fences, or the broker has lost messages.
+            self.store.forget_fences(partition, Some(run_of(number))).await?;
+            return Ok(Look::Unknown);
+        };
+        Ok(Look::Unconsumed { events })
+    }
+
+    /// Sends the fence to a queue that perhaps has no consumer.
+    async fn leave(&self, (partition, queue): (u16, &str), number: u64) -> Result<()> {
+        self.store.note_fence(partition, number).await?;
+        self.send(queue, number).await?;
+        Ok(self.store.confirm_fence(partition, number).await?)
+    }
+
+    async fn send(&self, queue: &str, number: u64) -> Result<()> {
+        match self.publisher.publish_behind(queue, &encode_fence(number)).await {
+            Err(BrokerError::Nacked) => return Err(JobError::NotNow(format!("{queue} rejects the fence")).into()),
+            sent => sent.with_context(|| format!("send a fence to {queue}"))?,
+        }
+        fault::point("fence:sent");
+        Ok(())
+    }
+}
+
+fn unknown(queue: &str) -> String {
+    format!("RabbitMQ does not say how many messages {queue} has")
+}
+
+fn no_consumer(queue: &str, events: usize) -> String {
+    format!("{queue} has {events} messages and no consumer")
 }
 
 /// When this value is dropped, it clears the job's status "waits for a fence".

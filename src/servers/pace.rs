@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::control::Control;
 use crate::config::Reconcile as Limits;
-use crate::partitions::InUse;
+use crate::partitions::{Backlog, InUse};
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
@@ -70,6 +70,7 @@ pub(crate) struct Pace<'a> {
     job: (&'static str, fn(&str)),
     page: usize,
     page_max: usize,
+    backlog: Backlog,
     checked: Option<Instant>,
     /// The number of MySQL's running threads at the last check.
     threads_running: u64,
@@ -107,6 +108,7 @@ impl<'a> Pace<'a> {
             job,
             page: page_max.min(PAGE_MIN * 10),
             page_max,
+            backlog: Backlog::default(),
             checked: None,
             threads_running: 0,
             pace: (Instant::now(), 0),
@@ -162,7 +164,8 @@ impl<'a> Pace<'a> {
         let began = Instant::now();
         let mut said: Option<Instant> = None;
         let running = &mut self.threads_running;
-        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, running)).await {
+        let backlog = &mut self.backlog;
+        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, backlog, running)).await {
             let Some(Wait { count, words: reason }) = found? else { break };
             if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
                 say(&reason);
@@ -210,7 +213,7 @@ impl<'a> Pace<'a> {
 impl Health<'_> {
     /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit. Stores the number
     /// of MySQL's running threads in `running`, if they have a limit.
-    async fn too_much(&self, publisher: &Publisher, running: &mut u64) -> Result<Option<Wait>> {
+    async fn too_much(&self, publisher: &Publisher, backlog: &mut Backlog, running: &mut u64) -> Result<Option<Wait>> {
         let limits = self.limits;
         if limits.threads_running_max > 0 {
             *running = self.store.threads_running().await?;
@@ -242,7 +245,7 @@ impl Health<'_> {
         if limits.queue_depth_max > 0 {
             let in_use = InUse::read(self.store, self.broker).await?;
             for (_, queue) in in_use.partitions.queues() {
-                let messages = u64::from(publisher.depth(queue).await?.messages);
+                let (messages, _) = backlog.of(publisher, queue).await?;
                 if messages > limits.queue_depth_max {
                     let words =
                         format!("{queue} has {messages} messages, above the limit of {}", limits.queue_depth_max);

@@ -35,6 +35,7 @@ mod reload;
 mod runs;
 mod secrets;
 mod sets;
+mod silent;
 mod upgrade;
 
 use tallyd_testkit as common;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use sqlx::{AssertSqlSafe, Executor};
-use tallyd_rabbitmq::Broker;
+use tallyd_rabbitmq::{Broker, Depth};
 
 use super::{PARTITIONS, Server, Site};
 
@@ -150,12 +150,11 @@ impl Site {
         let link = broker.connect_publisher("torture").await?;
         for partition in 0..PARTITIONS {
             let queue = broker.queue(partition);
-            let depth = link.depth(&queue).await?;
-            if depth.messages > 0 {
-                return Ok(Some(format!("{queue} has {} messages", depth.messages)));
-            }
-            if depth.consumers == 0 {
-                return Ok(Some(format!("no consumer on {queue}")));
+            match link.depth(&queue).await? {
+                Depth::Unknown => return Ok(Some(format!("RabbitMQ does not say how many messages {queue} has"))),
+                Depth::Known { consumers: 0, .. } => return Ok(Some(format!("no consumer on {queue}"))),
+                Depth::Known { messages: 0, .. } => {}
+                Depth::Known { messages, .. } => return Ok(Some(format!("{queue} has {messages} messages"))),
             }
         }
         Ok(None)

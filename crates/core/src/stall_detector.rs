@@ -33,10 +33,12 @@ impl StallDetector {
         self.since.is_some_and(|since| now.duration_since(since) >= CHECK_EVERY)
     }
 
-    /// Records how many messages the queue has. Returns true if the broker has stalled.
-    pub fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
-        let had_before = std::mem::replace(&mut self.had_messages, messages > 0);
+    /// Records how many messages the queue has, or `None` if the broker does not know. Returns true if the broker has
+    /// stalled.
+    pub fn is_stalled(&mut self, messages: Option<u32>, now: Instant) -> bool {
         self.since = Some(now);
+        let Some(messages) = messages else { return false };
+        let had_before = std::mem::replace(&mut self.had_messages, messages > 0);
         had_before && self.had_messages
     }
 }
@@ -54,11 +56,12 @@ mod tests {
         detector.received(at(0));
         assert!(!detector.is_due(at(4)));
         assert!(detector.is_due(at(5)));
-        assert!(!detector.is_stalled(0, at(5)));
-        assert!(!detector.is_stalled(7, at(10)), "the seven messages may be in flight");
+        assert!(!detector.is_stalled(Some(0), at(5)));
+        assert!(!detector.is_stalled(Some(7), at(10)), "the seven messages may be in flight");
         assert!(!detector.is_due(at(14)));
         detector.received(at(14));
-        assert!(!detector.is_stalled(7, at(19)));
-        assert!(detector.is_stalled(7, at(24)));
+        assert!(!detector.is_stalled(Some(7), at(19)));
+        assert!(!detector.is_stalled(None, at(24)), "an unknown depth proves nothing");
+        assert!(detector.is_stalled(Some(7), at(29)));
     }
 }

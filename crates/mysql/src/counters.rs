@@ -10,7 +10,7 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::{OutboxOffsets, Since};
 
 use super::outbox;
-use super::{Conn, Context, Result, Store, StoreError, in_shapes, micros, placeholders};
+use super::{Context, Result, Store, StoreError, in_shapes, micros, placeholders};
 
 impl Store {
     /// Estimates the number of rows in the table `counter` from the server's statistics.
@@ -80,26 +80,11 @@ impl Store {
         })
         .await
     }
-
-    /// Returns the number of the job's last committed fence in each partition. Omits partitions without a committed
-    /// fence of this job.
-    pub async fn fences(&self, job: &'static str) -> Result<HashMap<u16, u64>> {
-        const ACTION: &str = "read the fences";
-        let mut conn: Conn = self.acquire().await?;
-        let rows: Vec<(u16, u64)> = conn
-            .limit(ACTION, |connection| async move {
-                check_primary(connection, ACTION).await?;
-                let query = sqlx::query_as("SELECT `partition`, fence FROM partition_fence WHERE job = ?").bind(job);
-                query.fetch_all(connection).await.context(ACTION)
-            })
-            .await?;
-        Ok(rows.into_iter().collect())
-    }
 }
 
 /// Fails on a server that is not the primary, because a replica that lags could return data that is older than the
 /// fence.
-async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
+pub(super) async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
     // Some versions of MariaDB return the setting as a word, and all other servers return it as a number.
     let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
     let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.context(action)?;

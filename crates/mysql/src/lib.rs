@@ -19,6 +19,7 @@ pub mod control;
 pub mod counters;
 pub mod erase;
 mod error;
+pub mod fences;
 mod grants;
 pub mod jobs;
 pub mod letters;

@@ -1,4 +1,4 @@
-//! Stores each partition's owner, fences and last outbox number. Also logs the events of targets while a reconcile
+//! Stores each partition's owner and last outbox number. Also logs the events of targets while a reconcile
 //! watches these targets.
 //!
 //! Each batch first writes its partition's row. If a daemon freezes, another daemon can take its partition over. The
@@ -13,7 +13,6 @@ use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
 
-use super::jobs::run_of;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 
@@ -109,22 +108,6 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
         .execute(connection)
         .await
         .context("release the partition")?;
-    Ok(())
-}
-
-/// Records that this transaction commits all events before the fence (a job's marker in the queue). If the fence is not
-/// from the job's newest run, nothing is recorded.
-pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
-    sqlx::query(
-        "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
-         ON DUPLICATE KEY UPDATE fence = GREATEST(fence, VALUES(fence))",
-    )
-    .bind(partition)
-    .bind(fence)
-    .bind(run_of(fence))
-    .execute(connection)
-    .await
-    .context("pass the fence")?;
     Ok(())
 }
 

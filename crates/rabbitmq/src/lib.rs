@@ -26,11 +26,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lapin::message::BasicGetMessage;
-use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+use lapin::options::{
+    BasicGetOptions, BasicNackOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
+};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPScheme;
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Queue};
 
 use frames::FrameLimit;
 use nodes::{Node, Nodes};
@@ -79,10 +81,33 @@ pub struct Publisher(Link);
 
 /// A queue's length, as the broker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Depth {
-    /// The number of ready messages. This number does not include messages that are delivered but not acknowledged.
-    pub messages: u32,
-    pub consumers: u32,
+pub enum Depth {
+    /// The broker answered "no messages and no consumers". The broker gives the same answer if the leader of a quorum
+    /// queue does not answer within 250 ms, is being elected, or can't be reached. So this answer proves nothing.
+    Unknown,
+    Known {
+        /// The number of ready messages. This number does not include messages that are delivered but not
+        /// acknowledged.
+        messages: u32,
+        consumers: u32,
+    },
+}
+
+impl Depth {
+    fn of(queue: &Queue) -> Self {
+        match (queue.message_count(), queue.consumer_count()) {
+            (0, 0) => Self::Unknown,
+            (messages, consumers) => Self::Known { messages, consumers },
+        }
+    }
+
+    pub fn messages(self) -> Option<u32> {
+        if let Self::Known { messages, .. } = self { Some(messages) } else { None }
+    }
+
+    pub fn consumers(self) -> Option<u32> {
+        if let Self::Known { consumers, .. } = self { Some(consumers) } else { None }
+    }
 }
 
 impl Broker {
@@ -201,8 +226,23 @@ impl Link {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
         let asked = self.call("read the queue's length", declare).await;
-        let queue = asked.map_err(|error| error.about(format!("queue {queue}")))?;
-        Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
+        asked.map(|found| Depth::of(&found)).map_err(|error| error.about(format!("queue {queue}")))
+    }
+
+    /// Counts the ready messages of a queue that allows several consumers at the same time. If the depth is unknown,
+    /// this call gets a message and returns it. Only a leader with a quorum can answer that. The broker counts each
+    /// return of a message, so this call is not for a loop.
+    ///
+    /// # Errors
+    /// Fails if the broker is unreachable or the queue is missing.
+    pub async fn count(&self, queue: &str) -> Result<u32> {
+        if let Depth::Known { messages, .. } = self.depth(queue).await? {
+            return Ok(messages);
+        }
+        let Some(message) = self.get(queue).await? else { return Ok(0) };
+        let back = message.delivery.acker.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() });
+        self.call("return a message", back).await?;
+        Ok(message.message_count + 1)
     }
 
     /// Gets one message from a queue. Returns `None` if the queue is empty. Dropping the link requeues unacknowledged
@@ -300,14 +340,23 @@ impl Publisher {
         self.0.depth(queue).await
     }
 
+    /// Does the same as [`Link::count`].
+    ///
+    /// # Errors
+    /// Fails if the broker is unreachable or the queue is missing.
+    pub async fn count(&self, queue: &str) -> Result<u32> {
+        self.0.count(queue).await
+    }
+
     /// Counts the messages that wait in the queues of all partitions. A message that a consumer has received does not
-    /// wait.
-    pub async fn waiting(&self, partitions: &Partitions) -> Result<u64> {
+    /// wait. Returns `None` if the depth of a queue is unknown.
+    pub async fn waiting(&self, partitions: &Partitions) -> Result<Option<u64>> {
         let mut waiting = 0;
         for (_, queue) in partitions.queues() {
-            waiting += u64::from(self.depth(queue).await?.messages);
+            let Depth::Known { messages, .. } = self.depth(queue).await? else { return Ok(None) };
+            waiting += u64::from(messages);
         }
-        Ok(waiting)
+        Ok(Some(waiting))
     }
 }
 

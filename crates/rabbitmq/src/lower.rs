@@ -16,10 +16,7 @@ impl Broker {
             let passive = QueueDeclareOptions::durable().passive();
             let declare = channel.queue_declare(queue.into(), passive, FieldTable::default());
             match link.call("read the queue's length", declare).await {
-                Ok(found) => {
-                    let depth = Depth { messages: found.message_count(), consumers: found.consumer_count() };
-                    depths.push((queue.to_owned(), Some(depth)));
-                }
+                Ok(found) => depths.push((queue.to_owned(), Some(Depth::of(&found)))),
                 Err(error) if matches!(error.code(), Some((NOT_FOUND, _))) => {
                     depths.push((queue.to_owned(), None));
                     // The error has closed the channel, so the next call needs a new channel.
@@ -31,45 +28,32 @@ impl Broker {
         Ok(depths)
     }
 
-    /// Unbinds the queues of the partitions `to..from`. Then deletes those unbound queues that have no messages and no
-    /// consumers. Returns the queues that were not deleted. During the call, each new event still reaches a queue. If
+    /// Unbinds these queues of the partitions from `to` on. During the call, each new event still reaches a queue. If
     /// the call is interrupted, the caller must repeat it.
-    pub async fn lower_partitions(&self, link: &Link, from: u16, to: u16) -> Result<Vec<String>> {
+    pub async fn unbind_spare(&self, link: &Link, to: u16, queues: &[String]) -> Result<()> {
         if to == 1 {
             self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await?;
             self.unbind_spread(link).await?;
         }
-        let spare: Partitions = (to..from).map(|partition| (partition, self.queue(partition))).collect();
-        let there = |depths: Vec<(String, Option<Depth>)>| -> Vec<(String, bool)> {
-            // The number of messages does not include unacknowledged messages. So a queue with a consumer is treated as
-            // in use.
-            let is_used = |depth: Depth| depth.messages > 0 || depth.consumers > 0;
-            depths.into_iter().filter_map(|(queue, depth)| Some((queue, is_used(depth?)))).collect()
-        };
-        for (queue, _) in there(self.depths(link, &spare).await?) {
-            let unbind = link.channel.queue_unbind(
-                queue.as_str().into(),
-                self.spread().into(),
-                "1".into(),
-                FieldTable::default(),
-            );
+        for queue in queues {
+            let (queue, spread) = (queue.as_str().into(), self.spread().into());
+            let unbind = link.channel.queue_unbind(queue, spread, "1".into(), FieldTable::default());
             link.call("unbind the queue", unbind).await?;
         }
-        let mut kept = Vec::new();
-        for (queue, is_used) in there(self.depths(link, &spare).await?) {
-            if is_used {
-                kept.push(queue);
-            } else {
-                // RabbitMQ rejects `if_unused` and `if_empty` for quorum queues.
-                let delete = link.channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default());
-                link.call("delete the queue", delete).await?;
-            }
-        }
-        if to == 1 && kept.is_empty() {
-            let delete = link.channel.exchange_delete(self.spread().into(), ExchangeDeleteOptions::default());
-            link.call("delete the exchange", delete).await?;
-        }
-        Ok(kept)
+        Ok(())
+    }
+
+    /// Deletes a queue and its messages. The caller has proved that they are no longer needed.
+    pub async fn delete_queue(&self, link: &Link, queue: &str) -> Result<()> {
+        // RabbitMQ rejects `if_unused` and `if_empty` for quorum queues.
+        let delete = link.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
+        link.call("delete the queue", delete).await.map(drop)
+    }
+
+    /// Deletes the exchange that distributes events over several partitions.
+    pub async fn delete_spread(&self, link: &Link) -> Result<()> {
+        let delete = link.channel.exchange_delete(self.spread().into(), ExchangeDeleteOptions::default());
+        link.call("delete the exchange", delete).await
     }
 
     async fn unbind_spread(&self, link: &Link) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The queue of a map. The queue is bound to the site's exchange, and tallyd never declares this exchange.
 
 use lapin::ExchangeKind;
-use lapin::options::{ExchangeDeclareOptions, QueueDeleteOptions};
+use lapin::options::ExchangeDeclareOptions;
 use lapin::types::FieldTable;
 
 use super::probe::{Found, NOT_FOUND};
@@ -80,12 +80,5 @@ impl Broker {
             Err(error) if !matches!(error.code(), Some((NOT_FOUND, _))) => Err(error),
             _ => Ok(()),
         }
-    }
-
-    /// Deletes a map's queue and its messages.
-    pub async fn delete_map(&self, link: &Link, queue: &str) -> Result<()> {
-        // RabbitMQ rejects `if_unused` and `if_empty` for quorum queues.
-        let delete = link.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
-        link.call("delete the queue", delete).await.map(drop)
     }
 }

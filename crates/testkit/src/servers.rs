@@ -1,10 +1,15 @@
-//! Starts and kills servers of the stack. Only one test at a time can do this.
+//! Starts and kills servers of the stack. Only one test at a time can do this. Also asks RabbitMQ about queues, and
+//! makes the leader of a queue silent.
 
+use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::process::Command;
 
-use super::root;
+use tallyd_core::event::encode_fence;
+use tallyd_rabbitmq::Depth;
+
+use super::{World, eventually, root};
 
 pub fn kill(server: &str) {
     run("dev/down", &["--kill", server]);
@@ -37,4 +42,46 @@ fn run(name: &str, arguments: &[&str]) {
 
 fn script(name: &str) -> Command {
     Command::new(root().join(name))
+}
+
+impl World {
+    /// Waits until the queue has no consumer, and returns the number of its messages. RabbitMQ states no fact about a
+    /// queue without consumers and messages. So this publishes a fence, which the next daemon drops.
+    pub async fn unconsumed(&self, queue: &str) -> u32 {
+        let publisher = self.broker.connect_publisher("test").await.unwrap();
+        publisher.publish_behind(queue, &encode_fence(0)).await.unwrap();
+        let seen = Cell::new(0);
+        eventually("the queue has no consumer", async || match publisher.depth(queue).await.unwrap() {
+            Depth::Known { messages, consumers: 0 } => {
+                seen.set(messages - 1);
+                true
+            }
+            _ => false,
+        })
+        .await;
+        seen.get()
+    }
+}
+
+/// While this value exists, the leader of a queue is silent. So RabbitMQ says that the queue has no messages and no
+/// consumers, and confirms nothing.
+pub struct SilentLeader(String);
+
+impl SilentLeader {
+    pub fn of(queue: &str) -> Self {
+        to_leader(queue, "suspend");
+        Self(queue.to_owned())
+    }
+}
+
+impl Drop for SilentLeader {
+    fn drop(&mut self) {
+        to_leader(&self.0, "resume");
+    }
+}
+
+fn to_leader(queue: &str, action: &str) {
+    let name = format!("rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)");
+    let leader = format!("{{ok, Q}} = rabbit_amqqueue:lookup({name}), ok = sys:{action}(amqqueue:get_pid(Q)).");
+    rabbitmqctl(&["eval", &leader]);
 }

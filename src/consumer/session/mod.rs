@@ -228,9 +228,9 @@ impl Session<'_> {
         if is_idle && self.stall_detector.is_due(Instant::now()) {
             let queue = self.partition.queue();
             let depth = self.partition.heartbeat.during(self.link.depth(&queue)).await;
-            let messages = depth.map_err(anyhow::Error::from)?.messages;
+            let messages = depth.map_err(anyhow::Error::from)?.messages();
             if self.stall_detector.is_stalled(messages, Instant::now()) {
-                return Err(SessionEnd::Stalled { queue, messages });
+                return Err(SessionEnd::Stalled { queue, messages: messages.unwrap_or_default() });
             }
         }
         Ok(())

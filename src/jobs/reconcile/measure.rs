@@ -202,8 +202,8 @@ impl<'a> Measure<'a> {
         passed
     }
 
-    /// Returns the number of messages in the partitions' queues.
-    pub(super) async fn in_flight(&self) -> Result<u64> {
+    /// Returns the number of messages in the partitions' queues, if it is known.
+    pub(super) async fn in_flight(&self) -> Result<Option<u64>> {
         self.fences.waiting().await
     }
 

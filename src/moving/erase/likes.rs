@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::Run;
+use crate::partitions::InUse;
 use crate::runtime::fault;
+use crate::servers::Servers;
 use tallyd_core::erase::Subject;
 use tallyd_core::event::{LikeEvent, Terms, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
@@ -157,10 +159,14 @@ impl<'a> Run<'a> {
     }
 
     /// Waits while the queues hold more than `[reconcile] queue_depth_max`, because events of the site have priority.
-    async fn keep_pace(&self) -> Result<()> {
+    async fn keep_pace(&mut self) -> Result<()> {
+        let Servers { store, broker, .. } = self.servers;
         let max = self.config.reconcile.queue_depth_max;
         while max > 0 && !self.stop.is_cancelled() {
-            let waiting = self.fences.waiting().await?;
+            let mut waiting = 0;
+            for (_, queue) in InUse::read(store, broker).await?.partitions.queues() {
+                waiting += self.backlog.of(&self.fences.publisher, queue).await?.0;
+            }
             if waiting <= max {
                 break;
             }

@@ -57,7 +57,7 @@ use crate::config::{Config, Rules};
 use crate::jobs::JobError;
 use crate::jobs::fence::{self, Fences};
 use crate::jobs::runner::{Job, Outcome, Ran, Report as _, run_once};
-use crate::partitions::InUse;
+use crate::partitions::{Backlog, InUse};
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::servers::Servers;
@@ -159,6 +159,7 @@ struct Run<'a> {
     /// One Redis cache for each layout of counters.
     caches: Vec<Cache>,
     fences: Fences<'a>,
+    backlog: Backlog,
     // The order.
     order: &'a Order,
     number: u64,
@@ -187,6 +188,7 @@ impl<'a> Run<'a> {
             kinds: KindNames::new(&config.kinds),
             caches: [cache.clone()].into_iter().chain(also).collect(),
             fences: Fences { job: JOB, store, broker, publisher, fence_max },
+            backlog: Backlog::default(),
             order,
             number,
             stop,
@@ -294,22 +296,27 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts the messages in all queues. The messages can belong to any user or target.
+    /// Counts the messages in all queues, without fences. The messages can belong to any user or target.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.servers;
         let in_use = InUse::read(store, broker).await?;
-        let queues = in_use.partitions.queues().map(|(_, queue)| queue.to_owned());
-        for queue in queues.chain([broker.returned()]) {
-            let messages = u64::from(self.fences.publisher.depth(&queue).await?.messages);
-            if messages > 0 {
-                self.report.waiting.push(Waiting { queue, messages });
+        let publisher = &self.fences.publisher;
+        let fences = store.fences(JOB).await?;
+        for (partition, queue) in in_use.partitions.queues() {
+            let fences = fences.left(partition).count() as u64;
+            let messages = publisher.depth(queue).await?.messages();
+            let messages = messages.map(|messages| u64::from(messages).saturating_sub(fences));
+            if messages != Some(0) {
+                self.report.waiting.push(Waiting { queue: queue.to_owned(), messages });
             }
         }
-        let returned = broker.returned();
-        if let Some(Waiting { messages, .. }) = self.report.waiting.iter().find(|waiting| waiting.queue == returned) {
+        let queue = broker.returned();
+        let messages = u64::from(publisher.count(&queue).await?);
+        if messages > 0 {
             let text =
-                format!("{messages} messages wait in the queue {returned}: run `tallyd dead list`, then erase again");
+                format!("{messages} messages wait in the queue {queue}: run `tallyd dead list`, then erase again");
             self.report.left.push(text);
+            self.report.waiting.push(Waiting { queue, messages: Some(messages) });
         }
         let watched = self.servers.store.watched_of(&self.order.subject).await?;
         if watched > 0 {

@@ -54,7 +54,8 @@ pub struct Report {
     pub places: u64,
     /// The number of deleted rows of board snapshots.
     pub saved: u64,
-    /// Queues that still have messages. The messages can contain events of any user.
+    /// Queues that still have messages, or whose number of messages is unknown. The messages can contain events of any
+    /// user.
     pub waiting: Vec<Waiting>,
     /// True if API servers count likes. In that case a reconcile must still subtract the unlikes from the counters in
     /// Redis.
@@ -65,11 +66,12 @@ pub struct Report {
     pub beyond: [&'static str; 4],
 }
 
-/// A queue that has messages.
+/// A queue that has messages, perhaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     pub queue: String,
-    pub messages: u64,
+    /// `None` if RabbitMQ does not say how many messages the queue has.
+    pub messages: Option<u64>,
 }
 
 impl Report {
@@ -129,6 +131,7 @@ impl fmt::Display for Report {
             write!(f, "\nthe member {would}removed from {zsets} zsets and {places} archive rows of boards")?;
         }
         for Waiting { queue, messages } in &self.waiting {
+            let messages = messages.map_or("an unknown number of".to_owned(), |messages| messages.to_string());
             write!(
                 f,
                 "\n{messages} messages of any user wait in the queue {queue}: erase again after the daemons have written them"
@@ -200,7 +203,10 @@ mod tests {
             rows: 5,
             filters: 1,
             letters_rewritten: 2,
-            waiting: vec![Waiting { queue: "tally.likes.0".to_owned(), messages: 4 }],
+            waiting: vec![
+                Waiting { queue: "tally.events.0".to_owned(), messages: Some(4) },
+                Waiting { queue: "tally.events.1".to_owned(), messages: None },
+            ],
             left: vec!["1 like records were written after the unlikes: erase again".to_owned()],
             ..Report::new("user", false)
         };
@@ -209,7 +215,8 @@ mod tests {
         for part in [
             "\n1 filters (the daemon builds them again) deleted\n",
             "\n2 dead letters (they also contain other events) rewritten\n",
-            "\n4 messages of any user wait in the queue tally.likes.0",
+            "\n4 messages of any user wait in the queue tally.events.0",
+            "\nan unknown number of messages of any user wait in the queue tally.events.1",
             "\nleft: 1 like records were written",
             "\nnot reached: backups, ",
         ] {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Rest;
+use crate::partitions::Backlog;
 use tallyd_connect::fate::Fate;
 use tallyd_core::partition::Partitions;
 use tallyd_rabbitmq::{Broker, Publisher};
@@ -20,6 +21,7 @@ pub(super) struct Queues {
     /// So a failed connection is not used again.
     link: Option<Publisher>,
     missing: BTreeSet<String>,
+    backlog: Backlog,
     again: Rest,
 }
 
@@ -31,7 +33,7 @@ pub(super) struct Depths {
 
 impl Queues {
     pub(super) fn new(broker: Broker) -> Self {
-        Self { broker, link: None, missing: BTreeSet::new(), again: Rest::default() }
+        Self { broker, link: None, missing: BTreeSet::new(), backlog: Backlog::default(), again: Rest::default() }
     }
 
     pub(super) async fn ask(&mut self) -> Result<()> {
@@ -52,9 +54,8 @@ impl Queues {
                 continue;
             }
             let open = self.open().await?;
-            match open.depth(&queue).await {
-                Ok(depth) => {
-                    let (messages, consumers) = (u64::from(depth.messages), u64::from(depth.consumers));
+            match self.backlog.of(&open, &queue).await {
+                Ok((messages, consumers)) => {
                     match partition {
                         Some(partition) => drop(depths.queues.insert(partition, (messages, consumers))),
                         None => depths.returned = Some(messages),

@@ -98,7 +98,7 @@ async fn all_is_looked_at_and_nothing_changed() {
     assert_is(&report, "rabbitmq-queues", "ok", &world.broker.queue(1));
     assert_is(&report, "rabbitmq-exchanges", "ok", &world.broker.exchange());
     assert_is(&report, "rabbitmq-permissions", "ok", "can publish to amq.default and ");
-    assert_eq!(publisher.depth(&world.broker.queue(0)).await.unwrap().messages, 1);
+    assert_eq!(world.unconsumed(&world.broker.queue(0)).await, 1);
     world.close().await;
 }
 

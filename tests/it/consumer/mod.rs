@@ -103,7 +103,7 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 1_000 })
         .await;
     assert_eq!(daemon.stop().code(), Some(0));
-    let left = eventually_steady(&world, &publisher).await;
+    let left = world.unconsumed(&world.broker.queue(0)).await;
     assert!(left > 0 && left < 30_000, "{left} messages are left in the queue");
     let owner: Option<String> =
         sqlx::query_scalar("SELECT owner FROM partition_owner").fetch_one(&world.pool).await.unwrap();
@@ -117,16 +117,6 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.assert_equals(&model).await;
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
-}
-
-/// Waits until the broker has requeued the unacknowledged messages. The broker requeues these messages a moment after
-/// the connection has ended.
-async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
-    eventually("the consumer has stopped", || async {
-        publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
-    })
-    .await;
-    publisher.depth(&world.broker.queue(0)).await.unwrap().messages
 }
 
 #[tokio::test]

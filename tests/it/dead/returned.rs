@@ -40,10 +40,7 @@ async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
 async fn waits(world: &World, messages: u32) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queue = world.broker.returned();
-    eventually("the messages are in the queue", || async {
-        publisher.depth(&queue).await.unwrap().messages == messages
-    })
-    .await;
+    eventually("the messages are in the queue", async || publisher.count(&queue).await.unwrap() == messages).await;
 }
 
 fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
@@ -115,7 +112,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = waits(&world, 1) => {}
     }
     // The test waits until this consumer has ended, because a queue gives all its messages to a single consumer.
-    eventually("no consumer is left", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
+    assert_eq!(world.unconsumed(&queue).await, 0);
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");
     assert!(stdout(&output).contains("(delivery_limit)"), "{}", stdout(&output));

@@ -42,7 +42,7 @@ async fn events_are_accepted_once_the_broker_has_them_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_event_of_a_list_has_its_verdict_in_its_place() {
     let world = World::new("gw_verdicts", PLAIN).await;
-    let publisher = world.publisher().await;
+    world.publisher().await;
     let gateway = world.gateway().await;
     let fence = r#"{"type":"fence","fence":1}"#;
     let old = count(1, "old").replace("\"at\":1", "\"at\":");
@@ -55,8 +55,7 @@ async fn each_event_of_a_list_has_its_verdict_in_its_place() {
     assert_eq!(reasons, expected);
     let message = "type is missing, allowed are \"like\", \"unlike\", \"count\", \"set\" and \"reset\"";
     assert_eq!(told[1], json!({ "verdict": "refused", "reason": "no-type", "message": message }));
-    let waiting = publisher.depth(&world.broker.queue(0)).await.unwrap().messages;
-    assert_eq!(waiting, 2, "accepted events are published");
+    assert_eq!(world.unconsumed(&world.broker.queue(0)).await, 2, "accepted events are published");
     assert!(gateway.process.stop().success());
     world.close().await;
 }
@@ -141,7 +140,7 @@ async fn messages_name_the_trace_of_the_request_that_made_them() {
     tallyd_client::traced(Some(&traces[1]), client.like(target(42), UserId(8), &[])).await.unwrap();
     client.like(target(42), UserId(9), &[]).await.unwrap();
     let (link, queue) = (world.broker.connect("test").await.unwrap(), world.broker.queue(0));
-    assert_eq!(publisher.depth(&queue).await.unwrap().messages, 4);
+    eventually("all likes are queued", async || publisher.depth(&queue).await.unwrap().messages() == Some(4)).await;
     let consume = link.channel.basic_consume(queue.as_str().into(), "".into(), Default::default(), Default::default());
     let mut consumer = consume.await.unwrap();
     let mut named = Vec::new();

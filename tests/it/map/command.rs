@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::{Site, event, now_ms, settings};
+use crate::common::servers::SilentLeader;
 use crate::common::{eventually, stderr, stdout};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +70,8 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
     assert!(text.contains("the map site, introduced by"), "{text}");
     assert_exits(&site, &remove, 75, "has 1 messages");
     assert_exits(&site, &[&remove[..], &["--with-messages", "--dry-run"]].concat(), 0, "delete the queue");
-    assert_eq!(site.link.depth(&site.queue()).await.unwrap().messages, 1, "a dry run changes nothing");
+    let queued = async || site.link.depth(&site.queue()).await.unwrap().messages() == Some(1);
+    eventually("a dry run changes nothing", queued).await;
     assert_exits(&site, &[&remove[..], &["--with-messages"]].concat(), 0, "the map site is removed");
     assert_eq!(site.world.count("SELECT COUNT(*) FROM map_in_use").await, 0);
     let other = site.world.broker.connect("test").await.unwrap();
@@ -77,5 +79,29 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
     assert_exits(&site, &remove, 64, "no map named site is in use");
     site.publish(&event("LIKE", 42, 8, now_ms())).await;
     assert_eq!(site.of_the_old_worker().await, 2, "the site continues");
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn map_remove_deletes_no_queue_whose_leader_is_silent() {
+    let mut site = Site::new("map_silent", "ms").await;
+    let daemon = site.world.daemon();
+    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    assert!(daemon.stop().success());
+    site.publish(&event("LIKE", 42, 7, now_ms())).await;
+    site.world.set(settings(&site.exchange, "ms").split("[[map]]").next().unwrap());
+    let queue = site.queue();
+    let silent = SilentLeader::of(&queue);
+    for with_messages in [&[][..], &["--with-messages"]] {
+        let mut remove = site.world.command();
+        remove.args(["map", "remove", "site"]).args(with_messages).env("TALLYD__AMQP__TIMEOUT_MS", "1500");
+        let output = remove.output().unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(75), "{text}");
+        assert!(text.contains(&format!("the queue {queue} stays")), "{text}");
+    }
+    drop(silent);
+    assert!(site.world.unconsumed(&queue).await > 0, "the message is still there");
+    assert_eq!(site.world.count("SELECT COUNT(*) FROM map_in_use").await, 1);
     site.close().await;
 }

@@ -80,7 +80,7 @@ impl Site {
 
     /// Returns the number of messages in the old worker's queue.
     async fn of_the_old_worker(&self) -> u32 {
-        self.link.depth(&format!("{}.worker", self.exchange)).await.unwrap().messages
+        self.link.depth(&format!("{}.worker", self.exchange)).await.unwrap().messages().unwrap()
     }
 
     async fn close(self) {

@@ -5,7 +5,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
-use tallyd_rabbitmq::Publisher;
 
 use super::common::{World, eventually, stderr, stdout};
 use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
@@ -20,14 +19,13 @@ fn ordered(world: &World, arguments: &[&str]) -> String {
     stdout(&output)
 }
 
-async fn queued(world: &World, publisher: &Publisher) -> (u32, u32) {
-    let (mut messages, mut consumers) = (0, 0);
+/// Waits until no daemon consumes, and returns the number of waiting messages. Leaves a fence in each queue.
+async fn queued(world: &World) -> u32 {
+    let mut messages = 0;
     for partition in 0..world.broker.partitions() {
-        let depth = publisher.depth(&world.broker.queue(partition)).await.unwrap();
-        messages += depth.messages;
-        consumers += depth.consumers;
+        messages += world.unconsumed(&world.broker.queue(partition)).await;
     }
-    (messages, consumers)
+    messages
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,13 +57,14 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         };
         eventually("the daemon's partitions are paused", paused).await;
     }
-    eventually("no daemon consumes", || async { queued(&world, &publisher).await.1 == 0 }).await;
+    queued(&world).await;
     assert!(began.elapsed() < OBEYED_WITHIN, "{:?}", began.elapsed());
     let held = "SELECT COUNT(*) FROM partition_owner WHERE owner IS NOT NULL";
     eventually("the partitions are released", || async { world.count(held).await == 0 }).await;
-    let (written, (waiting, _)) = (in_mysql(&world).await, queued(&world, &publisher).await);
+    let (written, waiting) = (in_mysql(&world).await, queued(&world).await);
     world.publish(&publisher, &during).await;
-    eventually("the queues grow", || async { queued(&world, &publisher).await == (waiting + 500, 0) }).await;
+    let fences = u32::from(world.broker.partitions());
+    assert_eq!(queued(&world).await, waiting + fences + 500, "the queues grow");
     assert_eq!(in_mysql(&world).await, written);
     for socket in &sockets {
         let shown = || async { stdout(&world.tallyd(&["status", "--url", socket])) };

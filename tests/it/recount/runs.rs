@@ -165,7 +165,8 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     let waits = "SELECT COUNT(*) FROM information_schema.processlist \
                  WHERE db = DATABASE() AND info LIKE 'UPDATE partition_owner SET batches%'";
     eventually("the first daemon writes", || async { world.count(waits).await == 1 }).await;
-    eventually("the daemon has all messages", || async { publisher.depth(&queue).await.unwrap().messages == 0 }).await;
+    eventually("the daemon has all messages", async || publisher.depth(&queue).await.unwrap().messages() == Some(0))
+        .await;
     first.signal("TERM");
     lock.commit().await.unwrap();
     eventually("the first daemon pauses", || async { first.is_stopped() }).await;

@@ -257,7 +257,13 @@ impl Cluster {
         assert_eq!(self.eval(place, &format!("Others = [{}], {expression}, ok.", others.join(", "))), "ok");
     }
 
-    fn url(&self, place: usize) -> String {
+    /// Makes a node accept clients also while it sees no other node. RabbitMQ's default is the same.
+    pub fn ignores_partitions(&self, place: usize) {
+        let ignore = "application:set_env(rabbit, cluster_partition_handling, ignore).";
+        assert_eq!(self.eval(place, ignore), "ok");
+    }
+
+    pub fn url(&self, place: usize) -> String {
         format!("amqp://tally:tally@127.0.0.1:{}/%2f", self.nodes[place].port)
     }
 

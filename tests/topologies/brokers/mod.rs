@@ -5,11 +5,12 @@
 mod cluster;
 mod load;
 
+use std::process::Output;
 use std::time::Instant;
 
 use crate::common;
 use cluster::{Cluster, End, NODES};
-use common::{Daemon, World, eventually, redis_likes};
+use common::{Daemon, World, eventually, redis_likes, stderr};
 use load::{Load, TARGETS};
 
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
@@ -100,6 +101,17 @@ impl Stage {
     }
 }
 
+/// Runs a full reconcile of numbers that API servers count. The run knows only this node.
+fn reconcile_through(stage: &Stage, place: usize) -> Output {
+    let by_api = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
+    stage.world.write(&stage.cluster.settings(&format!("{SETTINGS}{by_api}")));
+    let mut run = stage.world.command();
+    run.args(["reconcile", "--full"]).env("TALLYD__AMQP__SEEDS", "[]");
+    let ran = run.env("TALLYD__AMQP__URL", stage.cluster.url(place)).output().unwrap();
+    stage.world.write(&stage.cluster.settings(SETTINGS));
+    ran
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_nothing() {
     let mut stage = Stage::new("brokers").await;
@@ -125,6 +137,17 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.goes_on("the leader froze").await;
     stage.cluster.signal(2, "CONT");
     stage.goes_on("it resumed").await;
+
+    stage.cluster.lead(1, &stage.world).await;
+    stage.cluster.ignores_partitions(0);
+    stage.cluster.cut_off(0);
+    // This node says that the queues have no messages and no consumers.
+    let run = reconcile_through(&stage, 0);
+    assert_eq!(run.status.code(), Some(75), "{}", stderr(&run));
+    assert!(stderr(&run).contains("fence"), "{}", stderr(&run));
+    stage.cluster.stop(0, End::Killed);
+    stage.cluster.start_again(0).await;
+    stage.goes_on("a node was cut off, and its clients were not").await;
 
     // The test first stops the node that was frozen. This node runs again, but the other nodes can have excluded it
     // from the cluster.

@@ -26,7 +26,7 @@ const KEPT_MAX: usize = 5_000;
 pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Target]) -> Result<()> {
     let targets: BTreeSet<Target> = targets.iter().copied().collect();
     comparer.listed = targets.len() as u64;
-    comparer.report.in_flight = Some(comparer.measure.in_flight().await?);
+    comparer.report.in_flight = comparer.measure.in_flight().await?;
     let keys = comparer.run.servers.counter_keys(targets);
     comparer.compare(&keys).await
 }
