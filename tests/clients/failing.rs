@@ -7,7 +7,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use redis::AsyncCommands;
 
 use super::common::clicker::held_like;
-use super::common::{World, eventually, target};
+use super::common::{World, as_api, eventually, target};
 use super::example::{Example, on_board, outcome, three_truths};
 use super::stalling::{Stall, Stalling};
 
@@ -31,7 +31,7 @@ async fn assert_taken_back(example: Example, world: &World) {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_take_back_what_the_broker_does_not_take() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_refused_{}", example.name()), "").await;
+        let world = World::new(&format!("client_refused_{}", example.name()), &as_api("")).await;
         let click = |settings: &[(&str, &str)]| example.refused(&world, settings, &["video", "42", "7"]);
         assert!(click(&[]).contains("no exchange"), "the exchange must not exist");
         assert_taken_back(example, &world).await;
@@ -82,7 +82,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_leave_a_double_click_to_the_request_that_publishes_it() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_double_{}", example.name()), "").await;
+        let world = World::new(&format!("client_double_{}", example.name()), &as_api("")).await;
         world.publisher().await;
         let away = [("AMQP_URL", "amqp://tally:tally@127.0.0.1:1/%2f")];
         for is_published in [false, true] {
@@ -106,7 +106,7 @@ async fn clients_leave_a_double_click_to_the_request_that_publishes_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_alone_{}", example.name()), "").await;
+        let world = World::new(&format!("client_alone_{}", example.name()), &as_api("")).await;
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -143,7 +143,7 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_wait_their_timeout_for_a_broker_that_is_silent() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_silent_{}", example.name()), "").await;
+        let world = World::new(&format!("client_silent_{}", example.name()), &as_api("")).await;
         world.publisher().await;
         let amqp = world.api.amqp.url.expose();
         // The first connection gets no confirm. The second connection gets the confirm.
@@ -173,7 +173,7 @@ async fn clients_wait_their_timeout_for_a_broker_that_is_silent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_lost_{}", example.name()), "").await;
+        let world = World::new(&format!("client_lost_{}", example.name()), &as_api("")).await;
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -202,7 +202,7 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_leave_a_mysql_alone_that_did_not_answer() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_rest_{}", example.name()), "").await;
+        let world = World::new(&format!("client_rest_{}", example.name()), &as_api("")).await;
         world.publisher().await;
         let mysql =
             Stalling::before(world.api.mysql.url.expose(), Stall { after: "SELECT target_id", callers: ALL }).await;

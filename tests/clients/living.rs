@@ -4,7 +4,7 @@ use redis::AsyncCommands;
 use serde_json::Value;
 use tallyd_core::model::UserId;
 
-use super::common::{Dice, World, eventually, lose, target};
+use super::common::{Dice, World, as_api, eventually, lose, target};
 use super::example::{Example, on_board, outcome, three_truths};
 
 /// A double can't distinguish this integer from the next smaller integer. No smaller positive integer has this problem.
@@ -36,7 +36,7 @@ async fn all_is_written(world: &World) {
 #[tokio::test(flavor = "multi_thread")]
 async fn clicks_and_reads_of_the_clients_end_in_three_equal_numbers() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_{}", example.name()), "[metrics]\nlike = 1\nview = 2").await;
+        let world = World::new(&format!("client_{}", example.name()), &as_api("[metrics]\nlike = 1\nview = 2")).await;
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -184,7 +184,7 @@ fn lost_counts(world: &World) {
 async fn a_like_through_the_clients_comes_into_the_bloom_filter() {
     let settings = "[filter]\nlikes_min = 2\ncron = \"* * * * * *\"\n";
     for example in Example::ALL {
-        let world = World::new(&format!("client_filter_{}", example.name()), settings).await;
+        let world = World::new(&format!("client_filter_{}", example.name()), &as_api(settings)).await;
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -217,7 +217,7 @@ async fn a_like_through_the_clients_comes_into_the_bloom_filter() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_two_languages_that_click_on_the_same_targets_count_each_click_once() {
-    let world = World::new("client_both", "").await;
+    let world = World::new("client_both", &as_api("")).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::common;
-use super::common::{World, client_of, eventually, stderr, stdout, target};
+use super::common::{World, as_api, client_of, eventually, stderr, stdout, target};
 use super::example::Example;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd_client::OnBoard;
@@ -33,7 +33,7 @@ fn read(world: &World, id: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
-    let world = World::new("python", "").await;
+    let world = World::new("python", &as_api("")).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert_eq!(read(&world, "42"), "unknown", "before the first reconcile, the count must be unknown");

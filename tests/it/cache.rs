@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common;
 use common::proxy::Proxy;
-use common::{World, redis_likes, target};
+use common::{World, as_api, redis_likes, target};
 use tallyd::config::Redis;
 use tallyd_core::model::{Kind, Metric, Micros, UserId};
 use tallyd_core::outbox::OutboxOffsets;
@@ -38,7 +38,7 @@ async fn liked_twice(world: &World) -> Loaded {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
-    let world = World::new("held", "").await;
+    let world = World::new("held", &as_api("")).await;
     let client = world.client();
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
@@ -81,7 +81,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
-    let world = World::new("below_zero", "").await;
+    let world = World::new("below_zero", &as_api("")).await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let loaded = liked_twice(&world).await;
     // Another target of the same bucket can be repaired.
@@ -124,7 +124,7 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
-    let world = World::new("packed", "[metrics]\nlike = 2\ncomment = 1\n").await;
+    let world = World::new("packed", &as_api("[metrics]\nlike = 2\ncomment = 1\n")).await;
     let client = world.client();
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
@@ -151,7 +151,7 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
-    let world = World::new("no_list", "[metrics]\nlike = 1\nview = 2\n").await;
+    let world = World::new("no_list", &as_api("[metrics]\nlike = 1\nview = 2\n")).await;
     let (client, names) = (world.client(), KindNames::new(&world.config.kinds));
     begin_load(&world, 7).await;
     world.publisher().await;
@@ -187,7 +187,7 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_the_server_has_forgotten_are_sent_again() {
-    let world = World::new("noscript", "").await;
+    let world = World::new("noscript", &as_api("")).await;
     let client = world.client();
     let mut redis = world.redis().await;
     for expected in 1..=3 {
@@ -223,7 +223,7 @@ async fn what_redis_says_of_itself_is_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
-    let world = World::new("missing", "[kinds]\nvideo = 1\npost = 2").await;
+    let world = World::new("missing", &as_api("[kinds]\nvideo = 1\npost = 2")).await;
     let client = world.client();
     let names = KindNames::new(&world.config.kinds);
     let buckets: Vec<u32> = (0..world.cache.keys.buckets()).filter(|bucket| *bucket != 3).collect();
@@ -261,7 +261,7 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
-    let world = World::new("repair_set", "").await;
+    let world = World::new("repair_set", &as_api("")).await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let mut loaded = liked_twice(&world).await;
     let mut redis = world.redis().await;

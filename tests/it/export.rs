@@ -12,8 +12,6 @@ use tallyd_rabbitmq::Publisher;
 
 use crate::common::{Daemon, Dice, Model, World, body, eventually, stack, stderr, stdout, target};
 
-const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
-
 /// An export to a table in which an unlike deletes the row.
 const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
     upsert = \"INSERT INTO old_likes (post_id, user_id, created_at) VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE created_at = created_at\"\n\
@@ -34,7 +32,7 @@ async fn run(world: &World, sql: &str) {
 
 /// Makes a site that has just switched to tallyd, with a daemon and the old table.
 async fn site(name: &str, export: &str, table: &str) -> (World, Publisher, Daemon) {
-    let world = World::new(name, &format!("{BY_DAEMON}{export}")).await;
+    let world = World::new(name, export).await;
     run(&world, table).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
@@ -109,7 +107,7 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
-    let server = format!("[export.server]\nurl = \"{}t_export_soft_{}\"\n", stack("MYSQL_URL"), std::process::id());
+    let server = format!("[export.server]\nurl = \"{}{{world}}\"\n", stack("MYSQL_URL"));
     let (world, publisher, daemon) = site("export_soft", &format!("{SOFT}{server}"), SOFT_TABLE).await;
     let (mut model, mut dice) = (Model::default(), Dice::new(6));
     let start = |begin: &[&str]| {
@@ -179,9 +177,9 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     world.drained(&publisher).await;
     refused(&["old", "--since", "1h", "--every", "1s"], 1, "Out of range value for column 'user_id'");
     assert_eq!(old(&world, "1").await, BTreeSet::new());
-    world.write(&format!("{BY_DAEMON}{}", HARD.replace(" AND user_id = :user", "")));
+    world.write(&HARD.replace(" AND user_id = :user", ""));
     refused(&["old", "--since", "1h"], 78, "[[export]] old: delete lacks :user");
-    world.write(&format!("{BY_DAEMON}{}", HARD.replace("= :user", "= :user; DROP TABLE old_likes")));
+    world.write(&HARD.replace("= :user", "= :user; DROP TABLE old_likes"));
     refused(&["old", "--since", "1h"], 78, "[[export]] old: delete has more than one statement");
     assert!(daemon.stop().success());
     world.close().await;

@@ -194,8 +194,7 @@ fn typed(world: &World, arguments: &str, answer: &str) -> Output {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_restore_of_mysql_redis_follows_its_state() {
-    let settings =
-        "[[rule]]\nmetric = \"like\"\n[reconcile]\nrepair_abs_max = 5\n[filter]\nlikes_min = 1000\ncron = \"\"\n";
+    let settings = "[reconcile]\nrepair_abs_max = 5\n[filter]\nlikes_min = 1000\ncron = \"\"\n";
     let world = World::new("after_restore", settings).await;
     let daemon = consuming(&world).await;
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");

@@ -10,7 +10,7 @@ use tallyd_core::model::{Target, UserId};
 use tokio::task::JoinHandle;
 
 use super::proxy::Proxy;
-use super::{Dice, Model, World, client_of, eventually, target};
+use super::{Dice, Model, World, client_of, event_of, eventually, target};
 
 /// A clicker clicks for several users in random order, on a few popular targets and on many other targets.
 #[derive(Clone, Copy)]
@@ -38,9 +38,9 @@ impl Clicker {
             let target = if is_hot { target(1 + dice.below(self.hot)) } else { target(100 + dice.below(self.cold)) };
             let liked = likes.entry((target, user)).or_default();
             *liked = !*liked;
-            let counted =
+            let clicked =
                 if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
-            model.apply(&counted.unwrap().counted().unwrap().event);
+            model.apply(&event_of(clicked.unwrap()));
             clicks.fetch_add(1, Ordering::Relaxed);
         }
         model

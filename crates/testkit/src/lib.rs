@@ -12,6 +12,7 @@ pub mod dice;
 pub mod first_day;
 pub mod gateway;
 mod model;
+mod numbers;
 pub mod ports;
 pub mod private;
 pub mod proxy;
@@ -19,7 +20,7 @@ pub mod servers;
 mod settings;
 pub mod site;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -27,12 +28,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use accounts::Accounts;
-pub use api::client_of;
+pub use api::{client_of, event_of};
 pub use daemon::Daemon;
 pub use dice::Dice;
 use futures_util::{StreamExt, stream};
 pub use model::{Model, body, target};
-pub use settings::stack;
+pub use settings::{as_api, stack};
 use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::config::Config;
@@ -41,7 +42,6 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
-use tallyd_redis::keys::NO_TARGET;
 
 /// How long a test waits for an expected state. The time is long, because the machine can be under heavy load.
 pub const DEADLINE: Duration = Duration::from_secs(180);
@@ -49,7 +49,7 @@ pub const DEADLINE: Duration = Duration::from_secs(180);
 /// The maximum number of unconfirmed messages of a publisher.
 const IN_FLIGHT: usize = 1_000;
 
-/// The number of daemons that this process has started.
+/// The number of worlds and daemons that this process has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// The environment variables that the systemd unit sets for the daemon. A build without optimization needs a larger
@@ -77,27 +77,29 @@ pub struct World {
 
 impl World {
     /// Creates a migrated database. The world's prefixes on the broker and in Redis have no data yet. `settings` is
-    /// TOML that overrides the default configuration. Programs in the world use the accounts of ops/. The test itself
+    /// TOML that overrides the default configuration. In `settings`, `{world}` stands for the world's name. Programs in the world use the accounts of ops/. The test itself
     /// uses `config`, which has all rights.
     pub async fn new(name: &str, settings: &str) -> Self {
         Accounts::make_in_rabbitmq();
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        Self::with(stack("MYSQL_URL"), name, settings, |world| Some(Accounts::new(world, number))).await
+        Self::with(stack("MYSQL_URL"), name, settings, |world, number| Some(Accounts::new(world, number))).await
     }
 
     /// Like [`World::new`], but on another MySQL. `admin_url` has an account with all rights and no database name.
     pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
-        Self::with(admin_url, name, settings, |_| None).await
+        Self::with(admin_url, name, settings, |_, _| None).await
     }
 
     async fn with(
         admin_url: String,
         name: &str,
         settings: &str,
-        accounts: impl FnOnce(&str) -> Option<Accounts>,
+        accounts: impl FnOnce(&str, u32) -> Option<Accounts>,
     ) -> Self {
-        let name = format!("t_{name}_{}", std::process::id());
-        let accounts = accounts(&name);
+        // Two tests of a process can give the same name, if `cargo test` runs them.
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("t_{name}_{number}_{}", std::process::id());
+        assert!(name.len() <= 64, "{name} is too long for MySQL");
+        let accounts = accounts(&name, number);
         let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.expect("connect to MySQL");
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("create database");
         if let Some(accounts) = &accounts {
@@ -170,20 +172,20 @@ impl World {
 
     /// Runs a command of the binary and returns its report.
     pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
-        let output = self.tallyd(&[arguments, &["--format", "json"]].concat());
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+        report_of(&self.tallyd(&[arguments, &["--format", "json"]].concat()))
     }
 
     /// Runs a reconcile and returns its report. Waits while the daemon itself is running a reconcile.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
-        let report = std::cell::RefCell::new(serde_json::Value::Null);
+        let ended = std::cell::RefCell::new(None);
         eventually("no other run is running", || async {
             let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
-            report.replace(serde_json::from_slice(&output.stdout).unwrap_or_default());
-            output.status.code() != Some(75)
+            let is_over = output.status.code() != Some(75);
+            ended.replace(Some(output));
+            is_over
         })
         .await;
-        report.into_inner()
+        report_of(&ended.into_inner().unwrap())
     }
 
     pub fn command(&self) -> Command {
@@ -276,22 +278,6 @@ impl World {
         .collect()
     }
 
-    /// Returns the nonzero counters in Redis.
-    pub async fn redis_counters(&self) -> BTreeMap<Target, i64> {
-        let mut redis = self.redis().await;
-        let mut counters = BTreeMap::new();
-        for bucket in 0..self.cache.keys.buckets() {
-            let key = self.cache.keys.counters("video", bucket);
-            let fields: HashMap<String, String> = redis::cmd("HGETALL").arg(key).query_async(&mut redis).await.unwrap();
-            for (field, value) in fields.iter().filter(|(field, _)| !field.starts_with(NO_TARGET)) {
-                let like = value.split(',').next().unwrap().parse().unwrap();
-                counters.insert(target(field.parse().unwrap()), like);
-            }
-        }
-        counters.retain(|_, value| *value != 0);
-        counters
-    }
-
     /// Waits until the daemon has written all messages that were published before. To detect this, the test publishes
     /// one more event to the queue of each partition, for a target that no test uses. Queues are read in order, so
     /// these events are written last. The broker's queue depths can't be used, because they are seconds old.
@@ -309,11 +295,18 @@ impl World {
         }
     }
 
-    /// Waits until Redis has all rows of the outbox, according to MySQL.
+    /// Waits until Redis has all rows that the outbox has at the start of this call, according to MySQL.
     pub async fn outbox_added(&self) {
-        let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
-                    WHERE p.outbox > COALESCE(s.applied, 0)";
-        eventually("all rows of the outbox are added to Redis", || async { self.count(rest).await == 0 }).await;
+        let last = async |sql: &'static str| -> BTreeMap<u16, i64> {
+            let rows: Vec<(u16, i64)> = sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap();
+            rows.into_iter().collect()
+        };
+        let written = last("SELECT `partition`, CAST(outbox AS SIGNED) FROM partition_owner WHERE outbox > 0").await;
+        eventually("Redis has all rows of the outbox", || async {
+            let added = last("SELECT `partition`, CAST(applied AS SIGNED) FROM outbox_state").await;
+            written.iter().all(|(partition, row)| added.get(partition).is_some_and(|added| added >= row))
+        })
+        .await;
     }
 }
 
@@ -369,15 +362,11 @@ pub async fn lose(world: &World) {
     }
 }
 
-/// Fails unless Redis has exactly the counters of the model.
-pub async fn assert_redis_equals(world: &World, model: &Model) {
-    let mut expected = model.counters();
-    expected.retain(|_, count| *count != 0);
-    let redis = world.redis_counters().await;
-    for (target, count) in &expected {
-        assert_eq!(redis.get(target), Some(count), "{target:?} in Redis");
-    }
-    assert_eq!(redis.len(), expected.len(), "Redis has counters that it should not have");
+/// Returns the report that a command has printed. If there is none, prints the command's error.
+#[track_caller]
+fn report_of(output: &Output) -> serde_json::Value {
+    let code = output.status.code();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{code:?}, {error}: {}", stderr(output)))
 }
 
 pub fn stdout(output: &Output) -> String {

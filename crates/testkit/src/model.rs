@@ -7,10 +7,15 @@ use sqlx::Row;
 use tallyd_core::event::{LikeEvent, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
+type Pair = (Target, UserId);
+
+/// The time of the newest event, and whether it is an unlike.
+type State = (Micros, bool);
+
 /// The expected content of the tables: the newest event of each (target, user).
 #[derive(Default)]
 pub struct Model {
-    pub rows: HashMap<(Target, UserId), (Micros, bool)>,
+    pub rows: HashMap<Pair, State>,
 }
 
 impl Model {
@@ -40,32 +45,35 @@ pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
 }
 
 impl World {
-    /// Compares all rows and counters with the model.
+    /// Waits until Redis has all rows of the outbox. Then compares MySQL and Redis with the model. Call this before the
+    /// first reconcile of the test, because a reconcile repairs what a daemon or a client did wrong.
     pub async fn assert_equals(&self, model: &Model) {
-        let rows = sqlx::query(
-            "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
-        );
-        let rows: HashMap<(Target, UserId), (Micros, bool)> = rows
-            .fetch_all(&self.pool)
-            .await
-            .unwrap()
-            .iter()
-            .map(|row| {
-                let target = Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) };
-                ((target, UserId(row.get(2))), (Micros(row.get(4)), row.get::<bool, _>(3)))
-            })
-            .collect();
-        if rows.len() != model.rows.len() {
-            let missing = model.rows.iter().filter(|(pair, _)| !rows.contains_key(pair));
-            let mut missing: Vec<i64> = missing.map(|(_, (at, _))| at.0).collect();
-            missing.sort_unstable();
+        self.assert_rows_equal(model).await;
+        self.outbox_added().await;
+        self.assert_redis_equals(model).await;
+    }
+
+    /// Compares all rows and counters in MySQL with the model.
+    pub async fn assert_rows_equal(&self, model: &Model) {
+        let rows = self.like_records().await;
+        let span = |some: &HashMap<Pair, State>, other: &HashMap<Pair, State>| {
+            let only = some.iter().filter(|(pair, _)| !other.contains_key(pair));
+            let mut only: Vec<(Micros, Pair)> = only.map(|(pair, (at, _))| (*at, *pair)).collect();
+            only.sort_unstable();
+            (only.len(), only.first().copied(), only.last().copied())
+        };
+        if rows.len() != model.rows.len() || model.rows.keys().any(|pair| !rows.contains_key(pair)) {
+            let (missing, extra) = (span(&model.rows, &rows), span(&rows, &model.rows));
             panic!(
-                "MySQL has {} like records instead of {}; {} are missing, with an `at` from {:?} to {:?}; {}",
+                "MySQL has {} like records instead of {}; {} are missing, from {:?} to {:?}; {} are extra, from {:?} to {:?}; {}",
                 rows.len(),
                 model.rows.len(),
-                missing.len(),
-                missing.first(),
-                missing.last(),
+                missing.0,
+                missing.1,
+                missing.2,
+                extra.0,
+                extra.1,
+                extra.2,
                 self.whereabouts().await
             );
         }
@@ -76,6 +84,21 @@ impl World {
         for (target, count) in model.counters() {
             assert_eq!(counters.get(&target).copied().unwrap_or(0), count, "the counter of {target:?}");
         }
+    }
+
+    async fn like_records(&self) -> HashMap<Pair, State> {
+        let rows = sqlx::query(
+            "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
+        );
+        rows.fetch_all(&self.pool)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| {
+                let target = Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) };
+                ((target, UserId(row.get(2))), (Micros(row.get(4)), row.get::<bool, _>(3)))
+            })
+            .collect()
     }
 
     /// Describes where unwritten messages can be: returns the count of dead letters and the depth of each queue.

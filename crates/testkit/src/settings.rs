@@ -14,6 +14,11 @@ pub fn stack(name: &str) -> String {
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
 }
 
+/// Returns the settings of a site whose API servers count likes in Redis. By default the daemon counts them.
+pub fn as_api(settings: &str) -> String {
+    format!("{settings}\n[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n")
+}
+
 /// Writes the configurations of the programs in a world. Returns the test's own settings, with the account that has all
 /// rights. Also returns the settings of an API server.
 pub(super) fn written(
@@ -88,19 +93,13 @@ fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table 
          [gateway]\nlisten = \"127.0.0.1:0\"\n"
     );
     let mut whole: toml::Table = defaults.parse().unwrap();
+    let settings = settings.replace("{world}", name);
     let given: toml::Table = settings.parse().expect("the test's settings are not valid TOML");
     for (section, value) in given {
         match (whole.get_mut(&section), value) {
             (Some(toml::Value::Table(known)), toml::Value::Table(own)) => known.extend(own),
             (_, value) => drop(whole.insert(section, value)),
         }
-    }
-    let likes_by_api = toml::Table::from_iter(
-        [("metric", "like"), ("writer", "api")].map(|(key, value)| (key.to_owned(), value.into())),
-    );
-    let rules = whole.entry("rule").or_insert_with(|| toml::Value::Array(Vec::new())).as_array_mut().expect("[[rule]]");
-    if !rules.iter().any(|rule| rule["metric"].as_str() == Some("like")) {
-        rules.push(likes_by_api.into());
     }
     whole
 }

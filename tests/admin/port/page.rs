@@ -263,7 +263,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
 /// Users click for this duration, and then the test makes the page's screenshots.
 const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
-/// Counts and publishes likes at a changing rate, as API servers do.
+/// Publishes likes and adds to boards at a changing rate, as API servers do.
 async fn traffic(world: &World, until: Instant) {
     let client = world.client();
     let (mut dice, began) = (Dice::new(7), Instant::now());
@@ -274,9 +274,10 @@ async fn traffic(world: &World, until: Instant) {
             user += 1;
             let id = 1 + dice.below(400).min(dice.below(400));
             let member = id.to_string();
-            let board = |board| OnBoard { board, member: member.as_bytes() };
-            let boards = [board("likes"), board("rising"), board("all-time")];
-            client.like(target(id), UserId(user), &boards).await.unwrap();
+            client.like(target(id), UserId(user), &[]).await.unwrap();
+            for board in ["likes", "rising", "all-time"] {
+                client.add_to_board(OnBoard { board, member: member.as_bytes() }, "like", 1).await.unwrap();
+            }
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -28,7 +28,7 @@ fn first_event(world: &World) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
-    let world = World::new("first_event", "[[rule]]\nmetric = \"like\"\n").await;
+    let world = World::new("first_event", "").await;
     // With this setting, the daemon loads missing data into an empty Redis, as it does with config.toml.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "5s")]);
     daemon.logged("\"consuming\"").await;

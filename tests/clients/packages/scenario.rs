@@ -91,7 +91,7 @@ async fn the_node_package_loses_no_click_and_counts_none_twice() {
 
 async fn from_the_first_event_to_the_last(package: Package) {
     let folder = package.install();
-    let settings = "[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"";
+    let settings = "[metrics]\nlike = 1\nview = 2";
     let world = World::new(&format!("package_{}", package.name()), settings).await;
     let mut site = Site { driver: package.start(folder.path()), world, likes: BTreeSet::new() };
     let mut rejected = refused_logins(&site).await;

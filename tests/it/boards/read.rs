@@ -9,7 +9,7 @@ use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
 
-use super::common::{Dice, World, target};
+use super::common::{Dice, World, as_api, target};
 
 const BOARDS: &str = "[metrics]\nlike = 1\ncomment = 2\n\
     [[board]]\nname = \"videos\"\nperiod = \"day\"\nscore = [\"like\", \"comment\"]\ntie = \"second\"\n\
@@ -119,7 +119,7 @@ async fn a_thousand_friends_are_placed_among_themselves() {
 
 #[tokio::test]
 async fn a_like_counts_on_all_current_periods_of_its_boards() {
-    let world = World::new("board_likes", BOARDS).await;
+    let world = World::new("board_likes", &as_api(BOARDS)).await;
     let client = world.client();
     let on = [OnBoard { board: "videos", member: b"42" }, OnBoard { board: "users", member: b"7" }];
     for user in 1..=3 {

@@ -25,8 +25,8 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
         }
     }
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -52,8 +52,8 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     let again = || async { first.log().contains("outage-begun") || first.log().contains("partition-taken-over") };
     eventually("the first daemon notices the takeover", again).await;
     assert!(first.stop().success());
-    assert!(second.stop().success());
     world.assert_equals(&model).await;
+    assert!(second.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -71,8 +71,8 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     let (bodies, model, malformed) = traffic(1_000, 14);
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -161,8 +161,8 @@ async fn deadlocks_with_a_rival_lose_and_double_nothing() {
     world.publish(&publisher, rest).await;
     world.drained(&publisher).await;
     rival.abort();
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -181,8 +181,8 @@ async fn connections_cut_again_and_again_lose_and_double_nothing() {
     }
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -210,8 +210,8 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     let daemon = world.daemon();
     world.publish(&publisher, &[(UserId(1), list)]).await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &[]).await;
     world.close().await;
 }
@@ -249,8 +249,8 @@ async fn what_comes_back_often_is_taken_with_care() {
         model.apply(&LikeEvent { target, user, at, liked: !is_del });
     }
     let malformed = [malformed, also_malformed].concat();
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -271,8 +271,8 @@ async fn a_crash_on_either_side_of_the_commit_changes_nothing() {
         );
         let daemon = world.daemon();
         world.drained(&publisher).await;
-        assert!(daemon.stop().success());
         world.assert_equals(&model).await;
+        assert!(daemon.stop().success());
         assert_dead_letters(&world, &malformed).await;
         world.close().await;
     }

@@ -72,8 +72,8 @@ async fn fifty_thousand_events_end_as_the_model_says() {
     let daemon = world.daemon();
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -86,8 +86,8 @@ async fn four_partitions_share_the_work_and_end_as_the_model_says() {
     let daemon = world.daemon();
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     assert_eq!(world.count("SELECT COUNT(DISTINCT slot) FROM counter").await, 4);
     world.close().await;
@@ -112,9 +112,9 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     let written = world.count("SELECT COUNT(*) FROM like_record").await;
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     assert!(world.count("SELECT COUNT(*) FROM like_record").await > written);
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     world.close().await;
 }
@@ -164,8 +164,8 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     eventually("valid likes are written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 998 })
         .await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &[body(&event(13)).1, body(&event(666)).1]).await;
     let reasons = world
         .count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database' AND error LIKE '%not this one%'");
@@ -192,8 +192,8 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     daemon.logged("reads-first").await;
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 0").await, 0);
     world.close().await;
@@ -228,8 +228,8 @@ async fn two_writers_on_the_same_rows_stay_exact() {
             .await;
         }
         world.drained(&publisher).await;
-        assert!(daemon.stop().success());
         world.assert_equals(&model).await;
+        assert!(daemon.stop().success());
         world.close().await;
     }
 }
@@ -252,8 +252,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     let daemon = world.daemon();
     world.publish(&publisher, &lists).await;
     world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     // Each malformed body is an event followed by a unique number. A list contains the event without the number. So
     // some malformed events in lists are equal, and equal malformed events become one dead letter.
     let mut expected: Vec<Vec<u8>> = malformed

@@ -8,16 +8,15 @@ use tallyd::moving::erase::FAULT_POINTS;
 use tallyd_core::model::UserId;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
 
-use super::{BY_DAEMON, Likes, USER, VIDEO, erase, named, report};
-use crate::common::{World, assert_redis_equals, eventually, stderr, target};
+use super::{Likes, METRICS, USER, VIDEO, erase, named, report};
+use crate::common::{World, eventually, stderr, target};
 
-const BOARD: &str =
-    "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\narchive_grace = \"0s\"\nexpire_after = \"1h\"\n";
+const BOARD: &str = "[[rule]]\nmetric = \"like\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\narchive_grace = \"0s\"\nexpire_after = \"1h\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
-        let world = World::new(&format!("erase_killed_{number}"), &format!("{BY_DAEMON}{BOARD}")).await;
+        let world = World::new(&format!("erase_killed_{number}"), &format!("{METRICS}{BOARD}")).await;
         let publisher = world.publisher().await;
         let mut likes = Likes::new();
         for user in 1..=20 {
@@ -47,8 +46,6 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
 
         likes.model.rows.retain(|(of, _), _| *of != target(VIDEO));
         world.assert_equals(&likes.model).await;
-        world.outbox_added().await;
-        assert_redis_equals(&world, &likes.model).await;
         let places = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = '0' AND place = 3";
         assert_eq!(world.count(places).await, 1, "{point}");
         assert!(daemon.stop().success());
@@ -58,7 +55,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_erase_goes_on_after_the_last_page() {
-    let world = World::new("erase_resumed", BY_DAEMON).await;
+    let world = World::new("erase_resumed", METRICS).await;
     let publisher = world.publisher().await;
     let mut likes = Likes::new();
     // The user likes more targets than one page holds.
@@ -86,7 +83,7 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
-    let world = World::new("erase_again", BY_DAEMON).await;
+    let world = World::new("erase_again", METRICS).await;
     let publisher = world.publisher().await;
     let mut likes = Likes::new();
     (1..=9).for_each(|user| likes.add(target(VIDEO), UserId(user)));

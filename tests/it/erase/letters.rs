@@ -6,7 +6,7 @@ use tallyd_core::event::Reason;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::DeadLetter;
 
-use super::{BY_DAEMON, USER, VIDEO, erase, named, report};
+use super::{METRICS, USER, VIDEO, erase, named, report};
 use crate::common::World;
 
 fn like(user: u64, video: u64) -> String {
@@ -33,7 +33,7 @@ async fn bodies(world: &World) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
-    let world = World::new("erase_letters", BY_DAEMON).await;
+    let world = World::new("erase_letters", METRICS).await;
     world.publisher().await;
     let (mine, other, third) = (like(USER.0, 3), like(8, 3), like(9, VIDEO));
     let letters = [
@@ -68,7 +68,7 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_that_only_a_person_can_read_is_named() {
-    let world = World::new("erase_unclear", BY_DAEMON).await;
+    let world = World::new("erase_unclear", METRICS).await;
     world.publisher().await;
     let letters = [format!("{{\"actor\":{{\"id\":\"{USER}\"}}}}"), format!("user {USER} likes"), "user 7".to_owned()];
     put(&world, &letters).await;
@@ -82,7 +82,7 @@ async fn a_dead_letter_that_only_a_person_can_read_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_in_queues_is_counted_and_named() {
-    let world = World::new("erase_waiting", BY_DAEMON).await;
+    let world = World::new("erase_waiting", METRICS).await;
     let publisher = world.publisher().await;
     let returned = format!("{}.returned", world.name);
     for _ in 0..3 {

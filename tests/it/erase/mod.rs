@@ -27,8 +27,8 @@ const USER: UserId = UserId(70_070_070_007);
 /// The id of the target to erase. The id has so many digits that a search for these digits finds only this target.
 const VIDEO: u64 = 42_042_042_042;
 
-/// The daemon counts likes, and API servers only publish.
-const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"like\"\n";
+/// The daemon counts both metrics, and API servers only publish.
+const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
 
 /// Collects likes and unlikes. Each event is later than the event before it.
 struct Likes {

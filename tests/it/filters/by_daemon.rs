@@ -10,7 +10,7 @@ use crate::common;
 use common::{World, body, target};
 
 /// The daemon counts likes, so a run does not wait for `publish_grace`.
-const NO_WAIT: &str = "[reconcile]\npublish_grace = \"1h\"\n[[rule]]\nmetric = \"like\"\n";
+const NO_WAIT: &str = "[reconcile]\npublish_grace = \"1h\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_that_are_only_published_come_into_the_filter() {

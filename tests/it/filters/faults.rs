@@ -1,6 +1,6 @@
 //! During a run that builds Bloom filters, the run is killed or frozen, or Redis loses some or all of its data.
 
-use crate::common::{Daemon, World, eventually, target};
+use crate::common::{Daemon, World, as_api, event_of, eventually, target};
 use redis::AsyncCommands;
 use std::os::unix::process::ExitStatusExt;
 use tallyd::jobs::filters::FAULT_POINTS;
@@ -14,13 +14,13 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
         let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
         let world = World::new(&format!("filters_dies_{number}"), settings).await;
         let client = world.client();
-        world.publisher().await;
+        let publisher = world.publisher().await;
         seed(&world, target(42), 1..=30).await;
         let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
         assert_eq!(daemon.wait().signal(), Some(6), "{point}");
         // A user likes the target after the crash, before another run finishes the job.
-        client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
-        assert_nobody_refused(&world, target(42), (1..=30).chain([1_000])).await;
+        client.like(target(42), UserId(1_000), &[]).await.unwrap();
+        assert_nobody_refused(&world, target(42), 1..=30).await;
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
         let daemon = world.daemon();
         let made_good = async || {
@@ -31,6 +31,8 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
                 && state.is_some_and(|state| state.shape.is_some() && state.building.is_none() && state.waiting == 0)
         };
         eventually(&format!("the filter is completed after {point}"), made_good).await;
+        world.drained(&publisher).await;
+        world.outbox_added().await;
         assert_no_false_no(&world, target(42), (1..=30).chain([1_000])).await;
         assert_eq!(refused(&world, target(42)).await, 1_000, "{point}");
         assert!(daemon.stop().success());
@@ -49,7 +51,7 @@ async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
 
 async fn flushed_at(point: &str) {
     let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
-    let world = World::new(&format!("filters_flush_{}", &point[8..]), settings).await;
+    let world = World::new(&format!("filters_flush_{}", &point[8..]), &as_api(settings)).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
@@ -59,7 +61,7 @@ async fn flushed_at(point: &str) {
     let () = redis.del(all).await.unwrap();
     // Redis has no filter now. A user likes the target before the run continues with its next step.
     let client = world.client();
-    client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
+    event_of(client.like(target(42), UserId(1_000), &[]).await.unwrap());
     daemon.signal("CONT");
     let built = async || {
         assert_nobody_refused(&world, target(42), (1..=30).chain([1_000])).await;
@@ -92,7 +94,7 @@ async fn overtaken_at(point: &str) {
     // As soon as the frozen daemon misses heartbeats, the broker gives its partition to the other daemon.
     let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n[amqp]\nheartbeat_s = 1\n";
     let world = World::new(&format!("filters_frozen_{}", &point[8..]), settings).await;
-    world.publisher().await;
+    let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
     is_frozen(&frozen).await;
@@ -105,12 +107,14 @@ async fn overtaken_at(point: &str) {
     eventually(&format!("another run builds the filter while the first run is frozen at {point}"), built).await;
     let client = world.client();
     for user in 1_000..1_030 {
-        client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
+        client.like(target(42), UserId(user), &[]).await.unwrap();
     }
     frozen.signal("CONT");
     let over = "SELECT COUNT(*) FROM job_run WHERE finished_at IS NOT NULL AND run = (SELECT MIN(run) FROM job_run)";
     eventually("the resumed run notices that another run replaced it", async || world.count(over).await == 1).await;
     assert!(frozen.stop().success());
+    world.drained(&publisher).await;
+    world.outbox_added().await;
     assert_no_false_no(&world, target(42), (1..=30).chain(1_000..1_030)).await;
     // The filter answers "no" for users who never liked the target.
     assert!(refused(&world, target(42)).await > 990, "{point}");
@@ -120,7 +124,7 @@ async fn overtaken_at(point: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_anew() {
-    let world = World::new("filters_lost", BY_HAND).await;
+    let world = World::new("filters_lost", &as_api(BY_HAND)).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let [filter, config, added] = keys(&world, target(42));

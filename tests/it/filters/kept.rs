@@ -1,6 +1,6 @@
 //! Bloom filters are built, kept up to date, read and removed.
 
-use crate::common::{Dice, World, body, client_of, target};
+use crate::common::{Dice, World, as_api, body, client_of, event_of, eventually, target};
 use redis::AsyncCommands;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tallyd::config::{Config, ServerUrl};
 use tallyd_client::{Clicked, Client};
+use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::Shape;
 
@@ -54,7 +55,7 @@ async fn a_filter_is_what_redisson_reads() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
-    let world = World::new("filters_alone", BY_HAND).await;
+    let world = World::new("filters_alone", &as_api(BY_HAND)).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
@@ -83,7 +84,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
-    let world = World::new("filters_fold", BY_HAND).await;
+    let world = World::new("filters_fold", &as_api(BY_HAND)).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
@@ -113,6 +114,14 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     world.close().await;
 }
 
+/// The program that counts the likes of a task. If the task itself counts them, it passes the filter's bits or its keys.
+#[derive(Clone, Copy, PartialEq)]
+enum Counts {
+    Daemon,
+    WithBits,
+    ByKeys,
+}
+
 /// The state that is shared by all tasks that act as users.
 struct Load {
     world: World,
@@ -121,30 +130,60 @@ struct Load {
     over: AtomicBool,
 }
 
+impl Load {
+    async fn click(&self, target: Target, user: u64, liked: bool, counts: Counts) -> LikeEvent {
+        if counts == Counts::ByKeys {
+            let event = like_by_keys(&self.world, target, user, liked).await;
+            let (user, body) = body(&event);
+            self.publisher.publish(&self.world.broker.exchange(), &user.to_string(), &body).await.unwrap();
+            return event;
+        }
+        let clicked = match liked {
+            true => self.client.like(target, UserId(user), &[]).await,
+            false => self.client.unlike(target, UserId(user), &[]).await,
+        };
+        event_of(clicked.unwrap())
+    }
+
+    /// Waits until the daemon has committed the event, and has added its row of the outbox to Redis.
+    async fn is_added(&self, event: &LikeEvent) {
+        eventually("the like is committed", || async {
+            let sql = "SELECT COUNT(*) FROM like_record WHERE target_id = ? AND user_id = ? \
+                       AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) >= ?";
+            let row = sqlx::query_scalar::<_, i64>(sql).bind(event.target.id.0).bind(event.user.0).bind(event.at.0);
+            row.fetch_one(&self.world.pool).await.unwrap() == 1
+        })
+        .await;
+        self.world.outbox_added().await;
+    }
+}
+
 /// Sends likes and unlikes of `users` until the test ends, and also reads the filters. No other task uses the same
 /// users.
-async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -> u64 {
+async fn click(load: Arc<Load>, users: std::ops::Range<u64>, counts: Counts) -> u64 {
     let (world, mut redis) = (&load.world, load.world.redis().await);
     let (mut dice, mut liked, mut asked) = (Dice::new(users.start), HashSet::new(), 0);
+    // A filter can lack these likes, because the daemon has not added them yet.
+    let mut new: Vec<LikeEvent> = Vec::new();
     while !load.over.load(Ordering::Relaxed) {
         let pair = (target(1 + dice.below(3)), users.start + dice.below(users.end - users.start));
+        let is = |event: &LikeEvent| (event.target, event.user.0) == pair;
         // In the end, about seven of ten users like each target.
         let wants = dice.percent(70);
-        if wants != liked.contains(&pair) {
-            match sends_bits {
-                true if wants => drop(load.client.like(pair.0, UserId(pair.1), &[]).await.unwrap()),
-                true => drop(load.client.unlike(pair.0, UserId(pair.1), &[]).await.unwrap()),
-                false => {
-                    let event = like_by_keys(world, pair.0, pair.1, wants).await;
-                    let (user, body) = body(&event);
-                    load.publisher.publish(&world.broker.exchange(), &user.to_string(), &body).await.unwrap();
-                }
-            }
+        if wants != (liked.contains(&pair) || new.iter().any(is)) {
+            let event = load.click(pair.0, pair.1, wants, counts).await;
             if wants {
-                liked.insert(pair)
+                new.push(event);
             } else {
-                liked.remove(&pair)
-            };
+                liked.remove(&pair);
+                new.retain(|event| !is(event));
+            }
+        }
+        if counts == Counts::Daemon && new.len() >= 20 {
+            load.is_added(new.last().unwrap()).await;
+        }
+        if counts != Counts::Daemon || new.len() >= 20 {
+            liked.extend(new.drain(..).map(|event| (event.target, event.user.0)));
         }
         for _ in 0..3 {
             let Some(pair) = liked.iter().nth(dice.below(liked.len().max(1) as u64) as usize) else { continue };
@@ -155,10 +194,21 @@ async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -
     asked
 }
 
+const LOADED: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n[client]\nrecent_keep = \"4s\"\n";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() {
-    let settings = "[filter]\nlikes_min = 20\ncron = \"\"\n[client]\nrecent_keep = \"4s\"\n";
-    let world = World::new("filters_load", settings).await;
+    built_under_load("filters_load", LOADED, [Counts::Daemon; 3]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_that_api_servers_feed_give_no_false_no_under_load() {
+    let counts = [Counts::ByKeys, Counts::WithBits, Counts::WithBits];
+    built_under_load("filters_load_api", &as_api(LOADED), counts).await;
+}
+
+async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
+    let world = World::new(name, settings).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());
@@ -167,7 +217,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     let load = Arc::new(Load { world, client, publisher, over: AtomicBool::new(false) });
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..12_u64 {
-        tasks.spawn(click(Arc::clone(&load), task * 100 + 1..task * 100 + 100, task % 3 != 0));
+        tasks.spawn(click(Arc::clone(&load), task * 100 + 1..task * 100 + 100, counts[task as usize % 3]));
     }
     let world = &load.world;
     let other = Config {
@@ -176,7 +226,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     };
     let (began, mut built, mut folded, mut builds) = (Instant::now(), 0, 0, 0);
     let mut redis = world.redis().await;
-    while began.elapsed() < Duration::from_secs(25) || builds < 12 {
+    while began.elapsed() < Duration::from_secs(15) || builds < 12 {
         // Three types of runs repeat in this order. The first run has another error rate, so the filters get another
         // shape. The second run has the normal settings. The third run rebuilds outdated filters with the same shape.
         let report = match builds % 3 {
@@ -203,6 +253,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
         "the runs built {built} filters and added {folded} users to filters, and the clients asked {asked} times"
     );
     world.drained(&load.publisher).await;
+    world.outbox_added().await;
     let rows = world.counters().await;
     assert_eq!(world.redis_counters().await, rows.into_iter().filter(|(_, likes)| *likes != 0).collect());
     assert!(daemon.stop().success());
@@ -212,7 +263,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_likes_go() {
-    let world = World::new("filters_life", BY_HAND).await;
+    let world = World::new("filters_life", &as_api(BY_HAND)).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -262,7 +313,7 @@ async fn refused_of(world: &World, target: Target, users: std::ops::RangeInclusi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_filters_no_key_of_one_is_made() {
-    let world = World::new("filters_off", "").await;
+    let world = World::new("filters_off", &as_api("")).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let daemon = world.daemon();
@@ -282,7 +333,7 @@ async fn without_filters_no_key_of_one_is_made() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_rights_are_enough_for_filters() {
-    let world = World::new("filters_rights", BY_HAND).await;
+    let world = World::new("filters_rights", &as_api(BY_HAND)).await;
     let consumer = world.daemon();
     consumer.logged("\"consuming\"").await;
     seed(&world, target(42), 1..=30).await;

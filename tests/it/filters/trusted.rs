@@ -5,11 +5,11 @@ use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 
 use super::{BY_HAND, alone, assert_no_false_no, keys, refused, run, seed};
-use crate::common::{World, eventually, stderr, target};
+use crate::common::{World, as_api, eventually, stderr, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
-    let world = World::new("filters_same", BY_HAND).await;
+    let world = World::new("filters_same", &as_api(BY_HAND)).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
@@ -48,7 +48,7 @@ async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
-    let world = World::new("filters_epoch", BY_HAND).await;
+    let world = World::new("filters_epoch", &as_api(BY_HAND)).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
@@ -153,7 +153,7 @@ async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_that_are_counted_blindly_are_noted() {
-    let world = World::new("filters_blind", BY_HAND).await;
+    let world = World::new("filters_blind", &as_api(BY_HAND)).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;

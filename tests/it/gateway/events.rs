@@ -4,7 +4,7 @@ use futures_util::StreamExt;
 use serde_json::json;
 use tallyd_core::model::UserId;
 
-use super::common::{World, eventually, target};
+use super::common::{World, as_api, eventually, target};
 use super::{PLAIN, count, like};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -62,7 +62,7 @@ async fn each_event_of_a_list_has_its_verdict_in_its_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_counted_like_gives_its_number_and_counts_once() {
-    let world = World::new("gw_like", "[reconcile]\nwatch_every = \"1s\"\n").await;
+    let world = World::new("gw_like", &as_api("[reconcile]\nwatch_every = \"1s\"\n")).await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
     let gateway = world.gateway().await;

@@ -13,9 +13,9 @@ use tallyd::runtime::clock::now;
 
 use super::common;
 
-/// With these settings the daemon counts likes. The settings also define two other metrics.
+/// The daemon counts likes and two other metrics.
 const PLAIN: &str = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
-    [[rule]]\nmetric = \"unread\"\nsettable = true\n[[rule]]\nmetric = \"like\"\n";
+    [[rule]]\nmetric = \"unread\"\nsettable = true\n";
 
 fn count(id: u64, event_id: &str) -> String {
     let at = now();

@@ -11,7 +11,7 @@ mod warned;
 use std::sync::Arc;
 
 use crate::common;
-use common::{Daemon, Dice, Model, World, eventually, redis_likes, target};
+use common::{Daemon, Dice, Model, World, event_of, eventually, redis_likes, target};
 use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
@@ -47,7 +47,7 @@ fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> 
                     client.like(target(1 + dice.below(TARGETS)), UserId(next), &[]).await
                 }
             };
-            model.apply(&clicked.unwrap().counted().unwrap().event);
+            model.apply(&event_of(clicked.unwrap()));
         }
         model
     })

@@ -7,7 +7,7 @@ use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
-use crate::common::{Daemon, Model, World, eventually, lose, redis_likes, stderr, stdout, target};
+use crate::common::{Daemon, Model, World, as_api, event_of, eventually, lose, redis_likes, stderr, stdout, target};
 
 /// With this setting, Redis must count an event within 50 ms after the event's `at`. The default is one second.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";
@@ -87,10 +87,9 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         for crowd in crowds.into_iter().chain([switched]) {
             model.rows.extend(crowd.await.unwrap().rows);
         }
-        world.drained(&publisher).await;
+        assert_all_equal(&world, &publisher, &model).await;
         migrate(&world, to, from).await;
         migrate(&world, from, to).await;
-        assert_all_equal(&world, &publisher, &model).await;
         daemon = restart(&mut world, daemon, &end).await;
         assert_read(&world, &model).await;
 
@@ -142,19 +141,19 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_api_server_counts_in_one_layout_alone_is_found_and_mended() {
-    let [before, meanwhile, _, end] = settings(PACKED, MORE);
+    let [before, meanwhile, _, end] = settings(PACKED, MORE).map(|settings| as_api(&settings));
     let (mut world, daemon, publisher) = settled("moved_alone", &before).await;
     let behind = world.client();
     world.set(&meanwhile);
     let client = world.client();
     let mut model = Model::default();
     for id in 1..=30 {
-        model.apply(&client.like(target(id), UserId(7), &[]).await.unwrap().counted().unwrap().event);
+        model.apply(&event_of(client.like(target(id), UserId(7), &[]).await.unwrap()));
     }
     world.drained(&publisher).await;
     migrate(&world, PACKED, MORE).await;
     for id in 1..=10 {
-        model.apply(&behind.like(target(id), UserId(8), &[]).await.unwrap().counted().unwrap().event);
+        model.apply(&event_of(behind.like(target(id), UserId(8), &[]).await.unwrap()));
     }
     world.drained(&publisher).await;
     migrate(&world, PACKED, MORE).await;
@@ -173,7 +172,7 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     let mut model = Model::default();
     let like = async |world: &World, user| {
         let client = world.client();
-        let event = client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event;
+        let event = event_of(client.like(target(1), UserId(user), &[]).await.unwrap());
         world.drained(&publisher).await;
         event
     };
@@ -240,7 +239,7 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
-    let [_, meanwhile, after, _] = settings(PACKED, MORE);
+    let [_, meanwhile, after, _] = settings(PACKED, MORE).map(|settings| as_api(&settings));
     let (mut world, daemon, publisher) = settled("moved_switch", &meanwhile).await;
     let not_yet = world.client();
     world.set(&after);
@@ -264,7 +263,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
         model.apply(&event);
     }
     world.drained(&publisher).await;
-    world.assert_equals(&model).await;
+    world.assert_rows_equal(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -300,7 +299,7 @@ async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
     let mut model = Model::default();
     let client = world.client();
     for id in 1..=5 {
-        model.apply(&client.like(target(id), UserId(7), &[]).await.unwrap().counted().unwrap().event);
+        model.apply(&event_of(client.like(target(id), UserId(7), &[]).await.unwrap()));
     }
     world.drained(&publisher).await;
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());

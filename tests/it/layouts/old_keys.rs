@@ -10,7 +10,7 @@ use tallyd_core::model::UserId;
 use crate::common::{Daemon, World, body, eventually, stderr, target};
 
 /// The daemon uses the site's keys as its counters.
-const OLD_KEYS: &str = "[redis]\nlayout = \"string\"\ncounter_key = \"like:count:{id}\"\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
+const OLD_KEYS: &str = "[redis]\nlayout = \"string\"\ncounter_key = \"like:count:{id}\"\n";
 
 /// The number of targets whose likes the old servers count without publishing an event.
 const STILL_COUNTED: u64 = 150;
@@ -148,7 +148,7 @@ async fn old_servers_that_still_count_are_named_in_the_third_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_metric_that_stops_leaves_the_repairs_of_others_and_force() {
     let settings = "[metrics]\nlike = 1\nshare = 2\n[redis]\nlayout = \"string\"\ncounter_key = \"{metric}:count:{id}\"\n\
-                    [[rule]]\nmetric = \"like\"\n[reconcile]\nrepair_targets_max_percent = 100\n";
+                    [reconcile]\nrepair_targets_max_percent = 100\n";
     let world = World::new("old_metrics", settings).await;
     let likes: Vec<(u64, u64)> = (1..=STILL_COUNTED).map(|id| (id, 1)).collect();
     imported(&world, &likes).await;

@@ -5,7 +5,7 @@ use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
-use crate::common::{Model, World, eventually, redis_likes, stderr, target};
+use crate::common::{Model, World, as_api, eventually, redis_likes, stderr, target};
 
 /// Runs a full reconcile and returns its report. Retries while the daemon runs a reconcile.
 async fn compared(world: &World) -> serde_json::Value {
@@ -28,7 +28,7 @@ async fn numbers_are_under_the_names_that_sites_give_them() {
         ("plain_entity", ENTITY, "counter:video:42", Some("like")),
         ("plain_own", "[redis]\nlayout = \"string\"\ncounter_key = \"{kind}/{id}/likes\"\n", "video/42/likes", None),
     ] {
-        let (world, daemon, publisher) = settled(name, settings).await;
+        let (world, daemon, publisher) = settled(name, &as_api(settings)).await;
         let client = world.client();
         let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
         assert_eq!(first.count, Some(1));
@@ -107,7 +107,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_holds_something_else_is_left_alone_and_said() {
-    let (world, daemon, _) = settled("plain_junk", STRING).await;
+    let (world, daemon, _) = settled("plain_junk", &as_api(STRING)).await;
     let client = world.client();
     let place = world.cache.keys.place("video", target(42), tallyd_core::model::Metric(1));
     let mut redis = world.redis().await;

@@ -11,10 +11,12 @@ const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_has_all_numbers_in_every_layout() {
     for (name, layout) in [("read_packed", "packed"), ("read_entity", "entity"), ("read_string", "string")] {
-        let (world, daemon, _) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
+        let (world, daemon, publisher) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
         let client = world.client();
         client.like(target(2), UserId(7), &[]).await.unwrap();
         client.add(target(2), Metric(3), 9, "a").await.unwrap();
+        world.drained(&publisher).await;
+        world.outbox_added().await;
         let page: Vec<_> = (1..=100).map(target).collect();
         let numbers = client.read(&page).await.unwrap();
         let redis = |value| Some(Number { value, source: Source::Redis });

@@ -9,11 +9,11 @@ use tallyd_client::{Clicked, OnBoard};
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
 
-use crate::common::{Dice, Model, World, assert_redis_equals, client_of, eventually, target};
+use crate::common::{Dice, Model, World, as_api, client_of, eventually, target};
 
 /// Starts a test environment, and waits until the daemon has loaded all buckets and has no work left.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
-    let world = World::new(name, settings).await;
+    let world = World::new(name, &as_api(settings)).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());
@@ -108,7 +108,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     // MySQL also has rows of users who unliked a target that they had never liked.
     let likes = world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await;
     assert_eq!(likes, model.rows.values().filter(|(_, is_del)| !is_del).count() as i64);
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     let report = world.report(&["reconcile"]);
     assert_eq!(report["drifted"], 0, "{report}");
     assert!(daemon.stop().success());
@@ -117,7 +117,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
-    let world = World::new("guard_turns", "[client]\nrecent_keep = \"3s\"\n").await;
+    let world = World::new("guard_turns", &as_api("[client]\nrecent_keep = \"3s\"\n")).await;
     world.publisher().await;
     let client = world.client();
     let bucket = world.cache.keys.bucket(target(42));
@@ -143,7 +143,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
-    let world = World::new("guard_turned_back", "").await;
+    let world = World::new("guard_turned_back", &as_api("")).await;
     world.publisher().await;
     let client = world.client();
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
@@ -164,7 +164,7 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn at_never_goes_back_for_a_user_and_a_target() {
-    let world = World::new("guard_clock", "").await;
+    let world = World::new("guard_clock", &as_api("")).await;
     world.publisher().await;
     let client = world.client();
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -208,7 +208,7 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_mysql_a_click_counts_all_the_same() {
-    let world = World::new("guard_away", "").await;
+    let world = World::new("guard_away", &as_api("")).await;
     world.publisher().await;
     let mut settings = world.api.clone();
     settings.mysql.url = config::ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
@@ -221,7 +221,7 @@ async fn without_mysql_a_click_counts_all_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_clicks_too_often_is_told_how_long_to_wait() {
     let settings = "[client]\nrate_likes_max = 3\nrate_window = \"5s\"\n";
-    let world = World::new("guard_limit", settings).await;
+    let world = World::new("guard_limit", &as_api(settings)).await;
     world.publisher().await;
     let client = world.client();
     for id in 1..=3 {

@@ -4,11 +4,12 @@ use tallyd_client::{Clicked, LikeError, Source};
 use tallyd_core::model::{Metric, UserId};
 
 use crate::common::private::Private;
-use crate::common::{Model, World, eventually, redis_likes, target};
+use crate::common::{Model, World, as_api, eventually, redis_likes, target};
 
 async fn world_on(server: &Private, name: &str) -> World {
     let url = server.url();
-    World::new(name, &format!("[redis]\nurl = \"{url}\"\n[reconcile]\nwatch_every = \"1s\"\n")).await
+    let settings = format!("[redis]\nurl = \"{url}\"\n[reconcile]\nwatch_every = \"1s\"\n");
+    World::new(name, &as_api(&settings)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

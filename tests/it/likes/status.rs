@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use redis::AsyncCommands;
 use tallyd_core::model::{Target, UserId};
 
-use crate::common::{Dice, World, target};
+use crate::common::{Dice, World, as_api, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
-    let world = World::new("status", "").await;
+    let world = World::new("status", &as_api("")).await;
     let client = world.client();
     let publisher = world.publisher().await;
     let daemon = world.daemon();

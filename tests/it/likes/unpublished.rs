@@ -7,7 +7,7 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 
 use crate::common::clicker::held_like;
-use crate::common::{Model, World, assert_redis_equals, client_of, target};
+use crate::common::{Model, World, as_api, client_of, target};
 
 const BOARD: &str = "[[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 const LIKES: OnBoard<'static> = OnBoard { board: "likes", member: b"42" };
@@ -26,7 +26,7 @@ fn mute(world: &World) -> Client {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
-    let world = World::new("unpublished", BOARD).await;
+    let world = World::new("unpublished", &as_api(BOARD)).await;
     world.publisher().await;
     let (client, mute) = (world.client(), mute(&world));
     client.count(target(42), UserId(1), true, &[LIKES]).await.unwrap();
@@ -49,7 +49,7 @@ fn taken_back(clicked: Result<Clicked, LikeError>) -> TakenBack {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_that_its_double_click_has_published_stays_counted() {
-    let world = World::new("unpublished_double", BOARD).await;
+    let world = World::new("unpublished_double", &as_api(BOARD)).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -63,7 +63,6 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
     model.apply(&LikeEvent { target: target(42), user: UserId(7), at, liked: true });
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
-    assert_redis_equals(&world, &model).await;
     assert_eq!(client.liked(UserId(7), &[target(42)]).await.unwrap(), [true]);
     assert_eq!(points(&world).await, Some(1.0));
     assert!(daemon.stop().success());
@@ -72,7 +71,7 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
-    let world = World::new("unpublished_both", BOARD).await;
+    let world = World::new("unpublished_both", &as_api(BOARD)).await;
     world.publisher().await;
     let (client, mute) = (world.client(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
@@ -82,7 +81,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     proxy.fail();
     assert_eq!(taken_back(first.await.unwrap()), TakenBack::Yes);
     assert_eq!(client.liked(UserId(7), &[target(42)]).await.unwrap(), [false]);
-    assert_redis_equals(&world, &Model::default()).await;
+    world.assert_redis_equals(&Model::default()).await;
     assert_eq!(points(&world).await, None);
 
     // Three clicks can't be published. The client undoes the like only when the last of the three clicks fails.
@@ -93,14 +92,14 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     assert_eq!(taken_back(mute.like(target(42), UserId(7), &[LIKES]).await), TakenBack::Overtaken);
     other.fail();
     assert_eq!(taken_back(second.await.unwrap()), TakenBack::Yes);
-    assert_redis_equals(&world, &Model::default()).await;
+    world.assert_redis_equals(&Model::default()).await;
     assert_eq!(points(&world).await, None);
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_that_mysql_knew_already_is_never_taken_back() {
-    let world = World::new("unpublished_known", BOARD).await;
+    let world = World::new("unpublished_known", &as_api(BOARD)).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -115,7 +114,6 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
     let mut model = Model::default();
     model.apply(&like.event);
     world.assert_equals(&model).await;
-    assert_redis_equals(&world, &model).await;
     assert_eq!(points(&world).await, Some(1.0));
     assert!(daemon.stop().success());
     world.close().await;
@@ -123,7 +121,7 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_newer_click_has_overtaken_is_left_to_it() {
-    let world = World::new("unpublished_newer", "").await;
+    let world = World::new("unpublished_newer", &as_api("")).await;
     world.publisher().await;
     let (client, mute) = (world.client(), mute(&world));
     let LikeError::NotPublished { counted, taken_back, .. } = mute.like(target(42), UserId(7), &[]).await.unwrap_err()
@@ -147,7 +145,7 @@ async fn what_a_newer_click_has_overtaken_is_left_to_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
-    let world = World::new("unpublished_again", "").await;
+    let world = World::new("unpublished_again", &as_api("")).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -162,14 +160,13 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let mut model = Model::default();
     model.apply(&lost.event);
     world.assert_equals(&model).await;
-    assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
-    let world = World::new("unpublished_behind", "").await;
+    let world = World::new("unpublished_behind", &as_api("")).await;
     let publisher = world.publisher().await;
     let client = world.client();
     // No daemon runs, so this like is not in MySQL, and Redis forgets the user's click.

@@ -27,11 +27,6 @@ struct Site {
     publisher: Publisher,
 }
 
-/// Returns the name of the test environment, which is also the prefix of its exchanges.
-fn prefix(name: &str) -> String {
-    format!("t_{name}_{}", std::process::id())
-}
-
 /// Declares an exchange, as the site does.
 pub(crate) async fn declare_exchange(link: &Link, exchange: &str) {
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
@@ -42,7 +37,7 @@ pub(crate) async fn declare_exchange(link: &Link, exchange: &str) {
 /// Returns settings with a map that reads from `exchange`. `unit` is the unit of the times in the events.
 fn settings(exchange: &str, unit: &str) -> String {
     format!(
-        "[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n\
+        "[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n\
          [[map]]\nname = \"site\"\nnumber = 7\nexchange = \"{exchange}\"\nbinding_keys = [\"user.*\"]\nlist = \"/events\"\n\
          type = {{ pointer = \"/action\", values = {{ LIKE = \"like\", UNLIKE = \"unlike\", VIEW = \"count\" }} }}\n\
          kind = {{ pointer = \"/object/kind\", values = {{ \"1\" = \"video\" }} }}\n\
@@ -54,8 +49,8 @@ fn settings(exchange: &str, unit: &str) -> String {
 
 impl Site {
     async fn new(name: &str, unit: &str) -> Self {
-        let exchange = format!("{}.site", prefix(name));
-        let world = World::new(name, &settings(&exchange, unit)).await;
+        let world = World::new(name, &settings("{world}.site", unit)).await;
+        let exchange = format!("{}.site", world.name);
         let link = world.broker.connect("test").await.unwrap();
         declare_exchange(&link, &exchange).await;
         let old = format!("{exchange}.worker");

@@ -9,7 +9,7 @@ use tallyd_core::model::{Target, UserId};
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
 
-use super::common::{stdout, target};
+use super::common::{as_api, event_of, stdout, target};
 use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, SHARE, VIEW};
 
 fn listed(report: &serde_json::Value) -> Vec<(String, String, i64)> {
@@ -82,8 +82,8 @@ async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown
 /// must not become negative.
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_not_repaired_below_zero_where_counter_is_wrong() {
-    let mut product = Product::open("metrics_likes_below", "").await;
-    product.client.like(target(1), UserId(1), &[]).await.unwrap().counted().unwrap();
+    let mut product = Product::open("metrics_likes_below", &as_api("")).await;
+    event_of(product.client.like(target(1), UserId(1), &[]).await.unwrap());
     product.numbers.insert((target(1), LIKE), 1);
     product.settled().await;
     sqlx::query("UPDATE counter SET value = -5").execute(&product.world.pool).await.unwrap();

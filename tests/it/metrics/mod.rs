@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::common;
-use common::{Daemon, Dice, World, eventually, target};
+use common::{Daemon, Dice, World, event_of, eventually, target};
 use tallyd_client::Client;
 use tallyd_core::model::{Metric, Target, UserId};
 use tallyd_redis::Cache;
@@ -70,7 +70,7 @@ impl Product {
             let delta = match metric {
                 LIKE => {
                     let user = UserId(seed * 1_000_000 + number + 1);
-                    self.client.like(target, user, &[]).await.unwrap().counted().unwrap();
+                    event_of(self.client.like(target, user, &[]).await.unwrap());
                     1
                 }
                 VIEW | SHARE => 1 + dice.below(9).cast_signed(),
@@ -78,7 +78,7 @@ impl Product {
             };
             if metric != LIKE {
                 let id = format!("{seed}-{number}");
-                self.client.add(target, metric, delta, &id).await.unwrap().counted().unwrap();
+                self.client.add(target, metric, delta, &id).await.unwrap();
             }
             *self.numbers.entry((target, metric)).or_default() += delta;
         }

@@ -79,7 +79,7 @@ impl Mover {
         let port = free_port();
         format!(
             "[amqp]\nurl = \"{amqp}\"\n[redis]\nurl = \"{redis}\"\n[admin]\nlisten = \"127.0.0.1:{port}\"\n\
-             [reconcile]\nwatch_every = \"1s\"\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n"
+             [reconcile]\nwatch_every = \"1s\"\n"
         )
     }
 

@@ -179,8 +179,7 @@ async fn two_layouts_get_the_same_numbers() {
 
 #[tokio::test]
 async fn drift_of_what_the_daemon_counts_is_repaired_at_once() {
-    let settings =
-        "[reconcile]\npublish_grace = \"1h\"\nrepair_targets_max_percent = 100\n[[rule]]\nmetric = \"like\"\n";
+    let settings = "[reconcile]\npublish_grace = \"1h\"\nrepair_targets_max_percent = 100\n";
     let world = World::new("outbox_grace", settings).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;

@@ -8,7 +8,7 @@ use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
 
 use super::stage::{Stage, assert_numbers};
-use crate::common::{eventually, target};
+use crate::common::{event_of, eventually, target};
 
 /// Users who like target 1 until the test stops them.
 struct Crowd {
@@ -29,7 +29,7 @@ impl Crowd {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    events.push(client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);
+                    events.push(event_of(client.like(target(1), UserId(user), &[]).await.unwrap()));
                     clicks.fetch_add(1, Ordering::Relaxed);
                 }
                 events

@@ -9,7 +9,7 @@ use tallyd_client::{Client, Counted};
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
-use crate::common::{Daemon, Model, World, assert_redis_equals, eventually, stderr, target};
+use crate::common::{Daemon, Model, World, as_api, event_of, eventually, stderr, target};
 
 /// The number of targets. Each of the users 1 to 3 likes all targets.
 pub const TARGETS: u64 = 5;
@@ -29,7 +29,7 @@ pub type Repair = (u64, String, i64, Option<String>);
 
 impl Stage {
     pub async fn new(name: &str, settings: &str) -> Self {
-        let world = World::new(name, settings).await;
+        let world = World::new(name, &as_api(settings)).await;
         let publisher = world.publisher().await;
         let client = world.client();
         let daemon = world.daemon();
@@ -46,12 +46,12 @@ impl Stage {
 
     pub async fn like(&mut self, id: u64, user: u64) {
         let counted = self.client.like(target(id), UserId(user), &[]).await.unwrap();
-        self.model.apply(&counted.counted().unwrap().event);
+        self.model.apply(&event_of(counted));
     }
 
     pub async fn unlike(&mut self, id: u64, user: u64) {
         let counted = self.client.unlike(target(id), UserId(user), &[]).await.unwrap();
-        self.model.apply(&counted.counted().unwrap().event);
+        self.model.apply(&event_of(counted));
     }
 
     /// Counts a like in Redis without publishing it.
@@ -106,10 +106,9 @@ impl Stage {
     /// the stage.
     pub async fn close(self) {
         self.drained().await;
+        self.world.assert_equals(&self.model).await;
         let report = self.world.report(&["reconcile"]);
         assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("counters_off", 0), ("unknown", 0)]);
-        self.world.assert_equals(&self.model).await;
-        assert_redis_equals(&self.world, &self.model).await;
         assert!(self.daemon.stop().success());
         self.world.close().await;
     }

@@ -6,7 +6,7 @@ use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Publisher;
 
 use super::stage::{Run, assert_numbers};
-use crate::common::{Daemon, Model, World, assert_redis_equals, body, lose, target};
+use crate::common::{Daemon, Model, World, body, lose, target};
 
 struct Site {
     /// This field comes before `world`, so that the daemon is dropped first. The daemon's log is in the world's folder.
@@ -19,7 +19,7 @@ struct Site {
 impl Site {
     /// Makes a site. In Redis and MySQL, each of its targets 1 to 20 has three likes.
     async fn new(name: &str) -> Self {
-        let world = World::new(name, "[[rule]]\nmetric = \"like\"\n").await;
+        let world = World::new(name, "").await;
         let publisher = world.publisher().await;
         let daemon = world.daemon();
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -48,7 +48,6 @@ impl Site {
 
     async fn close(self) {
         self.world.assert_equals(&self.model).await;
-        assert_redis_equals(&self.world, &self.model).await;
         assert!(self.daemon.stop().success());
         self.world.close().await;
     }
@@ -66,7 +65,7 @@ async fn likes_after_a_loads_cut_are_added_by_the_outbox_alone() {
         site.like(5..=9, user + 1).await;
         let report = run.report().await;
         assert_numbers(&report, &[("buckets_loaded", 16), ("drifted", 0), ("transient", 0), ("busy", 0)]);
-        assert_redis_equals(&site.world, &site.model).await;
+        site.world.assert_redis_equals(&site.model).await;
     }
     site.close().await;
 }
@@ -81,7 +80,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     // comparison.
     run.paused().await;
     assert_eq!(site.unloaded().await, 0);
-    assert_redis_equals(&site.world, &site.model).await;
+    site.world.assert_redis_equals(&site.model).await;
     assert_numbers(&run.report().await, &[("counters_loaded", 20), ("drifted", 0)]);
     site.close().await;
 }
@@ -99,10 +98,9 @@ async fn a_load_adds_nothing_to_numbers_of_a_retired_metric() {
     let mut site = Site::new("touched_retired").await;
     let view = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 1, 2, 0, 5, UTC_TIMESTAMP(6))";
     sqlx::query(view).execute(&site.world.pool).await.unwrap();
-    let likes = "[[rule]]\nmetric = \"like\"\n";
-    site.world.set(&format!("[metrics]\nlike = 1\nview = 2\n{likes}"));
+    site.world.set("[metrics]\nlike = 1\nview = 2\n");
     assert_eq!(reloaded(&site).await, ("3,5".to_owned(), 0));
-    site.world.set(&format!("[metrics]\nlike = 1\n[retired]\nmetrics = [\"view\"]\n{likes}"));
+    site.world.set("[metrics]\nlike = 1\n[retired]\nmetrics = [\"view\"]\n");
     assert_eq!(reloaded(&site).await, ("3,5".to_owned(), 0));
     sqlx::query("DELETE FROM counter WHERE metric = 2").execute(&site.world.pool).await.unwrap();
     site.close().await;

@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use tallyd_core::model::{Metric, UserId};
 
 use super::common::private::Private;
-use super::common::{World, assert_redis_equals, drift, eventually, redis_likes, target};
+use super::common::{World, as_api, drift, event_of, eventually, redis_likes, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -20,11 +20,12 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     let client = world.client();
     let mut last = None;
     for id in 1..=20 {
-        let counted = client.like(target(id), UserId(9), &[]).await.unwrap().counted().unwrap();
-        last = Some(counted.event.at);
-        model.apply(&counted.event);
+        let event = event_of(client.like(target(id), UserId(9), &[]).await.unwrap());
+        last = Some(event.at);
+        model.apply(&event);
     }
     world.drained(&publisher).await;
+    world.assert_equals(&model).await;
     // A run also checks the likes in the `overlap` before the last run. The test waits until the likes are older than
     // `overlap`, so later runs do not check these likes.
     let until = last.unwrap().after(Duration::from_secs(2));
@@ -35,7 +36,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     assert_eq!(older, [Some(2)], "the restored bucket must look loaded");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["buckets_loaded"]), (&20.into(), &0.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     let again = world.report(&["reconcile", "--changed"]);
     assert_eq!(again["checked"], 0, "the run must note its cut again: {again}");
     assert!(daemon.stop().success());
@@ -53,7 +54,7 @@ async fn a_redis_that_lost_all_is_not_compared_from_the_first_target_on() {
     server.restart().await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["buckets_loaded"], &report["checked"]), (&16.into(), &0.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -67,7 +68,7 @@ async fn a_cut_from_the_future_is_void_for_changed_runs() {
     drift(&world, target(2), 4).await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &4.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -82,8 +83,8 @@ async fn cuts(world: &World) -> Vec<i64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
-    let (world, daemon, _) = settled("left_cut", 3, "").await;
-    // The run can't repair this counter, because like counts in Redis are never negative.
+    let (world, daemon, _) = settled("left_cut", 3, &as_api("")).await;
+    // The run can't repair this counter, because likes that API servers count are never negative in Redis.
     sqlx::query("UPDATE counter SET value = -2 WHERE target_id = 1").execute(&world.pool).await.unwrap();
     for _ in 0..3 {
         let report = world.report(&["reconcile", "--changed"]);

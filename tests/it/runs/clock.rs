@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::common::{Model, World, assert_redis_equals, body, drift, stdout, target};
+use super::common::{Model, World, as_api, body, drift, stdout, target};
 use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
@@ -21,7 +21,7 @@ async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, 
 #[tokio::test(flavor = "multi_thread")]
 async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all_is() {
     let settings = "[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"20s\"";
-    let world = World::new("producer_clock", settings).await;
+    let world = World::new("producer_clock", &as_api(settings)).await;
     let client = world.client();
     let publisher = world.publisher().await;
     let daemon = world.daemon();
@@ -66,7 +66,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     world.drained(&publisher).await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["undecided"], &report["repaired"]), (&0.into(), &1.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -8,7 +8,7 @@ use tallyd_core::model::{Metric, Micros};
 use tallyd_mysql::Store;
 use tallyd_mysql::changed::{ChangedBefore, Span};
 
-use super::common::{World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
+use super::common::{World, drift, eventually, lose, stderr, stdout, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,7 +39,7 @@ async fn a_full_run_of_the_schedule_ends_where_redis_is_lost() {
     assert!(report.contains("Redis lost counters"), "{report}");
     let later = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND report NOT LIKE '%\"resumed_run\":null%'";
     eventually("the run is resumed and ends", || async { world.count(later).await > 0 }).await;
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -68,7 +68,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
     // When these keys are deleted, the run treats their buckets like all other lost buckets.
     let _: i64 = redis::cmd("DEL").arg(key(first)).arg(key(second)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -168,7 +168,7 @@ async fn rows_of_an_old_watch_that_cannot_be_deleted_fail_no_run() {
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
     held.rollback().await.unwrap();
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     world.report(&["reconcile", "--changed"]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_target").await, 0);
     assert!(daemon.stop().success());
@@ -186,7 +186,7 @@ async fn a_reload_makes_most_wrong_numbers_right_at_once() {
     assert!(stdout(&braked).contains("run `tallyd reconcile --reload` instead"), "{}", stdout(&braked));
     let report = world.report(&["reconcile", "--reload"]);
     assert_eq!((&report["buckets_loaded"], &report["drifted"]), (&16.into(), &0.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert_eq!(world.tallyd(&["reconcile", "--reload", "--full"]).status.code(), Some(64));
     assert!(daemon.stop().success());
     world.close().await;
@@ -215,7 +215,7 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
     assert!(!is_loaded);
     // A run is not delayed if an operator starts it, or if Redis lost data without an eviction.
     assert_eq!(world.reconcile("--changed").await["buckets_loaded"], 1);
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -2,7 +2,7 @@
 
 use tallyd_core::model::{Micros, UserId};
 
-use super::common::{assert_redis_equals, body, drift, target};
+use super::common::{as_api, body, drift, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,7 +25,7 @@ async fn many_drifts_that_were_seen_are_few_of_what_a_run_compares() {
         (&2_600.into(), 0),
         "{report}"
     );
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -47,14 +47,14 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(kept().await, 0, "the run must delete the hint");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
-    let (world, daemon, mut model) = settled("late", 3, "").await;
+    let (world, daemon, mut model) = settled("late", 3, &as_api("")).await;
     let client = world.client();
     let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
     assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL lacks");
@@ -66,7 +66,7 @@ async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     world.drained(&publisher).await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use tallyd_core::model::UserId;
 
-use super::common::{assert_redis_equals, lose, target};
+use super::common::{as_api, event_of, lose, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
-    let (world, daemon, mut model) = settled("patient_load", 20, "[reconcile]\nfence_max = \"2s\"").await;
+    let (world, daemon, mut model) = settled("patient_load", 20, &as_api("[reconcile]\nfence_max = \"2s\"")).await;
     assert!(daemon.stop().success());
     lose(&world).await;
     // No daemon runs now. So nothing writes this like to MySQL until the test starts the daemon again.
     let client = world.client();
-    model.apply(&client.like(target(3), UserId(9), &[]).await.unwrap().counted().unwrap().event);
+    model.apply(&event_of(client.like(target(3), UserId(9), &[]).await.unwrap()));
     let mut run =
         world.command().args(["reconcile", "--changed"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let began = Instant::now();
@@ -25,7 +25,7 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     }
     let daemon = world.daemon();
     assert!(run.wait().unwrap().success());
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use super::settled;
-use crate::common::{assert_redis_equals, drift, eventually, target};
+use crate::common::{drift, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
@@ -33,7 +33,7 @@ async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
     let output = run.wait_with_output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["checked"], &report["repaired"]), (&60.into(), &6.into()), "{report}");
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

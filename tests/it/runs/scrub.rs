@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::common::{assert_redis_equals, drift, eventually, target};
+use super::common::{drift, eventually, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,10 +42,12 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
         phantoms += number(&report, "phantoms");
     }
     assert!(checked >= 90, "{checked} targets were checked");
-    assert_eq!((repaired, off, phantoms >= 1), (5, 1, true), "{phantoms} phantoms");
-    assert_redis_equals(&world, &model).await;
-    assert!(daemon.stop().success());
+    // The sixth repair makes Redis equal to the wrong row. The correction of this row then comes to Redis, too.
+    assert_eq!((repaired, off, phantoms >= 1), (6, 1, true), "{phantoms} phantoms");
+    world.outbox_added().await;
+    world.assert_redis_equals(&model).await;
     world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     world.close().await;
 }
 
@@ -74,7 +76,7 @@ async fn the_daemon_scrubs_by_its_schedule() {
         world.count("SELECT COUNT(*) FROM repair WHERE target_id = 3 AND outcome = 'done'").await == 1
     })
     .await;
-    assert_redis_equals(&world, &model).await;
+    world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd_client::{Client, Counted, LikeError};
+use tallyd_client::{Client, LikeError};
 use tallyd_core::chain::Chain;
 use tallyd_core::event::{LikeEvent, encode_count};
 use tallyd_core::model::{TargetId, UserId};
 use tallyd_rabbitmq::{Broker, Publisher};
 use tokio::task::JoinSet;
 
-use super::common::{Model, World, target};
+use super::common::{Model, World, event_of, target};
 
 /// The number of videos.
 pub const TARGETS: u64 = 200;
@@ -91,13 +91,11 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                 };
                 match clicked {
                     Ok(clicked) => {
-                        // If a click changes nothing, the client publishes the user's last event again.
-                        events.extend(clicked.counted().map(|Counted { event, .. }| event));
+                        events.push(event_of(clicked));
                         break;
                     }
-                    Err(LikeError::NotPublished { counted, .. }) => events.push(counted.event),
                     Err(LikeError::NotConfirmed { event, .. }) => events.push(event),
-                    Err(LikeError::NotCounted(error)) => panic!("Redis is well: {}", Chain(&error)),
+                    Err(error) => panic!("{}", Chain(&error)),
                 }
                 progress.again.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(AGAIN_AFTER).await;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::common;
 use cluster::{Cluster, End, NODES};
-use common::{Daemon, World, eventually, redis_likes, stderr};
+use common::{Daemon, World, eventually, stderr};
 use load::{Load, TARGETS};
 
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
@@ -79,15 +79,9 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // In some runs no click fails because of a fault, so the test checks the daemon's log for faults. The
-        // client undid some clicks although their events had arrived, and repeated other clicks. A reconcile repairs
-        // these counters.
         let report = world.report(&["reconcile", "--full"]);
-        assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
-        let counters = model.counters();
-        let client = world.client();
-        let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
-        assert_eq!(shown, counters.into_values().map(Some).collect::<Vec<_>>());
+        assert_eq!((&report["ended"], &report["drifted"]), (&"done".into(), &0.into()), "{report}");
+        // In some runs no click fails because of a fault, so the test checks the daemon's log for faults.
         let log = daemon.log();
         assert!(log.contains("consuming partition 0 works again after"), "{log}");
         eprintln!(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::keys::KindNames;
 
-use super::common::{World, target};
+use super::common::{World, as_api, target};
 use super::moving::begin_to_move_to;
 use super::nodes::{MASTERS, Nodes};
 
@@ -33,7 +33,7 @@ async fn target_on(nodes: &Nodes, world: &World, place: usize, id: u64) -> Targe
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_master_delays_no_command_for_the_others() {
     let nodes = Nodes::start().await;
-    let world = World::new("cluster_frozen", &nodes.settings(SETTINGS)).await;
+    let world = World::new("cluster_frozen", &as_api(&nodes.settings(SETTINGS))).await;
     let client = Arc::new(nodes.client(&world));
     let mut targets = Vec::new();
     for place in 0..MASTERS {
@@ -71,7 +71,7 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_follows_its_slot_to_a_node_that_had_none() {
     let mut nodes = Nodes::start().await;
-    let world = World::new("cluster_grows", &nodes.settings(SETTINGS)).await;
+    let world = World::new("cluster_grows", &as_api(&nodes.settings(SETTINGS))).await;
     let (client, target) = (nodes.client(&world), target_on(&nodes, &world, 0, 1).await);
     client.count(target, UserId(1), true, &[]).await.unwrap();
     let place = nodes.add().await;

@@ -4,22 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd_client::{Client, Counted, LikeError, OnBoard};
+use tallyd_client::{Clicked, Client, LikeError, OnBoard};
 use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
 
-use super::common::target;
+use super::common::{Model, event_of, target};
 
 /// The number of videos.
 pub const TARGETS: u64 = 200;
 
 /// The result of a user's like.
-pub type Liked = Result<Counted, LikeError>;
+pub type Liked = Result<Clicked, LikeError>;
+
+/// Returns a model with all likes that did not fail.
+pub fn model(liked: Vec<Liked>) -> Model {
+    let mut model = Model::default();
+    liked.into_iter().flatten().for_each(|clicked| model.apply(&event_of(clicked)));
+    model
+}
 
 /// Eight concurrent users who like until the test stops them.
 pub struct Crowd {
     stop: Arc<AtomicBool>,
-    /// The number of likes that Redis has counted.
+    /// The number of likes that did not fail.
     counted: Arc<AtomicU64>,
     tasks: JoinSet<Vec<Liked>>,
 }
@@ -40,7 +47,6 @@ impl Crowd {
                     let on = [OnBoard { board: "videos", member: video.as_bytes() }];
                     let on = if with_board { &on[..] } else { &[] };
                     let liked = client.like(target(1 + user % TARGETS), UserId(user), on).await;
-                    let liked = liked.map(|clicked| clicked.counted().unwrap());
                     if liked.is_err() {
                         // After a failed like the user pauses, as real users do. The pause leaves CPU time for the
                         // other programs.
@@ -56,7 +62,7 @@ impl Crowd {
         Self { stop, counted, tasks }
     }
 
-    /// Returns the number of likes that Redis has counted so far.
+    /// Returns the number of likes that did not fail so far.
     pub fn counted(&self) -> u64 {
         self.counted.load(Ordering::Relaxed)
     }

@@ -1,10 +1,8 @@
 //! A replica replaces its master while likes are counted.
 
-use tallyd_client::Counted;
-
 use super::Stage;
-use super::common::{Model, eventually};
-use super::crowd::{Crowd, Liked, TARGETS};
+use super::common::{as_api, eventually};
+use super::crowd::{Crowd, TARGETS, model};
 use super::nodes::{MASTERS, Nodes};
 
 /// Waits until Redis has counted more new likes than there are videos.
@@ -22,15 +20,9 @@ async fn add_replicas(nodes: &mut Nodes) -> [usize; MASTERS] {
     replicas
 }
 
-fn model(liked: Vec<Liked>) -> Model {
-    let mut model = Model::default();
-    liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));
-    model
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn three_masters_that_hand_over_to_their_replicas_in_order_lose_no_like() {
-    let mut stage = Stage::new("cluster_handover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
+    let mut stage = Stage::new("cluster_handover", &as_api(""), &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     let replicas = add_replicas(&mut stage.nodes).await;
     stage.nodes.be_patient().await;
     let data_set = stage.world.cache.data_set().await.unwrap();
@@ -49,7 +41,7 @@ async fn three_masters_that_hand_over_to_their_replicas_in_order_lose_no_like() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired() {
-    let mut stage = Stage::new("cluster_failover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
+    let mut stage = Stage::new("cluster_failover", &as_api(""), &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     let [_, replica, _] = add_replicas(&mut stage.nodes).await;
     let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     goes_on(&crowd).await;

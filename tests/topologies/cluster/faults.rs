@@ -9,7 +9,7 @@ use tallyd_redis::Cache;
 
 use super::Stage;
 use super::common::proxy::Proxy;
-use super::common::{Model, World, eventually, target};
+use super::common::{Model, World, as_api, eventually, target};
 use super::nodes::{MASTERS, Nodes};
 
 /// Returns for each node the targets whose counters the node has.
@@ -25,7 +25,7 @@ async fn targets_by_node(nodes: &Nodes, world: &World, count: u64) -> Vec<Vec<Ta
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_alone() {
     let watched = [("TALLYD__RECONCILE__WATCH_EVERY", "1s")];
-    let mut stage = Stage::new("cluster_lost", "", &watched).await;
+    let mut stage = Stage::new("cluster_lost", &as_api(""), &watched).await;
     let mut model = Model::default();
     let by_node = targets_by_node(&stage.nodes, &stage.world, 100).await;
     let likes: Vec<_> = by_node.concat().into_iter().map(|target| (target, UserId(1), true)).collect();
@@ -67,7 +67,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
     let nodes = Nodes::start().await;
-    let world = World::new("cluster_late", &nodes.settings("timeout_ms = 300\n")).await;
+    let world = World::new("cluster_late", &as_api(&nodes.settings("timeout_ms = 300\n"))).await;
     let client = nodes.client(&world);
     let by_node = targets_by_node(&nodes, &world, 20).await;
     for (place, targets) in by_node.iter().enumerate() {
@@ -92,7 +92,7 @@ async fn a_like_whose_answer_was_lost_on_the_way_is_never_sent_again() {
     let nodes = Nodes::start().await;
     let (proxy, _) = Proxy::before(&nodes.url(1)).await;
     nodes.announce(1, proxy.address.port()).await;
-    let world = World::new("cluster_cut", &nodes.settings("")).await;
+    let world = World::new("cluster_cut", &as_api(&nodes.settings(""))).await;
     let (client, by_node) = (Arc::new(nodes.client(&world)), targets_by_node(&nodes, &world, 20).await);
     let target = by_node[1][0];
     client.count(target, UserId(1), true, &[]).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_like_whose_answer_was_lost_on_the_way_is_never_sent_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn any_seed_will_do() {
     let mut nodes = Nodes::start().await;
-    let world = World::new("cluster_seeds", &nodes.settings("")).await;
+    let world = World::new("cluster_seeds", &as_api(&nodes.settings(""))).await;
     let by_node = targets_by_node(&nodes, &world, 20).await;
     nodes.kill(0);
     let cache = Cache::new(&world.config.redis, &world.config.metrics).unwrap();

@@ -3,8 +3,8 @@
 use tallyd_core::model::Metric;
 
 use super::Stage;
-use super::common::{Model, client_of, eventually, redis_likes, stderr, target};
-use super::crowd::{Crowd, TARGETS};
+use super::common::{client_of, eventually, redis_likes, stderr, target};
+use super::crowd::{Crowd, TARGETS, model};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
@@ -25,11 +25,10 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     migrate("agrees with MySQL").await;
     let counted = crowd.counted();
     eventually("likes continue", || async { crowd.counted() > counted + 200 }).await;
-    let mut model = Model::default();
-    for counted in crowd.stop().await {
-        model.apply(&counted.unwrap().event);
-    }
+    let model = model(crowd.stop().await);
     stage.world.drained(&stage.publisher).await;
+    stage.world.assert_rows_equal(&model).await;
+    stage.world.outbox_added().await;
     migrate("found no difference").await;
 
     let mut config = stage.nodes.api(&stage.world);
@@ -51,7 +50,6 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
         apart += u32::from(stage.nodes.place_of(&places[0]).await != stage.nodes.place_of(&places[1]).await);
     }
     assert!(apart > 50, "{apart}");
-    stage.world.assert_equals(&model).await;
     stage.is_exact("--full").await;
     assert!(stage.daemon.stop().success());
     stage.world.close().await;

@@ -19,7 +19,7 @@ mod truth;
 mod wrong;
 
 use crate::common;
-use common::{Daemon, Model, World};
+use common::{Daemon, Model, World, event_of};
 use futures_util::{StreamExt, stream};
 use tallyd_client::Client;
 use tallyd_core::model::{Target, UserId};
@@ -58,7 +58,7 @@ impl Stage {
             } else {
                 self.client.unlike(target, user, &[]).await
             };
-            set.unwrap().counted().unwrap().event
+            event_of(set.unwrap())
         };
         let events: Vec<_> = stream::iter(likes.iter().copied()).map(set).buffer_unordered(AT_ONCE).collect().await;
         events.iter().for_each(|event| model.apply(event));
@@ -76,7 +76,8 @@ impl Stage {
     /// Checks that MySQL and Redis are equal to the model, and that no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
-        self.world.assert_equals(model).await;
+        self.world.assert_rows_equal(model).await;
+        self.world.outbox_added().await;
         self.nodes.assert_equal(&self.world, model).await;
         self.is_exact("--full").await;
         assert!(self.daemon.stop().success());

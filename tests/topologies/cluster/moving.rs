@@ -9,7 +9,7 @@ use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
 
 use super::Stage;
-use super::common::{Model, World, eventually, target};
+use super::common::{Model, World, as_api, eventually, target};
 use super::crowd::{Crowd, TARGETS};
 use super::nodes::{MASTERS, Nodes};
 
@@ -71,7 +71,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scripts() {
-    let stage = Stage::new("cluster_moving", BOARDS, &[]).await;
+    let stage = Stage::new("cluster_moving", &as_api(BOARDS), &[]).await;
     let crowd = Crowd::new(stage.nodes.client(&stage.world), true);
     let (keys, world) = (&stage.world.cache.keys, &stage.world);
     let board = keys.board("videos", "total");
@@ -94,11 +94,11 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
             eventually("a script is unknown", || async { stage.nodes.errors(place, "NOSCRIPT").await > before }).await;
         }
     }
-    let liked: Vec<Counted> = crowd.stop().await.into_iter().map(Result::unwrap).collect();
+    let liked = crowd.stop().await.into_iter().map(|liked| liked.unwrap().counted().unwrap());
     let (mut model, mut scores) = (Model::default(), BTreeMap::<Vec<u8>, u64>::new());
-    for Counted { event, boards_failed, .. } in &liked {
-        model.apply(event);
-        if *boards_failed == 0 {
+    for Counted { event, boards_failed, .. } in liked {
+        model.apply(&event);
+        if boards_failed == 0 {
             *scores.entry(event.target.id.to_string().into_bytes()).or_default() += 1;
         }
     }
@@ -112,7 +112,7 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_while_its_slot_moves_hides_no_newer_click() {
-    let stage = Stage::new("cluster_clicks", "", &[]).await;
+    let stage = Stage::new("cluster_clicks", &as_api(""), &[]).await;
     let (nodes, keys, mut model) = (&stage.nodes, &stage.world.cache.keys, Model::default());
     let bucket = keys.bucket(target(42));
     let (counters, [recent, _]) = (keys.counters("video", bucket), keys.recent("video", bucket));

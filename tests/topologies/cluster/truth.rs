@@ -8,7 +8,7 @@ use tallyd_core::model::{Target, UserId};
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
 
-use super::common::{Dice, Model, redis_likes, target};
+use super::common::{Dice, Model, as_api, redis_likes, target};
 use super::nodes::MASTERS;
 use super::{AT_ONCE, Stage};
 
@@ -61,12 +61,12 @@ async fn traffic(stage: &Stage, model: &mut Model) -> (Scores, Scores) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_on_all_masters_end_as_the_model_says_and_every_drift_on_any_of_them_is_repaired() {
-    let stage = Stage::new("cluster_truth", SETTINGS, &[]).await;
+    let stage = Stage::new("cluster_truth", &as_api(SETTINGS), &[]).await;
     let mut model = Model::default();
     let (videos, users) = traffic(&stage, &mut model).await;
     let world = &stage.world;
     world.drained(&stage.publisher).await;
-    world.assert_equals(&model).await;
+    world.assert_rows_equal(&model).await;
     stage.nodes.assert_equal(world, &model).await;
     for (board, scores) in [
         (("videos", PeriodKind::Day), &videos),

@@ -5,7 +5,7 @@ use tallyd_core::model::{Metric, UserId};
 use tallyd_mysql::Store;
 
 use super::common::proxy::Proxy;
-use super::common::{Daemon, Model, World, assert_redis_equals, eventually, target};
+use super::common::{Daemon, Model, World, event_of, eventually, target};
 use super::servers::{ACCOUNT, Pair, are_here, number, run, text};
 use super::{stream_of_likes, take};
 
@@ -24,7 +24,7 @@ impl Stage {
         }
         let pair = Pair::start().await;
         let proxy = Proxy::to(pair.primary.address()).await;
-        let url = format!("mysql://{ACCOUNT}@{}/t_{name}_{}", proxy.address, std::process::id());
+        let url = format!("mysql://{ACCOUNT}@{}/{{world}}", proxy.address);
         let settings = format!(
             "[mysql]\nurl = \"{url}\"\n[consumer]\nbatch_events_max = 200\n[reconcile]\nrepair_targets_max_percent = 100"
         );
@@ -145,8 +145,8 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     stage.promote().await;
     stage.world.drained(&publisher).await;
-    assert!(daemon.stop().success());
     stage.world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
     stage.world.close().await;
 }
 
@@ -159,7 +159,7 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     let (daemon, mut kept) = (stage.world.daemon(), Model::default());
     for user in 1..=20 {
         let clicked = client.like(target(1 + user % 3), UserId(user), &[]).await.unwrap();
-        kept.apply(&clicked.counted().unwrap().event);
+        kept.apply(&event_of(clicked));
     }
     stage.world.drained(&publisher).await;
     stage.replica_has_all().await;
@@ -175,12 +175,13 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     stage.proxy.lead(stage.pair.replica.address());
     stage.world.pool = MySqlPool::connect(stage.world.config.mysql.url.expose()).await.unwrap();
     let later = client.like(target(1), UserId(26), &[]).await.unwrap();
-    kept.apply(&later.counted().unwrap().event);
+    kept.apply(&event_of(later));
     stage.world.drained(&publisher).await;
-    stage.world.assert_equals(&kept).await;
+    stage.world.assert_rows_equal(&kept).await;
+    stage.world.outbox_added().await;
     let report = stage.world.report(&["reconcile"]);
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
-    assert_redis_equals(&stage.world, &kept).await;
+    stage.world.assert_redis_equals(&kept).await;
     assert!(daemon.stop().success());
     stage.world.close().await;
 }

@@ -25,6 +25,7 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     let daemon = world.daemon();
     world.publish(&publisher, &take(&mut likes, 300, &mut model)).await;
     world.drained(&publisher).await;
+    world.assert_equals(&model).await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert!(daemon.stop().success());
     assert_eq!(
@@ -33,7 +34,6 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
         "the partition must be released"
     );
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 1);
-    world.assert_equals(&model).await;
     world.close().await;
 }
 
@@ -51,7 +51,7 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     let server = Server::start(&Template::new(), &[]);
     let admin = server.pool().await;
     run(&admin, &format!("CREATE USER {ACCOUNT}; GRANT ALL ON `t\\_%`.* TO {ACCOUNT}")).await;
-    let url = format!("mysql://{ACCOUNT}@{}/t_stepped_{}", server.address(), std::process::id());
+    let url = format!("mysql://{ACCOUNT}@{}/{{world}}", server.address());
     let world = World::on(server.admin_url(), "stepped", &format!("[mysql]\nurl = \"{url}\"")).await;
     let publisher = world.publisher().await;
     let pool = MySqlPool::connect(&format!("{}{}", server.admin_url(), world.name)).await.unwrap();

@@ -137,6 +137,11 @@ impl Group {
         info.is_ok_and(|info| info.lines().any(|found| found.trim() == line))
     }
 
+    /// Connects to the master. Returns `None` while the sentinels do not agree, or if the master does not answer.
+    pub async fn connect_master(&self) -> Option<MultiplexedConnection> {
+        self.servers[self.master().await?].connect().await
+    }
+
     /// Returns a sentinel's answer as text. Returns `None` if the sentinel does not answer.
     async fn ask_sentinel(&self, place: usize, words: &[&str]) -> Option<String> {
         let mut sentinel = self.sentinel(place).await?;

@@ -8,13 +8,14 @@ mod group;
 mod init;
 mod wrong;
 
-use super::cluster::crowd::{Crowd, Liked, TARGETS};
+use super::cluster::crowd::{Crowd, TARGETS, model};
 use crate::common;
 use common::{Daemon, Model, World, eventually, redis_likes};
-use tallyd_client::Counted;
 use tallyd_rabbitmq::Publisher;
 
 use group::Group;
+
+const SETTINGS: &str = "[reconcile]\nrepair_targets_max_percent = 100\n";
 
 /// The servers, a test environment on them with all counters loaded, and a daemon.
 struct Stage {
@@ -25,9 +26,9 @@ struct Stage {
 }
 
 impl Stage {
-    async fn new(name: &str) -> Self {
+    async fn new(name: &str, settings: &str) -> Self {
         let group = Group::start().await;
-        let world = World::new(name, &group.settings("[reconcile]\nrepair_targets_max_percent = 100\n")).await;
+        let world = World::new(name, &group.settings(settings)).await;
         let publisher = world.publisher().await;
         let loaded = world.tallyd(&["reconcile"]);
         assert!(loaded.status.success(), "{}", common::stderr(&loaded));
@@ -47,10 +48,27 @@ impl Stage {
         report
     }
 
+    /// Waits until the master has more new likes than there are videos.
+    async fn goes_on(&self) {
+        let likes = async || {
+            let mut master = self.group.connect_master().await?;
+            Some(self.world.redis_numbers(&mut master, &self.world.cache.keys).await.values().sum::<i64>())
+        };
+        let before = std::cell::Cell::new(None);
+        eventually("likes continue", || async {
+            let now = likes().await;
+            before.set(before.get().or(now));
+            now.zip(before.get()).is_some_and(|(now, before)| now > before + TARGETS.cast_signed())
+        })
+        .await;
+    }
+
     /// Checks that MySQL and Redis are equal to the model, and that no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
-        self.world.assert_equals(model).await;
+        self.world.assert_rows_equal(model).await;
+        self.world.outbox_added().await;
+        self.world.assert_redis_equals_on(&mut self.group.connect_master().await.unwrap(), model).await;
         let counters = model.counters();
         let client = self.group.client(&self.world);
         let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
@@ -62,17 +80,4 @@ impl Stage {
         assert!(self.daemon.stop().success());
         self.world.close().await;
     }
-}
-
-/// Waits until Redis has counted more new likes than there are videos.
-async fn goes_on(crowd: &Crowd) {
-    let before = crowd.counted();
-    eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
-}
-
-/// Returns a model with all likes that did not fail.
-fn model(liked: Vec<Liked>) -> Model {
-    let mut model = Model::default();
-    liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));
-    model
 }
