@@ -8,6 +8,7 @@ mod decisions;
 mod documents;
 mod events;
 mod floors;
+mod modes;
 mod project;
 mod prose;
 mod reference;
