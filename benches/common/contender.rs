@@ -8,10 +8,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use tallyd_core::model::Micros;
+use tallyd_core::rules::Writes;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
+use super::model::Model;
+use super::numbers::likes_in_redis;
 use super::peers::Runtime;
+use super::wait::until;
 use super::world::World;
 
 /// The longest time between two log lines of a contender. A contender that is silent for longer is treated as hung.
@@ -22,6 +26,10 @@ const ACK_WAIT: Duration = Duration::from_millis(500);
 
 /// After SIGTERM, a contender must end within this time.
 const STOP_MAX: Duration = Duration::from_secs(30);
+
+/// The time limit for the daemon to count all committed likes in Redis, and the time between two checks.
+const REDIS_MAX: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The maximum number of log lines that the error shows if a contender fails.
 const LINES_SHOWN: usize = 30;
@@ -38,6 +46,8 @@ pub struct Contender {
     pub groups: u64,
     /// This contender's batch size, if it differs from the batch size of the benchmark.
     pub batch_events_max: Option<usize>,
+    /// The writer of the like counters in Redis. Only tallyd has such a writer.
+    pub likes_by: Writes,
 }
 
 /// The program to start.
@@ -73,7 +83,35 @@ impl Contender {
     }
 
     const fn one(name: &'static str, runs: Runs, keeps: Keeps) -> Self {
-        Self { name, runs, partitions: 1, keeps, per_message: 1, groups: 1, batch_events_max: None }
+        Self {
+            name,
+            runs,
+            partitions: 1,
+            keeps,
+            per_message: 1,
+            groups: 1,
+            batch_events_max: None,
+            likes_by: Writes::Daemon,
+        }
+    }
+
+    /// Waits until Redis has every like, if the contender counts there. Then stops the contender, and compares all that
+    /// it wrote with the model. Ignores rows of users whose id is above `user_max`.
+    pub async fn end(&self, running: Running, world: &World, model: &Model, user_max: u64) -> Result<()> {
+        if matches!((self.runs, self.likes_by), (Runs::Tallyd, Writes::Daemon)) {
+            let mut redis = world.redis().await?;
+            let is_right = async || Ok(model.has(&likes_in_redis(world, &mut redis).await?));
+            until("Redis has every like", REDIS_MAX, LOOK_EVERY, is_right).await?;
+        }
+        running.stop().await?;
+        world.assert_drained().await?;
+        if self.keeps != Keeps::Nothing {
+            model.assert_rows(&world.pool, user_max).await?;
+        }
+        if self.keeps == Keeps::RowsAndCounters {
+            model.assert_counters(&world.pool).await?;
+        }
+        Ok(())
     }
 
     /// Starts the contender. `arguments` are passed to the program only if it is a role.

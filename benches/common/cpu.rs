@@ -14,7 +14,8 @@ pub struct Used {
     pub consumer: u64,
     pub mysql: u64,
     pub rabbitmq: u64,
-    /// All processes of the machine, including the consumer, MySQL, RabbitMQ and the benchmark itself.
+    pub redis: u64,
+    /// All processes of the machine, including the consumer, the servers and the benchmark itself.
     pub machine: u64,
     /// The benchmark itself.
     pub bench: u64,
@@ -27,6 +28,7 @@ impl Used {
             consumer: self.consumer.saturating_sub(before.consumer),
             mysql: self.mysql.saturating_sub(before.mysql),
             rabbitmq: self.rabbitmq.saturating_sub(before.rabbitmq),
+            redis: self.redis.saturating_sub(before.redis),
             machine: self.machine.saturating_sub(before.machine),
             bench: self.bench.saturating_sub(before.bench),
         }
@@ -34,7 +36,7 @@ impl Used {
 
     /// Returns the CPU time of the consumer and the servers together.
     pub fn together(self) -> u64 {
-        self.consumer + self.mysql + self.rabbitmq
+        self.consumer + self.mysql + self.rabbitmq + self.redis
     }
 
     /// Returns the CPU time of all other processes. A large value means that these processes disturbed the measurement.
@@ -48,6 +50,7 @@ impl Used {
 pub struct Processes {
     pub mysql: u32,
     pub rabbitmq: u32,
+    pub redis: u32,
 }
 
 impl Processes {
@@ -58,7 +61,7 @@ impl Processes {
             let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
             text.trim().parse().with_context(|| format!("read {}", path.display()))
         };
-        Ok(Self { mysql: pid("mysql")?, rabbitmq: pid("rabbitmq")? })
+        Ok(Self { mysql: pid("mysql")?, rabbitmq: pid("rabbitmq")?, redis: pid("redis")? })
     }
 
     /// Returns the CPU times that the servers, the machine and this consumer have used up to now.
@@ -67,6 +70,7 @@ impl Processes {
             consumer: consumer.map_or(Ok(0), of_tree)?,
             mysql: of_tree(self.mysql)?,
             rabbitmq: of_tree(self.rabbitmq)?,
+            redis: of_tree(self.redis)?,
             machine: of_machine()?,
             bench: of_process(std::process::id())?,
         })

@@ -20,10 +20,9 @@ const REST_CORES: f64 = 0.1;
 /// Time limit for the wait until the servers are idle.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Generates and publishes the events at the same time, one event in each message. If `count` is given, each event
-/// contains the target's count after the event.
-pub async fn preload(world: &World, events: impl Iterator<Item = (LikeEvent, Option<i64>)>) -> Result<()> {
-    preload_messages(world, events.map(|(event, count)| message(&event, count))).await
+/// Generates and publishes the events at the same time, one event in each message.
+pub async fn preload(world: &World, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
+    preload_messages(world, events.map(|event| message(&event))).await
 }
 
 /// Generates and publishes the messages at the same time. Each message consists of a routing key and a body.
@@ -42,28 +41,28 @@ pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (Str
 }
 
 /// Returns an event as a producer publishes it: routing key and body.
-pub fn message(event: &LikeEvent, count: Option<i64>) -> (String, Vec<u8>) {
-    (event.user.to_string(), encode_like(event, "video", count))
+pub fn message(event: &LikeEvent) -> (String, Vec<u8>) {
+    (event.user.to_string(), encode_like(event, "video", None))
 }
 
 /// Collects events into messages with arrays. Each message contains `per_message` events of one group of users, and has
 /// the group's number as its routing key. Therefore, all events of a user are in the same partition. With one group, the
 /// routing key is the first event's user, and a user's events are in several partitions.
 pub fn arrays(
-    events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
+    events: impl Iterator<Item = LikeEvent>,
     per_message: usize,
     groups: u64,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
     let mut open: BTreeMap<u64, Array> = BTreeMap::new();
     let mut events = events.fuse();
     std::iter::from_fn(move || {
-        for (event, count) in events.by_ref() {
+        for event in events.by_ref() {
             let group = event.user.0 % groups;
             let array = open.entry(group).or_insert_with(|| Array {
                 key: if groups > 1 { group.to_string() } else { event.user.to_string() },
                 bodies: Vec::with_capacity(per_message),
             });
-            array.bodies.push(encode_like(&event, "video", count));
+            array.bodies.push(message(&event).1);
             if array.bodies.len() == per_message {
                 return open.remove(&group).map(Array::message);
             }

@@ -1,8 +1,6 @@
 //! The events that every benchmark writes: 100,000 targets with a popularity of Zipf 1.0, 1 million users, 10 %
 //! unlikes, 5 % duplicates.
 
-use std::collections::HashMap;
-
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
@@ -64,21 +62,6 @@ impl Workload {
         // Gives popular targets ids that are spread over all ids, as on a real site.
         Target { kind: Kind(1), id: TargetId(1 + rank.wrapping_mul(7_919) % TARGETS as u64) }
     }
-}
-
-/// Adds to each event its target's count after the event, which Redis returns in production. All counts begin at zero.
-pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
-    let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
-    let mut counts: HashMap<Target, i64> = HashMap::new();
-    events.map(move |event| {
-        let count = counts.entry(event.target).or_default();
-        let (at, liked) = states.entry((event.target, event.user)).or_insert((Micros(0), false));
-        if event.at > *at {
-            *count += i64::from(event.liked) - i64::from(*liked);
-            (*at, *liked) = (event.at, event.liked);
-        }
-        (event, Some(*count))
-    })
 }
 
 impl Iterator for Workload {

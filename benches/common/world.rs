@@ -42,7 +42,7 @@ impl Default for Setup {
             batch_events_max,
             peer_linger_ms: linger_ms,
             dead_letters_max,
-            likes_by: Writes::Api,
+            likes_by: Writes::Daemon,
             metrics: "",
         }
     }

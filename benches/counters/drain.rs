@@ -60,24 +60,24 @@ impl Queue {
         let likes = Workload::new(1).take(usize::try_from(events)?);
         let mut sums = BTreeMap::new();
         if self == Self::Likes {
-            preload(world, likes.map(|event| (event, None))).await?;
+            preload(world, likes).await?;
         } else {
             let targets = likes.map(|event| if self == Self::HotCounts { TargetId(1) } else { event.target.id });
             preload_messages(world, counts(targets.inspect(|id| *sums.entry(id.0).or_insert(0) += 1))).await?;
         }
         rest(servers).await?;
-        let mut running = Contender::tallyd(self.name(), 1).start(world, &[])?;
+        let tallyd = Contender::tallyd(self.name(), 1);
+        let mut running = tallyd.start(world, &[])?;
         running.consuming(1).await?;
         let began = Instant::now();
         let (batches, _) = running.committed(events).await?;
         let seconds = began.elapsed().as_secs_f64();
-        running.stop().await?;
-        world.assert_drained().await?;
         if self == Self::Likes {
             let model = Model::of(Workload::new(1).take(usize::try_from(events)?));
-            model.assert_rows(&world.pool, USERS).await?;
-            model.assert_counters(&world.pool).await?;
+            tallyd.end(running, world, &model, USERS).await?;
         } else {
+            running.stop().await?;
+            world.assert_drained().await?;
             assert_sums(world, &sums).await?;
         }
         Ok(Ran {

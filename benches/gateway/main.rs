@@ -18,7 +18,6 @@ use common::wait::until;
 use common::world::{Setup, World, stack};
 use serde::Serialize;
 use server::{Kind, Server};
-use tallyd::config::Writes;
 use tallyd_benches as common;
 use tokio::time::Instant;
 
@@ -151,7 +150,7 @@ fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
 }
 
 async fn measure(kind: Kind, arguments: &Arguments, list: u64) -> Result<Ran> {
-    let setup = Setup { likes_by: Writes::Daemon, metrics: LISTEN, ..Setup::default() };
+    let setup = Setup { metrics: LISTEN, ..Setup::default() };
     let world = World::new("gateway", setup).await?;
     let ran = measure_in(&world, kind, arguments, list).await.with_context(|| format!("{kind:?}, lists of {list}"));
     world.close(ran).await

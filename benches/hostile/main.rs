@@ -117,11 +117,7 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     let began = Instant::now();
     running.committed(good).await?;
     let seconds = began.elapsed().as_secs_f64();
-    running.stop().await?;
-    world.assert_drained().await?;
-    let model = Model::of(events());
-    model.assert_rows(&world.pool, USERS).await?;
-    model.assert_counters(&world.pool).await?;
+    TALLYD.end(running, world, &Model::of(events()), USERS).await?;
     let letters: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM dead_letter").fetch_one(&world.pool).await?;
     let (rubbish, room) = (messages - good, world.config.consumer.dead_letters_max / 2);
     ensure!(
@@ -152,7 +148,7 @@ fn mixed(
         (number.to_string(), body.into_bytes())
     };
     (1..=messages).filter_map(move |number| match is_good(number) {
-        true => good.next().map(|event| preload::message(&event, None)),
+        true => good.next().map(|event| preload::message(&event)),
         false => Some(rubbish(number)),
     })
 }

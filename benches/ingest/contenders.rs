@@ -2,12 +2,15 @@
 
 use crate::common::contender::{Contender, Keeps};
 use crate::common::peers::Runtime;
+use tallyd_core::rules::Writes;
 
 /// Names of the contenders from which figures are computed.
 pub const NOOP: &str = "noop";
 pub const FLOOR: &str = "floor";
 pub const FLOOR_1000: &str = "floor-1000";
 pub const TALLYD: &str = "tallyd";
+/// tallyd on a site whose API servers count likes in Redis.
+pub const TALLYD_API: &str = "tallyd-api";
 pub const TALLYD_4: &str = "tallyd-4";
 pub const TALLYD_ARRAYS: &str = "tallyd-arrays";
 pub const TALLYD_ARRAYS_2: &str = "tallyd-arrays-2";
@@ -22,11 +25,12 @@ const ARRAY_EVENTS: usize = 100;
 /// The number of groups of users in [`TALLYD_ARRAYS_2_GROUPED`].
 const GROUPS: u64 = 64;
 
-pub const ALL: [Contender; 14] = [
+pub const ALL: [Contender; 15] = [
     Contender::role(NOOP, Keeps::Nothing),
     Contender::role(FLOOR, Keeps::RowsAndCounters),
     Contender { name: FLOOR_1000, batch_events_max: Some(1_000), ..Contender::role(FLOOR, Keeps::RowsAndCounters) },
     Contender::tallyd(TALLYD, 1),
+    Contender { likes_by: Writes::Api, ..Contender::tallyd(TALLYD_API, 1) },
     Contender::tallyd("tallyd-2", 2),
     Contender::tallyd(TALLYD_4, 4),
     Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS, 1) },

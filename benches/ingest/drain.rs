@@ -5,14 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use tallyd_core::event::LikeEvent;
 use tokio::time::Instant;
 
-use crate::common::contender::{Contender, Keeps, Runs};
+use crate::common::contender::{Contender, Runs};
 use crate::common::cpu::{Processes, Used, peak_rss_mib};
 use crate::common::model::Model;
 use crate::common::preload;
-use crate::common::workload::{USERS, counted};
+use crate::common::workload::USERS;
 use crate::common::world::{Setup, World, stack};
 use crate::traffic::{Traffic, row_bytes};
 
@@ -35,6 +34,7 @@ pub struct Drained {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
+    pub redis_us: f64,
     /// RabbitMQ's CPU time per event while the queue was filled. The events were published with confirms, with up to
     /// 10,000 messages in flight.
     pub published_us: f64,
@@ -55,13 +55,19 @@ pub struct Drained {
     pub row_bytes: f64,
 }
 
+impl Drained {
+    pub fn all_us(&self) -> f64 {
+        self.consumer_us + self.mysql_us + self.rabbitmq_us + self.redis_us
+    }
+}
+
 /// Fills the queue of a new world, drains it, and compares the tables with the model.
 ///
 /// # Errors
 /// Fails if the contender failed or wrote wrong data.
 pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<Drained> {
     let batch_events_max = contender.batch_events_max.unwrap_or(setup.batch_events_max);
-    let setup = Setup { partitions: contender.partitions, batch_events_max, ..setup };
+    let setup = Setup { partitions: contender.partitions, likes_by: contender.likes_by, batch_events_max, ..setup };
     let world = World::new(contender.name, setup).await?;
     let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
     world.close(drained).await
@@ -76,9 +82,6 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     // The contender `floor` generates its events itself.
     if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
         let events = crate::events(load.events, load.hot);
-        // The counters do not include rows that the table had before the run.
-        let said = |(event, count): (LikeEvent, Option<i64>)| (event, count.filter(|_| load.rows_before == 0));
-        let events = counted(events).map(said);
         match contender.per_message {
             1 => preload::preload(world, events).await?,
             many => preload::preload_messages(world, preload::arrays(events, many, contender.groups)).await?,
@@ -86,18 +89,10 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     }
     preload::rest(servers).await?;
     let published = servers.used(None)?.since(before);
-    let drained = Drained {
+    Ok(Drained {
         published_us: published.rabbitmq as f64 / load.events as f64,
         ..drain(world, contender, load, servers).await?
-    };
-    world.assert_drained().await?;
-    if contender.keeps != Keeps::Nothing {
-        load.model.assert_rows(&world.pool, USERS).await?;
-    }
-    if contender.keeps == Keeps::RowsAndCounters {
-        load.model.assert_counters(&world.pool).await?;
-    }
-    Ok(drained)
+    })
 }
 
 /// Measures the time from the moment when the contender begins to consume until the last event is committed.
@@ -114,7 +109,7 @@ async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Pr
     let used = servers.used(Some(pid))?.since(before);
     let peak_rss_mib = peak_rss_mib(pid)?;
     let traffic = Traffic::of_server(&world.pool).await?;
-    running.stop().await?;
+    contender.end(running, world, load.model, USERS).await?;
     Ok(Drained {
         peak_rss_mib,
         batches,
@@ -136,6 +131,7 @@ fn summary(events: u64, seconds: f64, used: Used) -> Drained {
         consumer_us: per_event(used.consumer),
         mysql_us: per_event(used.mysql),
         rabbitmq_us: per_event(used.rabbitmq),
+        redis_us: per_event(used.redis),
         cores: cores(used.together()),
         others_cores: cores(used.others()),
         ..Drained::default()

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::common::report::Aim;
 use crate::contenders::{
-    BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_4, TALLYD_ARRAYS, TALLYD_ARRAYS_2, TALLYD_ARRAYS_2_GROUPED,
+    BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_4, TALLYD_API, TALLYD_ARRAYS, TALLYD_ARRAYS_2,
+    TALLYD_ARRAYS_2_GROUPED,
 };
 use crate::drain::Drained;
 use crate::rounds::Standing;
@@ -36,26 +37,32 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
     let limit = of(NOOP).zip(of(FLOOR)).map(|(noop, floor)| pipe_limit(&noop, &floor, cores));
     let figures = [
         ("pipe_limit_events_per_second", limit),
-        ("pipe_limit_ratio", ratio(TALLYD, limit)),
-        ("best_batched_peer_ratio", ratio(TALLYD, best)),
-        ("exact_peer_ratio", ratio(TALLYD, rate(GO_EXACT))),
-        ("row_peer_ratio", ratio(TALLYD, rate(NODE_ROW))),
         ("array_ratio_1", ratio(TALLYD_ARRAYS, best)),
         ("array_ratio", ratio(TALLYD_ARRAYS_2, best)),
         ("grouped_array_ratio", ratio(TALLYD_ARRAYS_2_GROUPED, best)),
-        ("cpu_us_per_event", of(TALLYD).map(|run| run.consumer_us)),
-        ("all_us_per_event", of(TALLYD).map(|run| run.consumer_us + run.mysql_us + run.rabbitmq_us)),
-        ("peak_rss_mib", of(TALLYD).map(|run| run.peak_rss_mib)),
         ("four_partitions_peak_rss_mib", of(TALLYD_4).map(|run| run.peak_rss_mib)),
     ];
-    figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    let of_mode = |name, suffix| {
+        let figures = [
+            ("pipe_limit_ratio", ratio(name, limit)),
+            ("best_batched_peer_ratio", ratio(name, best)),
+            ("exact_peer_ratio", ratio(name, rate(GO_EXACT))),
+            ("row_peer_ratio", ratio(name, rate(NODE_ROW))),
+            ("cpu_us_per_event", of(name).map(|run| run.consumer_us)),
+            ("all_us_per_event", of(name).map(|run| run.all_us())),
+            ("peak_rss_mib", of(name).map(|run| run.peak_rss_mib)),
+        ];
+        figures.map(|(figure, value)| (format!("{figure}{suffix}"), value))
+    };
+    let figures = figures.map(|(name, value)| (name.to_owned(), value)).into_iter();
+    let figures = figures.chain(of_mode(TALLYD, "")).chain(of_mode(TALLYD_API, "_api"));
+    figures.filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 /// Returns an upper limit for the rate of events: no consumer of one queue can be faster on this machine. The slower of
 /// the two servers limits this rate. The machine's cores limit this rate too, because both servers need CPU time even
 /// with the cheapest clients.
 fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
-    let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;
-    let cpu_seconds = (us(noop) + us(floor)) * noop.events as f64 / 1e6;
+    let cpu_seconds = (noop.all_us() + floor.all_us()) * noop.events as f64 / 1e6;
     noop.events as f64 / noop.seconds.max(floor.seconds).max(cpu_seconds / cores as f64)
 }

@@ -55,11 +55,6 @@ struct Arguments {
     #[arg(long)]
     hot: bool,
 
-    /// Let tallyd also count the likes in Redis, as in its default configuration. Without this option, API servers
-    /// count them.
-    #[arg(long)]
-    by_daemon: bool,
-
     /// Name of the result file under target/bench.
     #[arg(long, default_value = "ingest", value_name = "NAME")]
     results: String,

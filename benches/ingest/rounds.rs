@@ -16,7 +16,6 @@ use crate::common::world::Setup;
 use crate::contenders::{ALL, TALLYD};
 use crate::drain::{self, Drained, Load};
 use crate::figures;
-use tallyd_core::rules::Writes;
 
 /// The runs of a contender, and their medians.
 #[derive(Debug, Serialize)]
@@ -32,8 +31,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let contenders = &lineup.contenders;
     let model = Model::of(crate::events(arguments.events, arguments.hot));
     let load = Load { events: arguments.events, hot: arguments.hot, rows_before: 0, model: &model };
-    let likes_by = if arguments.by_daemon { Writes::Daemon } else { Writes::Api };
-    let mut setup = Setup { likes_by, ..Setup::default() };
+    let mut setup = Setup::default();
     setup.peer_linger_ms = arguments.peer_linger_ms.unwrap_or(setup.peer_linger_ms);
     let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
     for round in 0..arguments.rounds {
@@ -100,6 +98,7 @@ pub fn medians(runs: &[Drained]) -> Drained {
         consumer_us: of(|run| run.consumer_us),
         mysql_us: of(|run| run.mysql_us),
         rabbitmq_us: of(|run| run.rabbitmq_us),
+        redis_us: of(|run| run.redis_us),
         published_us: of(|run| run.published_us),
         cores: of(|run| run.cores),
         others_cores: of(|run| run.others_cores),
@@ -130,11 +129,12 @@ fn print_standings(contenders: &[Contender], standings: &BTreeMap<&str, Standing
 }
 
 /// The titles of the columns that [`cells`] fills.
-pub const CELLS: [&str; 10] = [
+pub const CELLS: [&str; 11] = [
     "events/s",
     "consumer us",
     "MySQL us",
     "RabbitMQ us",
+    "Redis us",
     "all us",
     "cores",
     "peak MiB",
@@ -145,8 +145,7 @@ pub const CELLS: [&str; 10] = [
 
 /// Formats a run as a row of the table.
 pub fn cells(run: &Drained) -> Vec<String> {
-    let all = run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let batch = run.events as f64 / run.batches.max(1) as f64;
-    let values = [run.events_per_second, run.consumer_us, run.mysql_us, run.rabbitmq_us, all, run.cores];
-    values.into_iter().chain([run.peak_rss_mib, batch, run.writing, run.others_cores]).map(number).collect()
+    let values = [run.events_per_second, run.consumer_us, run.mysql_us, run.rabbitmq_us, run.redis_us, run.all_us()];
+    values.into_iter().chain([run.cores, run.peak_rss_mib, batch, run.writing, run.others_cores]).map(number).collect()
 }

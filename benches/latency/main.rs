@@ -16,17 +16,21 @@ use common::peers::Runtime;
 use common::report::{Aim, Results, median, number, print_figures, print_table};
 use measure::{Measured, Quantiles, measure};
 use tallyd_benches as common;
+use tallyd_core::rules::Writes;
 
 /// Events per second.
 const RATES: [u64; 2] = [1_000, 10_000];
 
 const TALLYD: &str = "tallyd";
+/// tallyd on a site whose API servers count likes in Redis.
+const TALLYD_API: &str = "tallyd-api";
 
 /// The peer with the same guarantee as tallyd: counters that are exact.
 const EXACT_PEER: &str = "go-exact";
 
-const CONTENDERS: [Contender; 5] = [
+const CONTENDERS: [Contender; 6] = [
     Contender::tallyd(TALLYD, 1),
+    Contender { likes_by: Writes::Api, ..Contender::tallyd(TALLYD_API, 1) },
     Contender::peer("node-row", Runtime::Node, "row", Keeps::Rows),
     Contender::peer("node-batch", Runtime::Node, "batch", Keeps::Rows),
     Contender::peer("go-batch", Runtime::Go, "batch", Keeps::Rows),
@@ -97,14 +101,15 @@ async fn main() -> Result<()> {
 
 fn figures(standings: &BTreeMap<String, Standing>) -> BTreeMap<String, f64> {
     let mut figures = BTreeMap::new();
-    for rate in RATES {
-        let Some(standing) = standings.get(&format!("{TALLYD} at {rate}")) else { continue };
+    let modes = [(TALLYD, ""), (TALLYD_API, "_api")];
+    for (rate, (mode, suffix)) in RATES.into_iter().flat_map(|rate| modes.map(|mode| (rate, mode))) {
+        let Some(standing) = standings.get(&format!("{mode} at {rate}")) else { continue };
         let Quantiles { p50, p99, max } = standing.median.latency_ms;
         for (name, value) in [("p50", p50), ("p99", p99), ("max", max)] {
-            figures.insert(format!("{name}_ms_at_{rate}"), value);
+            figures.insert(format!("{name}_ms_at_{rate}{suffix}"), value);
         }
         if let Some(peer) = standings.get(&format!("{EXACT_PEER} at {rate}")) {
-            figures.insert(format!("exact_peer_p99_ratio_at_{rate}"), p99 / peer.median.latency_ms.p99);
+            figures.insert(format!("exact_peer_p99_ratio_at_{rate}{suffix}"), p99 / peer.median.latency_ms.p99);
         }
     }
     figures
@@ -124,6 +129,7 @@ fn medians(runs: &[Measured]) -> Measured {
         consumer_us: of(|run| run.consumer_us),
         mysql_us: of(|run| run.mysql_us),
         rabbitmq_us: of(|run| run.rabbitmq_us),
+        redis_us: of(|run| run.redis_us),
         others_cores: of(|run| run.others_cores),
     }
 }
@@ -133,8 +139,9 @@ fn print_standings(standings: &BTreeMap<String, Standing>) {
         .iter()
         .map(|(name, Standing { median: run, .. })| {
             let latency = [run.latency_ms.p50, run.latency_ms.p99, run.latency_ms.max];
-            let cost = [run.events_per_batch, run.consumer_us, run.mysql_us, run.rabbitmq_us, run.others_cores];
-            let cells = latency.into_iter().chain([run.late_ms.p99]).chain(cost).map(number);
+            let cost = [run.events_per_batch, run.consumer_us, run.mysql_us, run.rabbitmq_us];
+            let rest = [run.redis_us, run.others_cores];
+            let cells = latency.into_iter().chain([run.late_ms.p99]).chain(cost).chain(rest).map(number);
             std::iter::once(name.clone()).chain(cells).collect()
         })
         .collect();
@@ -152,6 +159,7 @@ fn print_standings(standings: &BTreeMap<String, Standing>) {
         "consumer us",
         "MySQL us",
         "RabbitMQ us",
+        "Redis us",
         "others",
     ];
     print_table(&titles, &rows);

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use tallyd_core::model::Micros;
 
-use crate::common::contender::{Contender, Keeps, Running, Said};
+use crate::common::contender::{Contender, Running, Said};
 use crate::common::cpu::{Processes, Used};
 use crate::common::model::Model;
 use crate::common::preload::rest;
@@ -39,12 +39,13 @@ pub struct Measured {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
+    pub redis_us: f64,
     pub others_cores: f64,
 }
 
 /// Measures the latencies. Returns `None` if the contender can't keep up with the rate.
 pub async fn measure(contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {
-    let world = World::new(contender.name, Setup::default()).await?;
+    let world = World::new(contender.name, Setup { likes_by: contender.likes_by, ..Setup::default() }).await?;
     let measured = measure_in(&world, contender, rate, seconds).await.with_context(|| contender.name);
     world.close(measured).await
 }
@@ -67,8 +68,8 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     if committed < count || took > (WARM_UP_S + seconds) as f64 * 1.1 {
         return Ok(None);
     }
-    running.stop().await?;
-    assert_written(world, contender, &published).await?;
+    let model = Model::of(published.events.iter().copied());
+    contender.end(running, world, &model, u64::MAX).await?;
     Ok(Some(summary(&published, &commits, rate, used, took)))
 }
 
@@ -91,16 +92,6 @@ async fn commits(running: &mut Running, count: u64) -> Result<Vec<Commit>> {
     Ok(commits)
 }
 
-async fn assert_written(world: &World, contender: &Contender, published: &Published) -> Result<()> {
-    world.assert_drained().await?;
-    let model = Model::of(published.events.iter().copied());
-    model.assert_rows(&world.pool, u64::MAX).await?;
-    if contender.keeps == Keeps::RowsAndCounters {
-        model.assert_counters(&world.pool).await?;
-    }
-    Ok(())
-}
-
 /// Each commit has the events that were published next, because a queue keeps the order of its messages.
 fn summary(published: &Published, commits: &[Commit], rate: u64, used: Used, took: f64) -> Measured {
     let warm = usize::try_from(rate * WARM_UP_S).unwrap_or(0);
@@ -117,6 +108,7 @@ fn summary(published: &Published, commits: &[Commit], rate: u64, used: Used, too
         consumer_us: per_event(used.consumer),
         mysql_us: per_event(used.mysql),
         rabbitmq_us: per_event(used.rabbitmq),
+        redis_us: per_event(used.redis),
         others_cores: used.others() as f64 / 1e6 / took,
     }
 }

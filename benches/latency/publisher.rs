@@ -9,7 +9,7 @@ use tallyd_core::event::LikeEvent;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::common::preload::message;
-use crate::common::workload::{Workload, counted};
+use crate::common::workload::Workload;
 use crate::common::world::World;
 
 /// The number of channels. The channels publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a
@@ -42,14 +42,14 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let began = Instant::now();
-    for ((number, (event, said)), channel) in (0..count).zip(counted(Workload::new(2))).zip(channels.iter().cycle()) {
+    for ((number, event), channel) in (0..count).zip(Workload::new(2)).zip(channels.iter().cycle()) {
         let turn = Duration::from_nanos(number * 1_000_000_000 / rate);
         while began.elapsed() < turn {
             tick.tick().await;
         }
         published.late_ms.push((began.elapsed() - turn).as_secs_f64() * 1e3);
         let event = LikeEvent { at: tallyd::runtime::clock::now(), ..event };
-        let (key, body) = message(&event, said);
+        let (key, body) = message(&event);
         let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
         let options = BasicPublishOptions::default();
         let publish = channel.basic_publish(exchange.as_str().into(), key.as_str().into(), options, &body, properties);

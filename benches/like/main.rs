@@ -18,6 +18,7 @@ use serde::Serialize;
 use tallyd_benches as common;
 use tallyd_client::Client;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tallyd_core::rules::Writes;
 use tallyd_redis::Cache;
 use tallyd_testkit::client_of;
 
@@ -108,7 +109,7 @@ async fn run(arguments: Arguments) -> Result<()> {
     let machine = Machine::look().await?;
     let mut rounds = Vec::new();
     for number in 1..=arguments.rounds {
-        let world = World::new("like", Setup::default()).await?;
+        let world = World::new("like", Setup { likes_by: Writes::Api, ..Setup::default() }).await?;
         let measured = measure(&world, arguments, number as u64).await;
         let round = world.close(measured).await?;
         println!(

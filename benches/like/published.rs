@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
-use tallyd::config::Writes;
 use tallyd_client::{Clicked, Client};
 use tallyd_core::event::{LikeEvent, encode_like};
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
@@ -131,7 +130,7 @@ async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
 }
 
 async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
-    let world = World::new("like_published", Setup { likes_by: Writes::Daemon, ..Setup::default() }).await?;
+    let world = World::new("like_published", Setup::default()).await?;
     let done = work(&world).await;
     world.close(done).await
 }

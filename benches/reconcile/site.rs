@@ -8,7 +8,6 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::config::Writes;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_redis::Cache;
 use tallyd_testkit::client_of;
@@ -46,8 +45,7 @@ pub struct Site {
 
 impl Site {
     pub async fn open(name: &str, rows: u64) -> Result<Self> {
-        let setup = Setup { likes_by: Writes::Daemon, ..Setup::default() };
-        let world = World::new(&format!("reconcile-{name}"), setup).await?;
+        let world = World::new(&format!("reconcile-{name}"), Setup::default()).await?;
         let cache = Cache::new(&world.config.redis, &world.config.metrics)?;
         let targets = rows / ROWS_PER_TARGET;
         println!("filling MySQL with the rows of {rows} likes for {targets} targets");
@@ -133,8 +131,7 @@ impl Site {
 
     /// Measures how many events per second the daemon drains, with or without reconciles at the same time.
     pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
-        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)))
-            .await?;
+        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?)).await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
         let began = Instant::now();

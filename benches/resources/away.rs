@@ -113,7 +113,7 @@ async fn publish(world: &World, messages: usize, per_turn: usize) -> Result<()> 
         let sent = some.iter().map(|event| {
             let (publisher, exchange) = (&publisher, &exchange);
             async move {
-                let (key, body) = message(event, None);
+                let (key, body) = message(event);
                 publisher.publish(exchange, &key, &body).await
             }
         });

@@ -118,13 +118,13 @@ async fn backlog(messages: usize) -> Result<f64> {
     let world = World::new("resources-backlog", Setup::default()).await?;
     let peak = async {
         let events = || Workload::new(1).take(messages);
-        preload::preload(&world, events().map(|event| (event, None))).await?;
-        let mut running = Contender::tallyd("tallyd", 1).start(&world, &[])?;
+        preload::preload(&world, events()).await?;
+        let tallyd = Contender::tallyd("tallyd", 1);
+        let mut running = tallyd.start(&world, &[])?;
         running.consuming(1).await?;
         running.committed(messages as u64).await?;
         let peak = peak_rss_mib(running.pid()?)?;
-        running.stop().await?;
-        exact(&world, events()).await?;
+        tallyd.end(running, &world, &Model::of(events()), USERS).await?;
         Ok::<f64, anyhow::Error>(peak)
     }
     .await;

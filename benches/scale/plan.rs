@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use tallyd_core::event::encode_like;
 
+use crate::common::preload::message;
 use crate::common::report::{number, print_table};
-use crate::common::workload::{Workload, counted};
+use crate::common::workload::Workload;
 use crate::measured::Measured;
 use crate::model::{Cores, Costs, simulate};
 
@@ -92,7 +92,7 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
 
 /// Returns the body of a like, as a producer publishes it.
 fn body_bytes() -> f64 {
-    let bodies = counted(Workload::new(1).take(SAMPLE)).map(|(event, count)| encode_like(&event, "video", count).len());
+    let bodies = Workload::new(1).take(SAMPLE).map(|event| message(&event).1.len());
     bodies.sum::<usize>() as f64 / SAMPLE as f64
 }
 

@@ -126,7 +126,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
         through("TALLYD__REDIS__URL", world.config.redis.url.expose()).await?,
     ];
     let environment = urls.each_ref().map(|(name, url)| (*name, url.as_str()));
-    let first_events = (1..=FIRST).map(|user| preload::message(&like(user), None));
+    let first_events = (1..=FIRST).map(|user| preload::message(&like(user)));
     preload::preload_messages(world, first_events).await?;
     sent.store(FIRST, Ordering::Relaxed);
     let first = Daemon::start(world, &environment)?;
