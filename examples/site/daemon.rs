@@ -12,6 +12,7 @@ use tallyd_core::model::Target;
 use tokio_util::sync::CancellationToken;
 
 use crate::log::{Fact, Log};
+use crate::traffic::name;
 
 /// The time within which the daemon must listen on all queues.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -107,7 +108,8 @@ impl Tallyd {
 
     /// Returns the output of `tallyd reconcile --dry-run` for one target.
     pub async fn explain(&self, target: Target) -> Result<String> {
-        let arguments = vec!["--dry-run".to_owned(), "--target".to_owned(), format!("video:{}", target.id)];
+        let arguments =
+            vec!["--dry-run".to_owned(), "--target".to_owned(), format!("{}:{}", name(target.kind), target.id)];
         Ok(String::from_utf8_lossy(&self.run("reconcile", arguments).await?).into_owned())
     }
 

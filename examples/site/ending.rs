@@ -11,13 +11,12 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// The maximum number of videos whose count the demo damages for `explain`. If the daemon repairs a video's count
-/// before the command runs, the demo damages the count of another video.
+/// The maximum number of articles whose count the demo damages for `explain`. If the daemon repairs an article's count
+/// before the command runs, the demo damages the count of another article.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the demo's last steps.
 pub struct Ended {
-    pub last: Reconciled,
     pub verified: Reconciled,
     pub daemon: ExitStatus,
 }
@@ -40,9 +39,8 @@ pub async fn end(
     played: &Played,
 ) -> Result<Ended> {
     explain(site, screen, tallyd).await?;
-    let last = tallyd.reconcile(false).await?;
-    let now = servers.drifted(site).await? as u64;
-    let Reconciled { checked, drifted, repaired, .. } = last;
+    let Reconciled { checked, drifted, repaired, .. } = tallyd.reconcile(false).await?;
+    let now = servers.drifted(site).await?;
     let text = format!(
         "last run: {} checked, {} drifted, {} repaired, {} still drifted",
         counted(checked, "counter"),
@@ -64,20 +62,20 @@ pub async fn end(
         counted(played.batches, "transaction")
     );
     screen.happened("end", &text);
-    Ok(Ended { last, verified, daemon: status })
+    Ok(Ended { verified, daemon: status })
 }
 
-/// Loses one more like, and shows what tallyd reports to an operator about the video of this like.
+/// Loses one more like, and shows what tallyd reports to an operator about the article of this like.
 async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
     let mut faults = Faults::new(site).await?;
     for _ in 0..EXPLAINED_MAX {
         let target = faults.lose(site).await?;
         let text = tallyd.explain(target).await?;
-        // The daemon's reconcile may have repaired the video's count before the command ran.
+        // The daemon's reconcile may have repaired the article's count before the command ran.
         if !text.contains("drifted, Redis") {
             continue;
         }
-        screen.happened("explain", &format!("tallyd reconcile --dry-run --target video:{}", target.id));
+        screen.happened("explain", &format!("tallyd reconcile --dry-run --target article:{}", target.id));
         for line in text.lines().skip(1) {
             screen.happened("explain", line.trim());
         }

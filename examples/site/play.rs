@@ -15,7 +15,7 @@ use crate::hall::{HALL, Hall, Stage};
 use crate::log::Fact;
 use crate::screen::{Screen, Status, counted, grouped, span};
 use crate::servers::Servers;
-use crate::traffic::Site;
+use crate::traffic::{Site, VIDEO};
 use crate::week::{self, Week};
 
 /// The time between two reads of the daemon's log.
@@ -45,7 +45,6 @@ pub struct Played {
     pub batches: u64,
     pub dead: u64,
     pub repaired: u64,
-    pub reconciles: u64,
     pub week: Option<Week>,
     pub hall: Option<Hall>,
     pub seconds: f32,
@@ -202,7 +201,7 @@ impl<'a> Play<'a> {
 
     async fn strike(&mut self, faults: &mut Faults) -> Result<()> {
         let Harm { lost, doubled, malformed } = faults.strike(self.site).await?;
-        let drifted = self.servers.drifted(self.site).await? as u64;
+        let drifted = self.servers.drifted(self.site).await?;
         let drifted = counted(drifted, "counter");
         let text = format!(
             "{lost} publishes lost, {doubled} likes counted twice, {malformed} malformed messages; {drifted} drifted now"
@@ -216,14 +215,13 @@ impl<'a> Play<'a> {
         let report: String = report.fetch_one(&self.servers.mysql).await.context("read the reconcile's report")?;
         let report: Reconciled = serde_json::from_str(&report).context("read the reconcile's report")?;
         self.reconciling = false;
-        self.played.reconciles += 1;
         self.played.repaired += report.repaired;
         let Reconciled { checked, drifted, repaired, .. } = report;
         let checked = counted(checked, "counter");
         if drifted == 0 {
             self.screen.routine("reconcile", &format!("{checked} checked in {seconds:.1} s, none drifted"));
         } else {
-            let now = self.servers.drifted(self.site).await? as u64;
+            let now = self.servers.drifted(self.site).await?;
             let text = format!(
                 "{checked} checked in {seconds:.1} s: {} drifted, {} repaired, {} still drifted",
                 grouped(drifted),
@@ -292,8 +290,8 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Waits until all published events are committed and the week is archived. The demo stops waiting after a minute.
-    /// The comparison then shows which data is missing.
+    /// Waits until all published events are committed, Redis has all likes of videos, and the week is archived. The demo
+    /// stops waiting after a minute. The comparison then shows which data is missing.
     async fn drain(&mut self) -> Result<()> {
         const DRAIN_MAX: Duration = Duration::from_secs(60);
         self.played.clicks = self.site.published.load(Ordering::Relaxed);
@@ -304,7 +302,8 @@ impl<'a> Play<'a> {
             self.look().await?;
             let drained = self.played.committed >= self.played.clicks && self.played.dead >= self.played.harm.malformed;
             let is_lost = self.played.hall.as_ref().is_some_and(|hall| hall.stage == Stage::Lost);
-            if drained && !is_lost && self.week_is_done().await? {
+            if drained && !is_lost && self.week_is_done().await? && self.servers.different(self.site, VIDEO).await? == 0
+            {
                 break;
             }
             tokio::time::sleep(LOOK).await;

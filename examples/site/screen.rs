@@ -17,12 +17,12 @@ const YELLOW: &str = "33";
 const CYAN: &str = "36";
 
 const COLUMNS: [(&str, &str); 8] = [
-    ("clicks/s", "likes and unlikes: counted in Redis, and their events confirmed by RabbitMQ"),
+    ("clicks/s", "likes and unlikes whose events RabbitMQ has confirmed"),
     ("commits/s", "events that tallyd has committed to MySQL"),
     ("batch", "events in one transaction, on average"),
     ("lag ms", "the longest time from click to commit in this second"),
     ("queue", "events that are published but not committed yet: they are in RabbitMQ or in tallyd"),
-    ("drifted", "counters in Redis that differ from the clicks; the demo compares all counters"),
+    ("drifted", "counters of articles in Redis that differ from the clicks; the demo compares all of them"),
     ("repaired", "counters that tallyd has repaired, so far"),
     ("dead", "malformed messages that tallyd has dead-lettered in the table dead_letter, so far"),
 ];
@@ -35,7 +35,7 @@ pub struct Status {
     pub batches: u64,
     pub lag_ms: i64,
     pub queue: u64,
-    pub drifted: usize,
+    pub drifted: u64,
     pub repaired: u64,
     pub dead: u64,
 }
@@ -88,7 +88,7 @@ impl Screen {
         let [clicks, committed, batch, queue, repaired, dead] =
             [clicks, committed, batch, queue, repaired, dead].map(grouped);
         let lag = grouped(lag_ms.max(0).unsigned_abs());
-        let drifted = self.verdict(drifted == 0, &format!("{:>8}", grouped(drifted as u64)));
+        let drifted = self.verdict(drifted == 0, &format!("{:>8}", grouped(drifted)));
         let time = self.clock();
         self.line(&format!(
             "{time} {clicks:>9} {committed:>10} {batch:>7} {lag:>8} {queue:>7} {drifted} {repaired:>9} {dead:>6}"

@@ -9,11 +9,13 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, MySqlPool};
 use tallyd::config::Config;
+use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::keys::{Keys, NO_TARGET};
 use tallyd_redis::{Cache, layout};
 
-use crate::traffic::{KIND, Site};
+use crate::model::TARGETS;
+use crate::traffic::{ARTICLE, Site, name};
 
 /// The demo deletes only data with these names. dev/demo writes the names into the configuration.
 const NAME: &str = "tallyd_demo";
@@ -52,31 +54,37 @@ impl Servers {
         Ok(Self { mysql, redis, keys: Cache::new(&config.redis, &config.metrics)?.keys })
     }
 
-    /// Returns the number of likes of each video in Redis.
-    pub async fn redis_likes(&self) -> Result<HashMap<u64, i64>> {
+    /// Returns the number of likes of each target in Redis.
+    pub async fn redis_likes(&self, kind: Kind) -> Result<HashMap<u64, i64>> {
         let mut pipeline = redis::pipe();
         for bucket in 0..self.keys.buckets() {
-            pipeline.cmd("HGETALL").arg(self.keys.counters(KIND, bucket));
+            pipeline.cmd("HGETALL").arg(self.keys.counters(name(kind), bucket));
         }
         let buckets: Vec<HashMap<String, String>> =
             pipeline.query_async(&mut self.redis.clone()).await.context("read all counters from Redis")?;
         let fields = buckets.iter().flatten().filter(|(field, _)| !field.starts_with(NO_TARGET));
         fields
             .map(|(field, value)| {
-                let likes = layout::value(value, tallyd_core::model::Metric(1));
+                let likes = layout::value(value, Metric(1));
                 let likes = likes.with_context(|| format!("Redis has \"{value}\" as the counters of {field}"))?;
                 Ok((field.parse().with_context(|| format!("Redis has a field \"{field}\""))?, likes))
             })
             .collect()
     }
 
-    /// Returns how many counters in Redis differ from the clicks. The gate is closed during the comparison.
-    pub async fn drifted(&self, site: &Site) -> Result<usize> {
+    /// Returns how many articles' counters in Redis differ from the clicks. The gate is closed during the comparison.
+    pub async fn drifted(&self, site: &Site) -> Result<u64> {
         let _closed = site.gate.write().await;
-        let redis = self.redis_likes().await?;
+        self.different(site, ARTICLE).await
+    }
+
+    /// Returns how many counters of this kind in Redis differ from the clicks.
+    pub async fn different(&self, site: &Site, kind: Kind) -> Result<u64> {
+        let redis = self.redis_likes(kind).await?;
         let model = site.model();
-        let wrong = (0_u64..).zip(&model.likes).filter(|(video, likes)| redis.get(video).unwrap_or(&0) != *likes);
-        Ok(wrong.count())
+        let is_wrong =
+            |id: &u64| redis.get(id).copied().unwrap_or_default() != model.likes_of(Target { kind, id: TargetId(*id) });
+        Ok((1..=TARGETS.into()).filter(is_wrong).count() as u64)
     }
 }
 

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tallyd::config::Config;
-use tallyd_client::{Client, Counted, OnBoard, Settings};
+use tallyd_client::{Clicked, Client, Counted, LikeError, Settings};
+use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
 use tallyd_rabbitmq::Broker;
 use tokio::sync::RwLock;
@@ -15,18 +16,27 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::dice::{Dice, Zipf};
-use crate::model::{Model, Pair, USERS, VIDEOS};
+use crate::model::{Model, Pair, TARGETS, USERS};
 
-/// The kind of all targets, from the default `[kinds]`.
-pub const KIND: &str = "video";
+/// The kinds of targets, with the codes that dev/demo writes into the configuration.
+///
+/// The daemon counts likes of videos, which is the default: the site only publishes them. The site's API servers count
+/// likes of articles in Redis, before they publish them.
+pub const VIDEO: Kind = Kind(1);
+pub const ARTICLE: Kind = Kind(2);
 
-/// The board on which each like adds to the video's score.
-pub const BOARD: &str = "videos";
+/// Returns the kind's name in the configuration.
+pub fn name(kind: Kind) -> &'static str {
+    if kind == VIDEO { "video" } else { "article" }
+}
+
+/// The percentage of clicks on articles.
+const ARTICLES_PERCENT: u64 = 25;
 
 /// The number of clicks that are in flight at the same time.
 const IN_FLIGHT: u64 = 64;
 
-/// The percentage of clicks by users who return to a video, mostly to unlike it.
+/// The percentage of clicks by users who return to a target, mostly to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
 /// A click can be late. If the delay is at most this time, a user makes the click immediately. If the delay is longer,
@@ -41,7 +51,7 @@ const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 pub struct Site {
     pub client: Client,
     pub broker: Broker,
-    /// The demo closes this gate while it compares Redis with the model, so that no click is in flight to Redis.
+    /// The demo closes this gate while it compares articles in Redis with the model, so that no click is in flight to Redis.
     pub gate: RwLock<()>,
     /// The count of clicks that the broker has confirmed.
     pub published: AtomicU64,
@@ -59,8 +69,8 @@ impl Site {
             broker: Broker::new(&config.amqp)?,
             gate: RwLock::default(),
             published: AtomicU64::default(),
-            model: Mutex::new(Model::new()),
-            zipf: Zipf::new(VIDEOS),
+            model: Mutex::default(),
+            zipf: Zipf::new(TARGETS),
             next: Mutex::new(Instant::now()),
             pace: Duration::from_secs(1) / clicks_a_second.max(1),
         })
@@ -98,25 +108,48 @@ impl Site {
         tokio::time::sleep_until(turn).await;
     }
 
-    /// Makes one click of a user on a video: counts it in Redis and publishes it.
+    /// Makes one click of a user, and publishes it until the broker confirms.
     async fn click(&self, dice: &mut Dice) -> Result<()> {
-        let (pair, liked) = self.choose(dice);
-        let member = pair.video.to_string();
-        let counted = {
-            let _open = self.gate.read().await;
-            let on = [OnBoard { board: BOARD, member: member.as_bytes() }];
-            let counted = self.client.count(target(pair), UserId(pair.user), liked, &on).await?;
-            self.model().clicked(&counted.event);
-            counted
+        let kind = if dice.below(100) < ARTICLES_PERCENT { ARTICLE } else { VIDEO };
+        let (pair, liked) = self.choose(kind, dice);
+        if kind == ARTICLE {
+            let counted = self.count(pair, liked).await?;
+            return self.publish(&counted.event).await;
+        }
+        let Pair { target, user } = pair;
+        let client = &self.client;
+        let clicked = if liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+        let event = match clicked {
+            Ok(Clicked::Published(event)) => {
+                self.published.fetch_add(1, Ordering::Relaxed);
+                event
+            }
+            Err(LikeError::NotConfirmed { event, .. }) => {
+                self.publish(&event).await?;
+                event
+            }
+            other => bail!("a click on a video should only be published: {other:?}"),
         };
-        self.publish(&counted).await
+        self.model().clicked(&event);
+        Ok(())
+    }
+
+    /// Counts a click on an article in Redis. The caller must publish its event.
+    pub async fn count(&self, pair: Pair, liked: bool) -> Result<Counted> {
+        let _open = self.gate.read().await;
+        let counted = self.client.count(pair.target, pair.user, liked, &[]).await?;
+        self.model().clicked(&counted.event);
+        Ok(counted)
     }
 
     /// Chooses the next click. Returns the pair, and whether the click is a like.
-    pub fn choose(&self, dice: &mut Dice) -> (Pair, bool) {
+    pub fn choose(&self, kind: Kind, dice: &mut Dice) -> (Pair, bool) {
         loop {
-            let again = if dice.below(100) < AGAIN_PERCENT { self.model().any(dice) } else { None };
-            let pair = again.unwrap_or_else(|| Pair { video: self.zipf.roll(dice), user: dice.below(USERS) + 1 });
+            let again = if dice.below(100) < AGAIN_PERCENT { self.model().any(kind, dice) } else { None };
+            let pair = again.unwrap_or_else(|| Pair {
+                target: Target { kind, id: TargetId(self.zipf.roll(dice)) },
+                user: UserId(dice.below(USERS) + 1),
+            });
             if let Some(liked) = self.model().begin(pair) {
                 return (pair, liked);
             }
@@ -124,9 +157,9 @@ impl Site {
     }
 
     /// Publishes until the broker confirms. A repeated event is harmless.
-    pub async fn publish(&self, counted: &Counted) -> Result<()> {
+    pub async fn publish(&self, event: &LikeEvent) -> Result<()> {
         let mut tries = 1;
-        while let Err(error) = self.client.publish(counted).await {
+        while let Err(error) = self.client.publish_event(event).await {
             if tries == PUBLISH_TRIES {
                 return Err(error.into());
             }
@@ -136,9 +169,4 @@ impl Site {
         self.published.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
-}
-
-/// Returns a pair's video.
-pub fn target(pair: Pair) -> Target {
-    Target { kind: Kind(1), id: TargetId(pair.video) }
 }

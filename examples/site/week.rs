@@ -9,7 +9,9 @@ use tallyd_core::period::{Calendar, Period, PeriodKind};
 
 use crate::dice::Dice;
 use crate::servers::Servers;
-use crate::traffic::BOARD;
+
+/// The board of the rule for videos: each like adds to the video's score.
+const BOARD: &str = "videos";
 
 /// The number of members of the board.
 const MEMBERS: u64 = 3_000;
