@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use crate::log::{Fact, Log};
 use crate::traffic::name;
 
-/// The time within which the daemon must listen on all queues.
-const START_MAX: Duration = Duration::from_secs(60);
+/// The time within which the daemon must start.
+const START_MAX: Duration = Duration::from_secs(120);
 
 /// The time within which the daemon must stop. This time is longer than the daemon's `[daemon] drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
@@ -75,7 +75,8 @@ impl Tallyd {
         Ok(())
     }
 
-    /// Starts the daemon and waits until it listens on all queues.
+    /// Starts the daemon and waits until it listens on all queues and has loaded the empty Redis. A drift of a counter
+    /// that is not loaded yet would need no repair.
     pub async fn start(&self, partitions: u16, stop: &CancellationToken) -> Result<Daemon> {
         let path = self.folder.join("tallyd.log");
         let stderr = File::create(&path).with_context(|| format!("write {}", path.display()))?;
@@ -83,8 +84,8 @@ impl Tallyd {
         let pid_file = self.folder.join("tallyd.pid");
         let mut daemon = Daemon { child, log: Log::open(path)?, pid_file };
         fs::write(&daemon.pid_file, daemon.child.id().to_string()).context("write the daemon's pid file")?;
-        let (until, mut listening) = (Instant::now() + START_MAX, 0);
-        while listening < partitions {
+        let (until, mut listening, mut is_loaded) = (Instant::now() + START_MAX, 0, false);
+        while listening < partitions || !is_loaded {
             ensure!(!stop.is_cancelled(), "interrupted");
             ensure!(
                 Instant::now() < until,
@@ -93,7 +94,10 @@ impl Tallyd {
                 daemon.log
             );
             daemon.check()?;
-            listening += daemon.log.read()?.iter().filter(|fact| matches!(fact, Fact::Consuming)).count() as u16;
+            for fact in daemon.log.read()? {
+                listening += u16::from(matches!(fact, Fact::Consuming));
+                is_loaded |= matches!(fact, Fact::Reconciled { .. });
+            }
             tokio::time::sleep(LOOK).await;
         }
         Ok(daemon)
