@@ -221,7 +221,7 @@ async fn clients_of_two_languages_that_click_on_the_same_targets_count_each_clic
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());
-    let mut dice = Dice::new(7);
+    let mut dice = Dice::of_run(7);
     for round in 0..6 {
         if round % 2 == 1 {
             flush_scripts(&world).await;

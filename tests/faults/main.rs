@@ -21,7 +21,7 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 const EVENTS: u64 = 20_000;
 
 fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
-    let mut dice = Dice::new(seed);
+    let mut dice = Dice::of_run(seed);
     let mut model = Model::default();
     let bodies = (0..EVENTS)
         .map(|number| {
@@ -162,7 +162,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     let reader = tokio::spawn(read_all_the_time(Arc::clone(&client), targets.clone(), stop.clone()));
     let (clicking, clicks) = (stop.clone(), Arc::clone(&client));
     let clicker = tokio::spawn(async move {
-        let (mut model, mut dice) = (Model::default(), Dice::new(3));
+        let (mut model, mut dice) = (Model::default(), Dice::of_run(3));
         while !clicking.is_cancelled() {
             let (target, user) = (target(1 + dice.below(50)), UserId(2 + dice.below(1_000_000)));
             model.apply(&event_of(clicks.like(target, user, &[]).await.unwrap()));

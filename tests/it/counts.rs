@@ -35,7 +35,7 @@ type Numbers = BTreeMap<(u64, u8), i64>;
 
 /// Makes `count` events with random targets, metrics and times. Returns the bodies and the expected counters.
 fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
-    let (mut dice, now) = (Dice::new(5), tallyd::runtime::clock::now());
+    let (mut dice, now) = (Dice::of_run(5), tallyd::runtime::clock::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
     for number in 0..count {
         let (id, delta) = (1 + dice.below(20), 1 + dice.below(9).cast_signed());

@@ -70,7 +70,7 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     // Both rows were written before the site switched to tallyd. After the switch, user 901 takes back the like of the
     // second row.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
-    let (mut model, mut dice) = (Model::default(), Dice::new(5));
+    let (mut model, mut dice) = (Model::default(), Dice::of_run(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
     model.apply(&unlike);
     world.publish(&publisher, &[body(&unlike)]).await;
@@ -109,7 +109,7 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
 async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     let server = format!("[export.server]\nurl = \"{}{{world}}\"\n", stack("MYSQL_URL"));
     let (world, publisher, daemon) = site("export_soft", &format!("{SOFT}{server}"), SOFT_TABLE).await;
-    let (mut model, mut dice) = (Model::default(), Dice::new(6));
+    let (mut model, mut dice) = (Model::default(), Dice::of_run(6));
     let start = |begin: &[&str]| {
         let arguments = [&["export", "old", "--every", "1s"], begin].concat();
         world.command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
@@ -152,7 +152,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     let (world, publisher, daemon) = site("export_refused", HARD, HARD_TABLE).await;
-    let (mut model, mut dice) = (Model::default(), Dice::new(7));
+    let (mut model, mut dice) = (Model::default(), Dice::of_run(7));
     let refused = |arguments: &[&str], code, why: &str| {
         let output = world.tallyd(&[&["export"], arguments].concat());
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));

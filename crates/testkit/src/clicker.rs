@@ -29,7 +29,7 @@ pub struct Clicker {
 impl Clicker {
     /// Makes clicks until `stop` is set. After each click, increments `clicks`. Returns the expected state.
     pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
-        let mut dice = Dice::new(self.number + 1);
+        let mut dice = Dice::of_run(self.number + 1);
         let mut model = Model::default();
         let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
         while !stop.load(Ordering::Relaxed) {

@@ -266,7 +266,7 @@ const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 /// Publishes likes and adds to boards at a changing rate, as API servers do.
 async fn traffic(world: &World, until: Instant) {
     let client = world.client();
-    let (mut dice, began) = (Dice::new(7), Instant::now());
+    let (mut dice, began) = (Dice::of_run(7), Instant::now());
     let mut user = 0;
     while Instant::now() < until {
         let wave = 20.0 + 15.0 * (began.elapsed().as_secs_f64() / 70.0).sin();
@@ -304,7 +304,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     browser.open(&format!("http://{address}/")).await;
     let until = Instant::now() + TRAFFIC_LASTS;
     let drifting = async {
-        let mut dice = Dice::new(11);
+        let mut dice = Dice::of_run(11);
         while Instant::now() < until {
             tokio::time::sleep(Duration::from_secs(13)).await;
             for id in 0..dice.below(9).saturating_sub(3) {

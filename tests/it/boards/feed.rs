@@ -65,7 +65,7 @@ fn rows(dice: &mut Dice) -> Vec<Vec<Addition>> {
 #[tokio::test]
 async fn additions_that_are_sent_again_in_other_calls_count_once() {
     let world = World::new("board_feed", BOARDS).await;
-    let mut dice = Dice::new(5);
+    let mut dice = Dice::of_run(5);
     let rows = rows(&mut dice);
     let (mut total, mut days) = (BTreeMap::<String, (u64, u64)>::new(), [BTreeMap::new(), BTreeMap::new()]);
     for Addition { place, member, column, delta, .. } in rows.iter().flatten() {

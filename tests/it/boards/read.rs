@@ -49,7 +49,7 @@ fn shown(entries: &[Entry]) -> Vec<(u64, Vec<u8>, (u64, u64))> {
 async fn filled(name: &str, members: u64) -> (World, Client, Model) {
     let world = World::new(name, BOARDS).await;
     let client = world.client();
-    let (mut model, mut dice) = (Model::new(), Dice::new(5));
+    let (mut model, mut dice) = (Model::new(), Dice::of_run(5));
     for _ in 0..members * 3 {
         let member = format!("m{}", dice.below(members)).into_bytes();
         let on = OnBoard { board: "videos", member: &member };

@@ -65,7 +65,7 @@ async fn lua_and_rust_pack_the_shared_vectors_the_same_way() {
 async fn any_additions_end_as_the_two_columns_say() {
     let world = World::new("score_random", "").await;
     let mut redis = world.redis().await;
-    let mut dice = Dice::new(11);
+    let mut dice = Dice::of_run(11);
     let key = format!("{}:board:{{v}}:r", world.name);
     let mut model: Option<(i64, i64)> = None;
     for _ in 0..400 {

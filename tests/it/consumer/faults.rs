@@ -13,7 +13,7 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
     let world = World::new("sigkill", "[consumer]\nbatch_events_max = 500").await;
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(50_000, 3);
-    let mut dice = Dice::new(std::process::id().into());
+    let mut dice = Dice::of_run(4);
     let mut daemon = world.daemon();
     for part in bodies.chunks(bodies.len().div_ceil(6)) {
         world.publish(&publisher, part).await;

@@ -22,7 +22,7 @@ type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 /// Makes `count` messages: 20 % are unlikes, 10 % are duplicates, 5 % are out of order, and 1 % are
 /// malformed.
 fn traffic(count: usize, seed: u64) -> Traffic {
-    let mut dice = Dice::new(seed);
+    let mut dice = Dice::of_run(seed);
     let (mut bodies, mut model, mut malformed) = (Vec::new(), Model::default(), Vec::new());
     let mut events: Vec<LikeEvent> = Vec::new();
     while bodies.len() < count {
@@ -208,7 +208,7 @@ async fn two_writers_on_the_same_rows_stay_exact() {
             format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 300\nreads_first = {reads_first}");
         let world = World::new(&format!("two_writers_{reads_first}"), &settings).await;
         let publisher = world.publisher().await;
-        let mut dice = Dice::new(10);
+        let mut dice = Dice::of_run(10);
         let (mut model, mut published) = (Model::default(), Vec::new());
         for number in 0..20_000 {
             let event = LikeEvent {

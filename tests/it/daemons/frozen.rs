@@ -13,7 +13,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
-    let (mut dice, mut model) = (Dice::new(7), Model::default());
+    let (mut dice, mut model) = (Dice::of_run(7), Model::default());
     let bodies: Vec<_> = (0..5_000)
         .map(|number| {
             let (target, user) = (target(1 + dice.below(50)), UserId(1 + dice.below(500)));

@@ -23,7 +23,7 @@ const TARGETS: u64 = 2_500;
 /// Makes the likes before the erase. The user likes every third target, and then unlikes some of these targets. Other
 /// users like all targets.
 fn before() -> Likes {
-    let (mut likes, mut dice) = (Likes::new(), Dice::new(7));
+    let (mut likes, mut dice) = (Likes::new(), Dice::of_run(7));
     for id in 1..=TARGETS {
         likes.add(target(id), UserId(1 + dice.below(OTHERS)));
         if id % 3 == 0 {
@@ -54,7 +54,7 @@ async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
     let going = Arc::clone(&stop);
     let (site, others) = (world.publisher().await, world.broker.exchange());
     let clicking = tokio::spawn(async move {
-        let mut dice = Dice::new(8);
+        let mut dice = Dice::of_run(8);
         while !going.load(Ordering::Relaxed) {
             let user = UserId(1 + dice.below(OTHERS));
             likes.set(target(1 + dice.below(TARGETS)), user, dice.percent(70));

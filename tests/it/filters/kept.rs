@@ -162,7 +162,7 @@ impl Load {
 /// users.
 async fn click(load: Arc<Load>, users: std::ops::Range<u64>, counts: Counts) -> u64 {
     let (world, mut redis) = (&load.world, load.world.redis().await);
-    let (mut dice, mut liked, mut asked) = (Dice::new(users.start), HashSet::new(), 0);
+    let (mut dice, mut liked, mut asked) = (Dice::of_run(users.start), HashSet::new(), 0);
     // A filter can lack these likes, because the daemon has not added them yet.
     let mut new: Vec<LikeEvent> = Vec::new();
     while !load.over.load(Ordering::Relaxed) {

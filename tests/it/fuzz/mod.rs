@@ -19,8 +19,8 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Reads a number from an environment variable. Developers use these variables to choose the seed, the number of
-/// mutations, or the duration.
+/// Reads a number from an environment variable. Developers use these variables to choose the number of mutations or
+/// the duration.
 fn asked(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, but is {text}")))
@@ -37,17 +37,16 @@ fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
     for input in &corpus {
         tried(name, input, target);
     }
-    let seed = asked("TALLYD_FUZZ_SEED").unwrap_or(1);
     let minutes = asked("TALLYD_FUZZ_MINUTES");
     let runs = asked("TALLYD_FUZZ_RUNS").unwrap_or(if minutes.is_some() { u64::MAX } else { runs });
     let (began, mut done) = (Instant::now(), 0);
     let until = minutes.map(|minutes| began + Duration::from_secs(minutes * 60));
-    let mut mutations = Mutations::of(&corpus, Dice::new(seed));
+    let mut mutations = Mutations::of(&corpus, Dice::of_run(1));
     while done < runs && until.is_none_or(|until| done % 1_000 != 0 || Instant::now() < until) {
         tried(name, mutations.next(), target);
         done += 1;
     }
-    println!("{name}: tried {done} inputs from the seed {seed} in {:.1} s", began.elapsed().as_secs_f64());
+    println!("{name}: tried {done} inputs in {:.1} s", began.elapsed().as_secs_f64());
 }
 
 /// Runs one input, and saves the input if the target panics.

@@ -23,7 +23,7 @@ pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     files.sort_unstable();
     let corpus: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     let mut bodies = corpus.clone();
-    let mut more = Mutations::of(&corpus, Dice::new(7));
+    let mut more = Mutations::of(&corpus, Dice::of_run(7));
     bodies.extend((0..mutations).map(|_| more.next().to_vec()));
     // The daemon ignores a fence message of an unknown run. But a random mutation can become a fence message of a known
     // run. So the test removes all mutations that are fence messages.
@@ -81,7 +81,7 @@ pub async fn ask(daemon: &Daemon, times: usize) {
     ]
     .map(|request| request.as_bytes().to_vec())
     .to_vec();
-    let mut mutations = Mutations::of(&requests, Dice::new(3));
+    let mut mutations = Mutations::of(&requests, Dice::of_run(3));
     for _ in 0..times {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         // The daemon can disconnect before the whole request is sent.

@@ -106,7 +106,7 @@ async fn numbers_at_their_edges_and_code_where_a_name_belongs_are_counted_or_ref
     let mut expected = Expected::of(&world);
     let mut bodies = odd(tallyd::runtime::clock::now().0);
     let corpus = bodies.clone();
-    let mut more = Mutations::of(&corpus, Dice::new(11));
+    let mut more = Mutations::of(&corpus, Dice::of_run(11));
     bodies.extend((0..2_500).map(|_| more.next().to_vec()));
     let mut messages = Vec::new();
     for (number, body) in (0..).zip(bodies) {

@@ -52,7 +52,7 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
 /// Users like and unlike on the site for this number of seconds. For each click, the site's worker changes the site's
 /// table, and the site publishes an event.
 async fn click(world: &World, schema: Schema, seconds: u64) {
-    let (publisher, mut dice) = (world.broker.connect_publisher("test").await.unwrap(), Dice::new(5));
+    let (publisher, mut dice) = (world.broker.connect_publisher("test").await.unwrap(), Dice::of_run(5));
     let until = Instant::now() + Duration::from_secs(seconds);
     while Instant::now() < until {
         let (post, user, liked) = (1 + dice.below(60), 1 + dice.below(400), dice.percent(60));

@@ -37,7 +37,7 @@ fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> 
     let client = Arc::new(world.client());
     let stop = stop.clone();
     tokio::spawn(async move {
-        let (mut model, mut dice, mut next) = (Model::default(), Dice::new(number), number * 1_000_000);
+        let (mut model, mut dice, mut next) = (Model::default(), Dice::of_run(number), number * 1_000_000);
         while !stop.is_cancelled() {
             let known = model.rows.iter().find(|(_, (_, liked))| *liked).map(|(pair, _)| *pair);
             let clicked = match known {

@@ -24,7 +24,7 @@ struct Clicks {
 
 impl Clicks {
     fn of(targets: u64) -> Self {
-        Self { dice: Dice::new(22), targets, model: Model::default() }
+        Self { dice: Dice::of_run(22), targets, model: Model::default() }
     }
 
     fn some(&mut self, count: u64) -> Vec<(UserId, Vec<u8>)> {

@@ -254,7 +254,7 @@ async fn many_tasks_that_count_up_and_down_end_as_their_answers_say_and_are_neve
         for task in 0..20_u64 {
             let client = Arc::clone(&client);
             tasks.spawn(async move {
-                let (mut dice, mut sum) = (Dice::new(task + 1), 0);
+                let (mut dice, mut sum) = (Dice::of_run(task + 1), 0);
                 for number in 0..30 {
                     let delta = dice.below(7).cast_signed() - 3;
                     match client.add(target(42), VIEW, delta, &format!("{task}-{number}")).await.unwrap() {

@@ -73,7 +73,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     for task in 0..1_000_u64 {
         let (client, at_once) = (Arc::clone(&client), Arc::clone(&at_once));
         tasks.spawn(async move {
-            let mut dice = Dice::new(task + 1);
+            let mut dice = Dice::of_run(task + 1);
             let mut events = Vec::new();
             for _ in 0..5 {
                 // 50 users, and 20 concurrent tasks for each user.

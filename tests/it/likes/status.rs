@@ -13,7 +13,7 @@ async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
     let client = world.client();
     let publisher = world.publisher().await;
     let daemon = world.daemon();
-    let (user, mut dice, mut likes) = (UserId(7), Dice::new(3), BTreeSet::new());
+    let (user, mut dice, mut likes) = (UserId(7), Dice::of_run(3), BTreeSet::new());
     let targets: Vec<Target> = (1..=500).map(target).collect();
     let mut click = async |likes: &mut BTreeSet<Target>, clicks: usize| {
         for _ in 0..clicks {

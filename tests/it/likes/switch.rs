@@ -47,7 +47,7 @@ impl Users {
         let (stop, clicks) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (ends, made) = (Arc::clone(&stop), Arc::clone(&clicks));
         let task = tokio::spawn(async move {
-            let mut dice = Dice::new(seed);
+            let mut dice = Dice::of_run(seed);
             while !ends.load(Ordering::Relaxed) {
                 let server = &servers[usize::from(dice.percent(50))];
                 let (target, user) = (target(1 + dice.below(9)), UserId(1 + dice.below(5)));

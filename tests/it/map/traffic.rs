@@ -16,7 +16,7 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     site.world.set(&format!("{}[admin]\nlisten = \"127.0.0.1:{port}\"\n", settings(&site.exchange, "ms")));
     let daemon = site.world.daemon();
     eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
-    let (mut dice, mut likes, begins) = (Dice::new(24), BTreeMap::new(), now_ms() - 1_000);
+    let (mut dice, mut likes, begins) = (Dice::of_run(24), BTreeMap::new(), now_ms() - 1_000);
     let (mut bodies, mut messages) = (Vec::new(), 0);
     for number in 0..1_000 {
         let (video, user, liked) = (1 + dice.below(20), 1 + dice.below(50), !dice.percent(40));

@@ -46,7 +46,7 @@ async fn add(
     stop: CancellationToken,
     added: Arc<AtomicU64>,
 ) -> Numbers {
-    let (mut dice, mut numbers) = (Dice::new(number + 1), Numbers::new());
+    let (mut dice, mut numbers) = (Dice::of_run(number + 1), Numbers::new());
     for event in 0_u64.. {
         if stop.is_cancelled() {
             break;

@@ -63,7 +63,7 @@ impl Product {
 
     /// Makes random changes of all metrics.
     async fn fill(&mut self, seed: u64, changes: u64) {
-        let mut dice = Dice::new(seed);
+        let mut dice = Dice::of_run(seed);
         for number in 0..changes {
             let target = target(1 + dice.below(TARGETS));
             let metric = METRICS[dice.below(4) as usize];

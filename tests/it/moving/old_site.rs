@@ -173,7 +173,7 @@ impl OldSite {
         let mut ways = Ways { publisher, exchanges, redis: self.redis.connect().await };
         let stopped = stop.clone();
         let users = async move {
-            let (mut dice, mut every) = (Dice::new(53), tokio::time::interval(CLICK_EVERY));
+            let (mut dice, mut every) = (Dice::of_run(53), tokio::time::interval(CLICK_EVERY));
             while stopped.run_until_cancelled(every.tick()).await.is_some() {
                 click(&mut *clicks.lock().await, &mut dice, &mut ways).await;
             }

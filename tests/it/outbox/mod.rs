@@ -42,7 +42,7 @@ struct Counts {
 
 impl Counts {
     fn of(targets: u64) -> Self {
-        Self { dice: Dice::new(11), targets, next: 0, sums: Numbers::new() }
+        Self { dice: Dice::of_run(11), targets, next: 0, sums: Numbers::new() }
     }
 
     /// Makes `count` further events of all metrics, for random targets.

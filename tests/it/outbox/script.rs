@@ -135,7 +135,7 @@ async fn what_is_no_number_is_left_alone_and_its_neighbours_are_added() {
 async fn largest_numbers(name: &str, settings: &str) {
     const MAX: i64 = (1 << 53) - 1;
     let world = World::new(name, &format!("[redis]\nbucket_bits = 0\n{settings}\n{METRICS}")).await;
-    let (mut dice, mut value, mut number) = (Dice::new(53), 0, 0);
+    let (mut dice, mut value, mut number) = (Dice::of_run(53), 0, 0);
     let mut values = vec![-MAX, MAX, MAX - 1, -MAX + 1, 3, MAX, -2, -MAX];
     values.extend((0..100).map(|_| i64::try_from(dice.below(1 << 54)).unwrap() - MAX));
     for next in values {
@@ -194,7 +194,7 @@ fn sums(rows: &[(u64, Vec<Addition>)]) -> Numbers {
 async fn passes_that_overlap_break_off_or_run_late_add_rows_once() {
     let world = World::new("outbox_overlap", &format!("[redis]\nbucket_bits = 4\n{METRICS}")).await;
     let kinds = KindNames::new(&world.config.kinds);
-    let mut dice = Dice::new(5);
+    let mut dice = Dice::of_run(5);
     let mut expected = Numbers::new();
     for partition in 0..6 {
         let rows = some_rows(&mut dice, 80);

@@ -222,11 +222,11 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     assert!(world.tallyd(&["reconcile"]).status.success());
     let (mut users, stop) = (JoinSet::new(), Arc::<AtomicBool>::default());
     for number in 0..CLICKERS {
-        let (client, dice) = (Arc::clone(&client), Dice::new(seed + 1 + number));
+        let (client, dice) = (Arc::clone(&client), Dice::of_run(seed + 1 + number));
         let clicker = Clicker { client, dice, long_stalls, acts: Vec::new(), published: Vec::new() };
         users.spawn(clicker.click_until(1 + number * 20, Arc::clone(&stop)));
     }
-    let mut operator = Operator { world, daemon, dice: Dice::new(seed) };
+    let mut operator = Operator { world, daemon, dice: Dice::of_run(seed) };
     operator.work().await;
     stop.store(true, Ordering::Relaxed);
     let acts = users.join_all().await.concat();

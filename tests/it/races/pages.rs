@@ -19,7 +19,7 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     }
     stage.drained().await;
     for seed in SEEDS {
-        let mut dice = Dice::new(seed);
+        let mut dice = Dice::of_run(seed);
         // A run first compares all targets of a kind, and then repairs the drifts. Until the run repairs the drifts,
         // its checkpoint stays at a target before the first drift.
         let first = 12 + dice.below(25);

@@ -21,7 +21,7 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
     let client = Arc::new(world.client());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
     tokio::spawn(async move {
-        let (mut dice, mut mine, mut beside) = (Dice::new(number), Vec::new(), JoinSet::new());
+        let (mut dice, mut mine, mut beside) = (Dice::of_run(number), Vec::new(), JoinSet::new());
         while !stop.is_cancelled() {
             let delay = Duration::from_millis(dice.below(150));
             let (video, id, delta) = if dice.percent(40) && !mine.is_empty() {
@@ -64,7 +64,7 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     let publisher = world.publisher().await;
     let stop = CancellationToken::new();
     let servers: Vec<_> = (1..=4).map(|number| server(&world, number, &stop)).collect();
-    let (mut dice, mut injected) = (Dice::new(9), BTreeMap::<u64, i64>::new());
+    let (mut dice, mut injected) = (Dice::of_run(9), BTreeMap::<u64, i64>::new());
     for round in 0..4_u64 {
         for _ in 0..3 {
             // The test makes the count of a video wrong. In some rounds this video is busy, and in the other rounds it

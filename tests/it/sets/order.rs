@@ -9,7 +9,7 @@ use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
 /// Makes `count` events of the last minute, for `targets` targets.
 fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
-    let (mut dice, start) = (Dice::new(seed), start());
+    let (mut dice, start) = (Dice::of_run(seed), start());
     let event = |_| {
         let what = match dice.below(10) {
             0 => What::Reset,
@@ -24,7 +24,7 @@ fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
 
 /// Returns the events and some duplicates in random order, with random routing keys.
 fn shuffled(seed: u64, events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
-    let mut dice = Dice::new(seed);
+    let mut dice = Dice::of_run(seed);
     let mut all: Vec<(usize, Event)> = events.iter().copied().enumerate().collect();
     let again: Vec<_> = all.iter().filter(|_| dice.percent(30)).copied().collect();
     all.extend(again);

@@ -47,7 +47,7 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_friends", &nodes.settings(BOARDS)).await;
     let client = nodes.client(&world);
-    let mut dice = Dice::new(3);
+    let mut dice = Dice::of_run(3);
     let scores: Vec<(Vec<u8>, u64)> =
         (0..1_500).map(|id| (format!("m{id}").into_bytes(), 1 + dice.below(40))).collect();
     let add = |(member, score): &(Vec<u8>, u64)| {

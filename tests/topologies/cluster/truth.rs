@@ -23,7 +23,7 @@ type Scores = BTreeMap<Vec<u8>, u64>;
 
 /// Likes each target, and then undoes some of the likes. Each like and each undo changes two boards.
 async fn traffic(stage: &Stage, model: &mut Model) -> (Scores, Scores) {
-    let (mut dice, mut videos, mut users) = (Dice::new(7), Scores::new(), Scores::new());
+    let (mut dice, mut videos, mut users) = (Dice::of_run(7), Scores::new(), Scores::new());
     let likes: Vec<(Target, UserId)> = (1..=TARGETS)
         .flat_map(|id| (0..1 + id % 4).map(move |user| (target(id), UserId(1 + (id * 7 + user) % 300))))
         .collect();

@@ -18,7 +18,7 @@ use tallyd_core::model::{Micros, UserId};
 /// Returns an endless stream of likes and unlikes of 2,000 users on 200 targets. Each event is later than the event
 /// before it.
 fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
-    let mut dice = Dice::new(seed);
+    let mut dice = Dice::of_run(seed);
     (0..).map(move |number| LikeEvent {
         target: target(1 + dice.below(200)),
         user: UserId(1 + dice.below(2_000)),

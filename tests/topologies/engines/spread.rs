@@ -26,7 +26,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     let by_user = world.client();
     world.set(BY_TARGET);
     let by_target = world.client();
-    let (mut dice, mut model) = (Dice::new(41), Model::default());
+    let (mut dice, mut model) = (Dice::of_run(41), Model::default());
     // Two clients publish alternately. One client spreads its events by user, and the other client by target. Both
     // clients have the same users and targets.
     for number in 0..1_200 {
