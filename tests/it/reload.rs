@@ -88,10 +88,14 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     let traffic = tokio::spawn(traffic(&world, Arc::clone(&sent), stop.clone()).await);
     let publisher = world.publisher().await;
     let mut expected = BTreeMap::new();
-    let mut metrics = String::new();
+    let (mut metrics, mut early) = (String::new(), Vec::new());
     for code in 10..20_u8 {
         let before = sent.load(Ordering::Relaxed);
         eventually("the traffic continues", || async { sent.load(Ordering::Relaxed) > before }).await;
+        // The daemon does not know the metric yet.
+        world.publish(&publisher, &[counted(99, &format!("m{code}"), &format!("{code}-early"))]).await;
+        early.push("unknown-metric".to_owned());
+        eventually("the early event is a dead letter", || async { dead_letters(&world).await == early }).await;
         metrics += &format!("m{code} = {code}\n");
         let reloaded = reload(&world, &daemon, &settings(&metrics), "reloaded").await;
         assert_eq!(reloaded["changed"], format!("[metrics] m{code}"));
@@ -107,7 +111,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     expected.extend(model.counters().into_iter().map(|(target, likes)| ((target.id.0, 1), likes)));
     assert_eq!(numbers(&world).await, expected);
     world.assert_equals(&model).await;
-    assert_eq!(dead_letters(&world).await, Vec::<String>::new());
+    assert_eq!(dead_letters(&world).await, early);
     // A reload must not restart sessions. Each session restarts once because it has learned the size of its messages.
     assert!(events(&daemon, "consuming").len() < 10, "the sessions continued");
     assert!(events(&daemon, "outage-begun").is_empty());

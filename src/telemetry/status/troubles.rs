@@ -266,18 +266,10 @@ mod tests {
             "dead_letters_full": 0.81,
             "partitions": [{ "oldest_unacked_s": 61.0, "standing": "writing" }],
         }));
-        let words: Vec<(&str, bool)> = found.iter().map(|it| (it.what.split(':').next().unwrap(), it.grave)).collect();
-        let expected = [
-            ("mysql is unreachable", true),
-            ("redis is unreachable", true),
-            ("board likes/week", true),
-            ("board likes/week", false),
-            ("the last archive closed failed", false),
-            ("partition 0", false),
-            ("dead letters are open (events that could not be applied)", false),
-            ("dead letters", false),
-        ];
-        assert_eq!(words, expected);
+        let of = ["mysql", "redis", "board", "board", "archive", "partition", "dead letters", "dead letters"];
+        assert!(found.iter().zip(of).all(|(it, of)| it.what.contains(of)) && found.len() == of.len(), "{found:?}");
+        let grave: Vec<bool> = found.iter().map(|it| it.grave).collect();
+        assert_eq!(grave, [true, true, true, false, false, false, false, false]);
         assert_eq!((found[0].since, found[4].since, found[5].since), (Some(5), Some(7), Some(39_000_000)));
         assert_eq!(found[2].command.as_deref(), Some("tallyd board restore likes 2026-W47 --dry-run"));
     }

@@ -117,27 +117,32 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
-    let world = World::new("guard_turns", &as_api("[client]\nrecent_keep = \"3s\"\n")).await;
+    const KEEP: i64 = 100;
+    let world = World::new("guard_turns", &as_api(&format!("[client]\nrecent_keep = \"{KEEP}s\"\n"))).await;
     world.publisher().await;
     let client = world.client();
     let bucket = world.cache.keys.bucket(target(42));
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
-    client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // When another user clicks, Redis rotates the two hashes of recent clicks. Redis renames the hash `recent` to
-    // `former`, and starts a new hash `recent`.
-    let turned = async || {
+    // Makes the hash of recent clicks this many seconds older. At the next click Redis renames a hash of that age to
+    // `former`, and starts a new one.
+    let mut older = async |seconds: i64| {
+        let _: i64 = redis.hincr(&recent, "_", -seconds).await.unwrap();
         client.like(target(42), UserId(8), &[]).await.unwrap();
         client.unlike(target(42), UserId(8), &[]).await.unwrap();
-        world.redis().await.hexists::<_, _, bool>(&former, "42:7").await.unwrap()
+        let is_recent: bool = redis.hexists(&recent, "42:7").await.unwrap();
+        let is_former: bool = redis.hexists(&former, "42:7").await.unwrap();
+        (is_recent, is_former)
     };
-    eventually("the hashes rotate", turned).await;
-    assert!(!redis.hexists::<_, _, bool>(&recent, "42:7").await.unwrap());
-    assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
-    let ttl: i64 = redis.ttl(&recent).await.unwrap();
-    assert!((1..=9).contains(&ttl), "{ttl}");
-    let gone = async || world.redis().await.exists::<_, u64>(&[&recent, &former]).await.unwrap() == 0;
-    eventually("Redis must have forgotten all clicks", gone).await;
+    client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    assert_eq!(older(KEEP / 2).await, (true, false), "half of the time");
+    assert_eq!(older(KEEP / 2).await, (false, true), "the whole time");
+    let again = client.like(target(42), UserId(7), &[]).await.unwrap();
+    assert!(matches!(again, Clicked::Same { .. }), "{again:?}");
+    assert_eq!(older(KEEP / 2).await, (false, true), "half of the time again");
+    assert_eq!(older(KEEP / 2).await, (false, false), "twice the time");
+    let lives: i64 = world.redis().await.ttl(&recent).await.unwrap();
+    assert!((2 * KEEP..=3 * KEEP).contains(&lives), "{lives}");
     world.close().await;
 }
 

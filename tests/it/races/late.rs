@@ -68,7 +68,7 @@ async fn a_like_published_within_twice_the_grace_after_the_first_look_is_waited_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_published_within_the_grace_after_the_second_sample_is_waited_for() {
-    let mut stage = Stage::new("late_fenced", LONG_GRACE).await;
+    let mut stage = Stage::new("late_fenced", "[reconcile]\npublish_grace = \"4s\"").await;
     let first = stage.count(1, 50).await;
     let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
     run.paused().await;
@@ -76,7 +76,8 @@ async fn a_like_published_within_the_grace_after_the_second_sample_is_waited_for
     let second = stage.count(1, 51).await;
     run.next().await;
     run.resume();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Three quarters of the grace.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     stage.publish(&second).await;
     assert_numbers(&run.report().await, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
     stage.close().await;

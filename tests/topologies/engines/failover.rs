@@ -187,7 +187,7 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_comparison_reads_nothing_from_a_read_only_server() {
+async fn fences_and_counters_are_not_read_from_a_read_only_server() {
     let Some(stage) = Stage::new("reads_split").await else { return };
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
     assert!(store.fences("reconcile").await.is_ok());

@@ -200,6 +200,10 @@ impl Group {
         self.servers[place].signal(name);
     }
 
+    pub fn signal_sentinels(&self, name: &str) {
+        self.sentinels.iter().for_each(|sentinel| sentinel.signal(name));
+    }
+
     /// Sends SIGKILL.
     pub fn kill(&mut self, place: usize) {
         self.servers[place].child.kill().unwrap();
