@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Asked, json};
 use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
+use tallyd_connect::pace::pace;
 
 /// The answer to `GET /livez`. The answer says whether the process works and which loops are stuck. An unreachable
 /// server is no reason to restart the process.
@@ -27,7 +28,7 @@ pub(crate) struct Ready {
 }
 
 pub(super) async fn livez(State(asked): State<Asked>) -> Response {
-    let stuck = asked.liveness.stuck(STUCK_AFTER);
+    let stuck = asked.liveness.stuck(pace(STUCK_AFTER));
     let status = if stuck.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(status, &Live { live: stuck.is_empty(), stuck })
 }

@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use super::{FirstRun, JobSpec};
 use crate::config::Config;
 use crate::runtime::cron;
+use tallyd_connect::pace::pace;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 use tallyd_mysql::{Store, StoreError};
@@ -53,7 +54,7 @@ impl Wait {
 
     pub(super) async fn over(self, wake: &Notify) {
         match self {
-            Self::Pause(pause) => tokio::time::sleep(pause).await,
+            Self::Pause(pause) => tokio::time::sleep(pace(pause)).await,
             // An error means that the time is over. The loop continues in both cases.
             Self::Woken(limit) => drop(tokio::time::timeout(limit.min(LOOK_EVERY), wake.notified()).await),
         }
@@ -171,7 +172,7 @@ impl Entry {
 
 impl Backoff {
     fn new(times: u32) -> Self {
-        let pause = PAUSE.saturating_mul(1 << times.min(8)).min(PAUSE_MAX);
+        let pause = pace(PAUSE.saturating_mul(1 << times.min(8)).min(PAUSE_MAX));
         Self { times, until: Instant::now() + pause }
     }
 }
@@ -344,6 +345,7 @@ mod tests {
         let began = Instant::now();
         Wait::Pause(Duration::from_millis(50)).over(&wake).await;
         assert!(began.elapsed() >= Duration::from_millis(50));
-        assert_eq!(Wait::AFTER_RUN, Wait::Pause(PAUSE));
+        assert_eq!(Wait::AFTER_RUN, Wait::Pause(Duration::from_secs(30)));
+        assert_eq!([PAUSE, LOOK_EVERY, PAUSE_MAX].map(|it| it.as_secs()), [30, 60, 900]);
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
+use tallyd_connect::pace::pace;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
@@ -39,7 +40,7 @@ pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);
     while stop.run_until_cancelled(tick.tick()).await.is_some() {
-        let stuck = liveness.stuck(STUCK_AFTER);
+        let stuck = liveness.stuck(pace(STUCK_AFTER));
         if stuck.is_empty() {
             tell(&[NotifyState::Watchdog]);
         } else {

@@ -11,6 +11,7 @@ mod daemon;
 pub mod dice;
 pub mod first_day;
 pub mod gateway;
+mod jobs;
 mod model;
 mod numbers;
 pub mod ports;
@@ -19,6 +20,7 @@ pub mod proxy;
 pub mod servers;
 mod settings;
 pub mod site;
+pub mod size;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,10 +38,11 @@ pub use model::{Model, body, target};
 pub use settings::{as_api, stack};
 use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use tallyd::config::Config;
+use tallyd::config::{Amqp, Config, Redis};
 use tallyd_client::{Client, READ_TARGETS_MAX, Source};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_mysql::Store;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
@@ -73,6 +76,7 @@ pub struct World {
     /// The accounts of the world's daemons and commands. `None` on a test's own servers, where daemons and commands
     /// have all rights.
     pub accounts: Option<Accounts>,
+    is_hurried: bool,
 }
 
 impl World {
@@ -109,19 +113,28 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let (config, api) = written(folder.path(), &name, &admin_url, accounts.as_ref(), settings);
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.unwrap();
-        let cache = Cache::new(&config.redis, &config.metrics).unwrap();
-        let broker = Broker::new(&config.amqp).unwrap();
-        let world = Self { name, folder, config, api, pool, cache, broker, admin_url, accounts };
-        let migrated = world.tallyd(&["migrate"]);
-        assert!(migrated.status.success(), "{}", stderr(&migrated));
+        let cache = patient_cache(&config);
+        let amqp = Amqp { timeout_ms: DEADLINE.as_millis() as u64, ..config.amqp.clone() };
+        let broker = Broker::new(&amqp).unwrap();
+        let world = Self { name, folder, config, api, pool, cache, broker, admin_url, accounts, is_hurried: false };
+        world.migrate().await;
         world
+    }
+
+    /// Creates the schema with the account for migrations, as `tallyd migrate` does.
+    async fn migrate(&self) {
+        let mut mysql = self.config.mysql.clone();
+        if let Some(accounts) = &self.accounts {
+            mysql.url = accounts.of_migration(mysql.url.expose()).as_str().into();
+        }
+        Store::new(&mysql, 1).unwrap().migrate().await.expect("create the schema");
     }
 
     /// Changes the settings of programs that start from now on. The servers stay the same.
     pub fn set(&mut self, settings: &str) {
         let accounts = self.accounts.as_ref();
         (self.config, self.api) = written(self.folder.path(), &self.name, &self.admin_url, accounts, settings);
-        self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
+        self.cache = patient_cache(&self.config);
     }
 
     /// Writes `settings` to the configuration files that the tested programs read. The settings may be invalid.
@@ -192,6 +205,11 @@ impl World {
         let mut command = Command::new(program());
         command.arg("--config").arg(self.config_path()).env_remove("NOTIFY_SOCKET");
         command.envs(unit_environment());
+        if self.is_hurried {
+            command.env("TALLYD_TEST_PACE", size::pace().to_string());
+        } else {
+            command.env_remove("TALLYD_TEST_PACE");
+        }
         command
     }
 
@@ -310,6 +328,13 @@ impl World {
     }
 }
 
+/// Returns the test's own access to Redis. Like the test's access to the broker, it waits longer than a program, because
+/// the machine can be under heavy load.
+fn patient_cache(config: &Config) -> Cache {
+    let redis = Redis { timeout_ms: DEADLINE.as_millis() as u64, ..config.redis.clone() };
+    Cache::new(&redis, &config.metrics).unwrap()
+}
+
 /// The target of the events that [`World::drained`] publishes.
 const LAST: u64 = 999_999_999_999;
 
@@ -337,10 +362,16 @@ pub fn program() -> PathBuf {
 
 /// Waits until `fact` is true, but not longer than [`DEADLINE`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
+    eventually_each(Duration::from_millis(20), what, fact).await;
+}
+
+/// Does the same as [`eventually`], with a longer pause between two looks. A look that starts a process takes much CPU
+/// time.
+pub async fn eventually_each<F: Future<Output = bool>>(pause: Duration, what: &str, fact: impl Fn() -> F) {
     let until = Instant::now() + DEADLINE;
     while !fact().await {
         assert!(Instant::now() < until, "after {} s this is still not true: {what}", DEADLINE.as_secs());
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -32,6 +32,7 @@ use crate::servers::Servers;
 use crate::servers::pace::{Health, Pace};
 use report::{Earlier, End, Progress, Report};
 use sides::{Look, Page, Sides};
+use tallyd_connect::pace::pace;
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Metric, Micros, TargetId};
 use tallyd_core::site_query::Query;
@@ -203,7 +204,7 @@ impl Run<'_> {
 
     async fn look_again(&mut self) -> Result<()> {
         let suspects = std::mem::take(&mut self.suspects);
-        if suspects.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(LOOKS_APART)).await.is_none() {
+        if suspects.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(pace(LOOKS_APART))).await.is_none() {
             return Ok(());
         }
         let again = self.sides.again(&suspects).await?;

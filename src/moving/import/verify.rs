@@ -15,6 +15,7 @@ use super::report::{LISTED_MAX, TargetReport};
 use super::sides::{Sides, Step};
 use super::sums::{Compared, SumsOf};
 use crate::jobs::JobError;
+use tallyd_connect::pace::pace;
 use tallyd_core::import::{Differing, FIRST, Key, Side, differing};
 use tallyd_core::model::TargetId;
 use tallyd_core::site_query::Query;
@@ -91,7 +92,7 @@ impl Looks {
         match looks {
             _ if range.rows.is_empty() => {}
             0 => self.fresh.push_back(Suspect { range, looks, due: now + SOON }),
-            1..=LOOKS => self.waiting.push_back(Suspect { range, looks, due: now + PAUSE }),
+            1..=LOOKS => self.waiting.push_back(Suspect { range, looks, due: now + pace(PAUSE) }),
             _ => range.rows.into_iter().for_each(|(key, side)| self.found.note(key, side)),
         }
     }
@@ -274,7 +275,7 @@ impl Run<'_> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();
         for _ in 0..LOOKS {
-            if off.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_none() {
+            if off.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(pace(PAUSE))).await.is_none() {
                 break;
             }
             let mut right = Vec::new();

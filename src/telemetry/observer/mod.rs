@@ -28,6 +28,7 @@ use crate::telemetry::status::{Observed, ServerStatus, Sight};
 use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;
 use queues::Queues;
+use tallyd_connect::pace::pace;
 use tallyd_core::job_name::JobMode;
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
@@ -103,24 +104,24 @@ impl Observer {
             let config = self.live.current();
             let looked = async {
                 self.look(&config).await;
-                if self.is_up(Server::Mysql) && jobs.is_over(JOBS_EVERY) {
+                if self.is_up(Server::Mysql) && jobs.is_over(pace(JOBS_EVERY)) {
                     self.look_at_jobs(&config).await;
                 }
-                if self.is_up(Server::Mysql) && self.is_up(Server::Redis) && boards.is_over(BOARDS_EVERY) {
+                if self.is_up(Server::Mysql) && self.is_up(Server::Redis) && boards.is_over(pace(BOARDS_EVERY)) {
                     self.look_at_boards(&config).await;
                 }
             };
             if stop.run_until_cancelled(beat.during(looked)).await.is_none() {
                 break;
             }
-            if point.is_over(POINT_EVERY) {
+            if point.is_over(pace(POINT_EVERY)) {
                 let queued =
                     self.is_up(Server::Rabbitmq).then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
                 telemetry().pulse.beat(queued);
             }
             self.seen.at = Some(clock::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));
-            beat.pause(LOOK_EVERY.saturating_sub(began.elapsed()), &stop).await;
+            beat.pause(pace(LOOK_EVERY).saturating_sub(began.elapsed()), &stop).await;
         }
     }
 
@@ -182,7 +183,7 @@ impl Observer {
             self.seen.reconciles = self.runs.reconciles();
             self.seen.last_reconciles = self.runs.last_reconciles();
         }
-        if self.letters.is_over(LETTERS_EVERY) {
+        if self.letters.is_over(pace(LETTERS_EVERY)) {
             let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
             self.letters.pause(pause_of_letters(open.is_ok(), took));
             if let Some(open) = self.failing.told("counting the dead letters for the status", open) {
@@ -269,6 +270,13 @@ async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_needs_more_reads_is_read_less_often() {
+        let seconds =
+            [ANSWER_MAX, LOOK_EVERY, JOBS_EVERY, LETTERS_EVERY, POINT_EVERY, BOARDS_EVERY].map(|it| it.as_secs());
+        assert_eq!(seconds, [4, 5, 10, 10, 10, 30]);
+    }
 
     #[test]
     fn a_count_that_failed_is_tried_again_soon_and_one_that_is_slow_is_seldom_made() {

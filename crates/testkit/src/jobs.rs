@@ -1,0 +1,38 @@
+//! Waits for the runs of jobs without a process for each look.
+
+use std::time::Duration;
+
+use super::{World, eventually, stderr};
+
+/// The pause between two tries of a command. A command is a process, so it takes much more CPU time than a look at MySQL.
+const TRY_EVERY: Duration = Duration::from_millis(250);
+
+impl World {
+    /// Ends the leases of all jobs, as if their holders had been dead for thirty seconds.
+    pub async fn end_leases(&self) {
+        sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&self.pool).await.unwrap();
+    }
+
+    /// Waits until no run of any job holds its lock.
+    pub async fn no_run(&self) {
+        let held = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6)";
+        eventually("no run is active", || async { self.count(held).await == 0 }).await;
+    }
+
+    /// Runs a command until it succeeds. The command can fail while a daemon's run holds the lock, and while daemons take
+    /// over partitions.
+    pub async fn succeeds(&self, arguments: &[&str]) {
+        let failure = std::cell::RefCell::new(String::new());
+        let succeeded = async || {
+            self.no_run().await;
+            let output = self.tallyd(arguments);
+            if !output.status.success() {
+                failure.replace(stderr(&output));
+                tokio::time::sleep(TRY_EVERY).await;
+            }
+            output.status.success()
+        };
+        let waited = tokio::time::timeout(super::DEADLINE, async { while !succeeded().await {} }).await;
+        assert!(waited.is_ok(), "{arguments:?} still fails: {}", failure.into_inner());
+    }
+}
