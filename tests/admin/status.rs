@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::process::{Command, Output};
 
 use crate::common;
+use common::ports::free_port;
 use common::proxy::Proxy;
 use common::{Daemon, World, body, eventually, stderr, stdout, target};
 use serde_json::Value;
@@ -14,11 +15,6 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
-
-/// Returns a port of this machine on which no program listens.
-fn closed_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// The URL of the daemon's admin port.
 async fn url(daemon: &Daemon) -> String {
@@ -81,7 +77,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_told_to_stop() {
-    let port = closed_port();
+    let port = free_port();
     let world = World::new("status_watch", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
     let daemon = world.daemon();
     url(&daemon).await;
@@ -143,7 +139,7 @@ fn a_daemon_that_is_away_exits_with_75_and_says_what_to_do() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
         command.arg("--config").arg(&config).args(arguments).output().unwrap()
     };
-    let closed = format!("127.0.0.1:{}", closed_port());
+    let closed = format!("127.0.0.1:{}", free_port());
     // This server accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", silent.local_addr().unwrap());

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Dice, Model, World, body, event_of, eventually, redis_likes, servers, target};
 use tallyd_client::Client;
@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-const EVENTS: u64 = 20_000;
+/// The number of events of most tests.
+const EVENTS: u64 = 5_000;
 
-fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
+fn traffic(events: u64, seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
     let mut dice = Dice::of_run(seed);
     let mut model = Model::default();
-    let bodies = (0..EVENTS)
+    let bodies = (0..events)
         .map(|number| {
             let event = LikeEvent {
                 target: target(1 + dice.below(200)),
@@ -62,11 +63,11 @@ async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
 }
 
 /// Publishes most events, kills the server, and publishes the last 200 events while the server restarts.
-async fn survives(name: &str, server: &str) {
+async fn survives(name: &str, server: &'static str) {
     let _alone = ALONE.lock().await;
     let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;
     let publisher = world.publisher().await;
-    let (bodies, model) = traffic(7);
+    let (bodies, model) = traffic(EVENTS, 7);
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
     // RabbitMQ 3.10 first confirms that a quorum queue is declared, and only then saves the queue's directory. If
@@ -76,11 +77,8 @@ async fn survives(name: &str, server: &str) {
     let daemon = world.daemon();
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
         .await;
-    servers::kill(server);
-    let started = tokio::task::spawn_blocking({
-        let server = server.to_owned();
-        move || servers::start(&server)
-    });
+    let killed = servers::kill(server);
+    let started = tokio::task::spawn_blocking(move || killed.start());
     publish_through(&world, after).await;
     started.await.unwrap();
     let publisher = world.broker.connect_publisher("test").await.unwrap();
@@ -99,21 +97,15 @@ async fn survives(name: &str, server: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mysql_killed_under_load_loses_and_doubles_nothing() {
-    survives("mysql_killed", "mysql").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn mysql_killed_five_times_under_load_loses_and_doubles_nothing() {
     let _alone = ALONE.lock().await;
     let world = World::new("mysql_five_times", "[consumer]\nbatch_events_max = 500").await;
     let publisher = world.publisher().await;
-    let (bodies, model) = traffic(18);
+    let (bodies, model) = traffic(4 * EVENTS, 18);
     let daemon = world.daemon();
     for part in bodies.chunks(bodies.len() / 5) {
         world.publish(&publisher, part).await;
-        servers::kill("mysql");
-        servers::start("mysql");
+        servers::kill("mysql").start();
     }
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
@@ -128,7 +120,23 @@ async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_killed_under_load_delays_nothing() {
-    survives("redis_killed", "redis").await;
+    let _alone = ALONE.lock().await;
+    let world = World::new("redis_killed", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(EVENTS, 7);
+    let daemon = world.daemon();
+    let (before, after) = bodies.split_at(bodies.len() / 2);
+    world.publish(&publisher, before).await;
+    let redis = servers::kill("redis");
+    let killed = Instant::now();
+    world.publish(&publisher, after).await;
+    // Redis is unreachable until all events are written.
+    world.drained(&publisher).await;
+    assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+    world.assert_equals(&model).await;
+    redis.start();
+    assert!(daemon.stop().success());
+    world.close().await;
 }
 
 /// Reads the counters of `targets` in a loop until `stop` is cancelled. These counters are never zero. Returns how many
@@ -184,7 +192,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     // The test repeats the reconcile until a reconcile compares all counters. The first reconcile can fail to do this,
     // because some likes are published late. Also, after a flush of Redis, it can be unknown whether Redis counted a
     // like.
-    eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    world.succeeds(&["reconcile"]).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -197,12 +205,12 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("consuming").await;
-    servers::kill("mysql");
-    let (bodies, model) = traffic(8);
+    let mysql = servers::kill("mysql");
+    let (bodies, model) = traffic(EVENTS, 8);
     world.publish(&publisher, &bodies[..100]).await;
     daemon.logged("outage-begun").await;
-    servers::start("mysql");
-    let back = std::time::Instant::now();
+    mysql.start();
+    let back = Instant::now();
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
     // The daemon retries once a second. The limit of 20 seconds is generous, because the machine can be slow.
@@ -221,15 +229,15 @@ async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_r
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("consuming").await;
-    servers::kill("mysql");
-    let (bodies, model) = traffic(12);
+    let mysql = servers::kill("mysql");
+    let (bodies, model) = traffic(EVENTS, 12);
     world.publish(&publisher, &bodies).await;
     eventually("the consumer has returned all messages and waits", || async {
         let returned = Depth::Known { messages: u32::try_from(EVENTS).unwrap(), consumers: 0 };
         publisher.depth(&world.broker.queue(0)).await.unwrap() == returned
     })
     .await;
-    servers::start("mysql");
+    mysql.start();
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
@@ -241,10 +249,10 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     let _alone = ALONE.lock().await;
     let world = World::new("alarm", "[consumer]\nbatch_events_max = 200").await;
     let publisher = world.publisher().await;
-    let (bodies, model) = traffic(13);
+    let (bodies, model) = traffic(EVENTS, 13);
     world.publish(&publisher, &bodies).await;
-    let watermark = |limit: &str| servers::rabbitmqctl(&["set_vm_memory_high_watermark", limit]);
-    watermark("0.0000001");
+    let watermark = "set_vm_memory_high_watermark";
+    let alarm = servers::change(&[watermark, "0.0000001"], &[watermark, "0.4"]);
     let daemon = world.daemon();
     let rows = i64::try_from(model.rows.len()).unwrap();
     eventually("all events are written and acknowledged", || async {
@@ -271,7 +279,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
         said.contains("error    rabbitmq-permissions  the broker has a memory or disk alarm, and reads nothing"),
         "{said}"
     );
-    watermark("0.4");
+    drop(alarm);
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -282,28 +290,26 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     let _alone = ALONE.lock().await;
     let world = World::new("ack_timeout", "").await;
     let publisher = world.publisher().await;
-    let (bodies, model) = traffic(19);
-    // RabbitMQ reads these settings when a channel opens. The second call of this function restores RabbitMQ's
-    // defaults.
-    let patience = |timeout_ms: u32, tick_ms: u32| {
-        let set = format!(
+    let (bodies, model) = traffic(EVENTS, 19);
+    // RabbitMQ reads these settings when a channel opens.
+    let set = |timeout_ms: u32, tick_ms: u32| {
+        format!(
             "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
              application:set_env(rabbit, channel_tick_interval, {tick_ms})."
-        );
-        servers::rabbitmqctl(&["eval", &set]);
+        )
     };
-    patience(1_000, 500);
+    let impatient = servers::change(&["eval", &set(1_000, 500)], &["eval", &set(1_800_000, 60_000)]);
     let daemon = world.daemon();
     daemon.logged("consuming").await;
-    servers::kill("mysql");
+    let mysql = servers::kill("mysql");
     let (first, rest) = bodies.split_at(100);
     world.publish(&publisher, first).await;
     // Versions of RabbitMQ before 4.3 close the channel. Version 4.3 and later versions cancel the consumer.
     let ways = ["delivery acknowledgement on channel", "the broker cancelled the consumer"];
     eventually("the broker times out the delivery", || async { ways.iter().any(|said| daemon.log().contains(said)) })
         .await;
-    patience(1_800_000, 60_000);
-    servers::start("mysql");
+    drop(impatient);
+    mysql.start();
     world.publish(&publisher, rest).await;
     world.drained(&publisher).await;
     world.assert_equals(&model).await;

@@ -1,5 +1,5 @@
-//! Starts and kills servers of the stack. Only one test at a time can do this. Also asks RabbitMQ about queues, and
-//! makes the leader of a queue silent.
+//! Kills servers of the stack, and changes their settings. A guard undoes each change, even if the test fails. Only one
+//! test at a time can kill a server. Also asks RabbitMQ about queues, and makes the leader of a queue silent.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -11,12 +11,46 @@ use tallyd_rabbitmq::Depth;
 
 use super::{World, eventually, root};
 
-pub fn kill(server: &str) {
+/// A server that a test has killed. Dropping the `Killed` starts the server.
+#[must_use]
+pub struct Killed(&'static str);
+
+pub fn kill(server: &'static str) -> Killed {
     run("dev/down", &["--kill", server]);
+    Killed(server)
 }
 
-pub fn start(server: &str) {
-    run("dev/up", &[server]);
+impl Killed {
+    /// Starts the server again, and waits until it answers.
+    pub fn start(self) {
+        run("dev/up", &[self.0]);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = script("dev/up").arg(self.0).output();
+    }
+}
+
+/// A setting of the broker that a test has changed. Dropping the `Changed` restores the setting.
+#[must_use]
+pub struct Changed(Vec<String>);
+
+/// Calls rabbitmqctl to change a setting. `back` are the arguments that restore the setting.
+pub fn change(arguments: &[&str], back: &[&str]) -> Changed {
+    let changed = Changed(back.iter().map(|argument| (*argument).to_owned()).collect());
+    rabbitmqctl(arguments);
+    changed
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        let output = script("dev/rabbitmqctl").args(&self.0).output().unwrap();
+        // A panic while the test panics would hide the test's failure.
+        assert!(output.status.success() || std::thread::panicking(), "{:?} failed", self.0);
+    }
 }
 
 pub fn rabbitmqctl(arguments: &[&str]) {

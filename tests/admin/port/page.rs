@@ -8,6 +8,7 @@ use tallyd_client::OnBoard;
 use tallyd_core::model::UserId;
 
 use super::common::browser::Browser;
+use super::common::ports::free_port;
 use super::common::proxy::Proxy;
 use super::common::{Dice, World, drift, eventually, target};
 use super::{ANY, address, get, like};
@@ -18,11 +19,6 @@ const MARKUP: &str = "<img src=x onerror=\"document.title='taken over'\"><b>bold
 /// The folder for screenshots of the page.
 fn pictures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/artifacts")
-}
-
-/// Returns a port of this machine on which no program listens.
-fn closed_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Tells whether the page shows this count of committed events.
@@ -168,8 +164,8 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() {
-    let port = closed_port();
-    let world = World::new("page_gone", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
+    let port = free_port();
+    let world = World::new("page_gone", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let publisher = world.publisher().await;

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
-use super::{Alone, assert_exits, closed_port};
+use super::{Alone, assert_exits};
+use crate::common::ports::free_port;
 use crate::common::{World, stderr, stdout};
 
 const SECRET: &str = "hunter2-b64-Zm9v";
@@ -18,7 +19,7 @@ fn assert_silent(output: &Output) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn passwords_are_never_printed() {
-    let port = closed_port();
+    let port = free_port();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("password");
     fs::write(&file, format!("{SECRET}\n")).unwrap();

@@ -11,12 +11,8 @@ use sqlx::AssertSqlSafe;
 use tallyd::cli::check::What;
 use tallyd_rabbitmq::probe::Found;
 
+use crate::common::ports::free_port;
 use crate::common::{World, private::Private, proxy::Proxy, servers, stderr, stdout};
-
-/// A port on which no server listens.
-fn closed_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 fn check(world: &World, environment: &[(&str, &str)]) -> (Option<i32>, Value) {
     let output: Output = world
@@ -105,7 +101,7 @@ async fn all_is_looked_at_and_nothing_changed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_run_shows_what_is_wrong_with_every_server() {
     let world = World::new("check_away", "[mysql]\nconnect_timeout_ms = 500\n").await;
-    let port = closed_port();
+    let port = free_port();
     let redis = format!("redis://127.0.0.1:{port}/0");
     let mysql = format!("mysql://root@127.0.0.1:{port}/tally");
     let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__MYSQL__URL", &mysql)]);

@@ -7,6 +7,7 @@ use tallyd_core::event::Reason;
 use tallyd_core::model::{Micros, UserId};
 
 use super::{METRICS, WITH_FILMS, assert_exits, film, letter, put, put_bodies, view};
+use crate::common::ports::free_port;
 use crate::common::{World, eventually, stderr, stdout};
 
 /// Control characters. Two sequences clear the screen (one in ASCII, one with a C1 character), and another character
@@ -168,7 +169,7 @@ async fn a_command_line_that_is_wrong_exits_with_64() {
 async fn servers_that_are_away_are_said() {
     let world = World::new("dead_away", "[mysql]\nconnect_timeout_ms = 1000").await;
     put_bodies(&world, Reason::UnknownKind, &[film(1, 1)]).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let mysql = ("TALLYD__MYSQL__URL", format!("mysql://root@127.0.0.1:{port}/tally"));
     let amqp = ("TALLYD__AMQP__URL", format!("amqp://u@127.0.0.1:{port}/%2f"));
     for arguments in [&["list"][..], &["show", "1"], &["replay", "--all"], &["purge", "1"]] {

@@ -10,7 +10,7 @@ mod raw;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::common;
-use common::servers::rabbitmqctl;
+use common::servers::change;
 use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
 use lapin::BasicProperties;
 use sqlx::Row;
@@ -250,7 +250,8 @@ async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let publisher = world.publisher().await;
     let (policy, pattern) = (world.name.as_str(), format!("^{}\\.returned$", world.name));
     let limit = r#"{"max-length": 50, "overflow": "reject-publish"}"#;
-    rabbitmqctl(&["set_policy", "--apply-to", "queues", policy, &pattern, limit]);
+    let set = ["set_policy", "--apply-to", "queues", policy, &pattern, limit];
+    let full = change(&set, &["clear_policy", policy]);
     let returned = world.broker.returned();
     eventually("the broker rejects messages above the limit", || async {
         publisher.publish("", &returned, b"{}").await.is_err()
@@ -261,7 +262,7 @@ async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let daemon = world.daemon();
     daemon.logged("the dead-letter quota is full, and publishing to").await;
     assert_eq!(letters(&world).await.into_values().sum::<i64>(), 1_000);
-    rabbitmqctl(&["clear_policy", policy]);
+    drop(full);
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1);

@@ -1,7 +1,7 @@
 //! RabbitMQ's setting `frame_max` is higher than its default.
 
 use super::{body, likes};
-use crate::common::servers::rabbitmqctl;
+use crate::common::servers::{Changed, change};
 use crate::common::{Model, World};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -13,16 +13,18 @@ use tallyd_rabbitmq::Broker;
 const USUAL: u32 = 131_072;
 const HIGHER: u32 = 2 * USUAL;
 
-/// Sets the limit for new connections. Other tests may run meanwhile, because their connections ask for the usual limit.
-fn set_frame_max(bytes: u32) {
-    rabbitmqctl(&["-q", "eval", &format!("application:set_env(rabbit, frame_max, {bytes}).")]);
+/// Raises the limit for new connections. Other tests may run meanwhile, because their connections ask for the usual
+/// limit.
+fn raise_frame_max() -> Changed {
+    let set = |bytes: u32| format!("application:set_env(rabbit, frame_max, {bytes}).");
+    change(&["-q", "eval", &set(HIGHER)], &["-q", "eval", &set(USUAL)])
 }
 
 #[tokio::test]
 async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
     let world = World::new("limits_frames", "").await;
     let publisher = world.publisher().await;
-    set_frame_max(HIGHER);
+    let raised = raise_frame_max();
     let url = world.config.amqp.url.expose();
     let mut model = Model::default();
     // The first daemon uses the usual limit, and the second daemon uses a limit from its configuration.
@@ -36,7 +38,7 @@ async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
         assert!(daemon.log().contains("frame too large"), "{}", daemon.log());
         assert_eq!(daemon.stop().code(), Some(0));
     }
-    set_frame_max(USUAL);
+    drop(raised);
     world.close().await;
 }
 

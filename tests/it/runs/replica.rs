@@ -1,6 +1,5 @@
 //! A run waits for the replicas of MySQL. The test starts its own primary and its own replica.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -15,6 +14,7 @@ use tallyd::runtime::progress::ProgressSink;
 use tallyd::servers::Servers;
 use tokio_util::sync::CancellationToken;
 
+use super::common::ports::free_port;
 use super::common::{World, drift, eventually, stack, stderr, stdout, target};
 
 /// The program names, options and statements that differ between MySQL and MariaDB.
@@ -76,7 +76,7 @@ impl Server {
     fn start(dialect: Dialect, id: u8) -> Self {
         // The name of the data folder must not begin with a dot. Otherwise MySQL would ignore all files in the folder.
         let folder = tempfile::Builder::new().prefix("tallyd").tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let install = program(dialect.install[0], folder.path()).args(&dialect.install[1..]).output().unwrap();
         assert!(install.status.success(), "{}", stderr(&install));
         let child = program(dialect.program, folder.path())

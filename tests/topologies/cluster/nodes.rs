@@ -1,7 +1,6 @@
 //! A Redis Cluster of three masters. The cluster stops at the end of the test.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -12,6 +11,7 @@ use tallyd_client::Client;
 use tallyd_core::model::Target;
 use tallyd_redis::keys::LOADED;
 
+use super::common::ports::free_ports;
 use super::common::{DEADLINE, Model, World, client_of, eventually, target};
 
 const SLOTS: u16 = 16_384;
@@ -73,9 +73,7 @@ impl Nodes {
 
     /// Adds a node, and waits until the other nodes know it. Returns its place.
     pub async fn add(&mut self) -> usize {
-        // To get two different ports, the test binds both ports at the same time.
-        let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
+        let [port, bus] = free_ports();
         let place = self.nodes.len();
         self.nodes.push(Node::start(port, bus, tempfile::tempdir().unwrap()));
         self.answers(place).await;
