@@ -48,7 +48,7 @@ fn numbers<const N: usize>(report: &Value, fields: [&str; N]) -> [u64; N] {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
-    let world = World::new("compare_keys", SETTINGS).await;
+    let world = World::new("compare_keys", SETTINGS).await.hurried();
     world.publisher().await;
     counted(&world, 30).await;
     for id in 1..=30 {
@@ -87,7 +87,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_query_of_the_old_table_is_compared_page_by_page() {
-    let world = World::new("compare_query", "").await;
+    let world = World::new("compare_query", "").await.hurried();
     world.publisher().await;
     // So many rows do not fit into two pages.
     counted(&world, 25_000).await;
@@ -120,7 +120,7 @@ async fn a_query_of_the_old_table_is_compared_page_by_page() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_exits_with_2_where_the_difference_grows_from_run_to_run() {
-    let world = World::new("compare_grows", SETTINGS).await;
+    let world = World::new("compare_grows", SETTINGS).await.hurried();
     world.publisher().await;
     counted(&world, 100).await;
     for id in 1..=100 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{World, eventually, stderr};
 
 /// The pause between two tries of a command. A command is a process, so it takes much more CPU time than a look at MySQL.
-const TRY_EVERY: Duration = Duration::from_millis(250);
+pub(super) const TRY_EVERY: Duration = Duration::from_millis(250);
 
 impl World {
     /// Ends the leases of all jobs, as if their holders had been dead for thirty seconds.

@@ -191,7 +191,7 @@ impl World {
     /// Runs a reconcile and returns its report. Waits while the daemon itself is running a reconcile.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let ended = std::cell::RefCell::new(None);
-        eventually("no other run is running", || async {
+        eventually_each(jobs::TRY_EVERY, "no other run is running", || async {
             let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
             let is_over = output.status.code() != Some(75);
             ended.replace(Some(output));

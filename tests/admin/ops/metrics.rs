@@ -17,7 +17,7 @@ pub const ADDED: [&str; 2] = ["job", "instance"];
 /// Returns the metrics of a daemon. At this time the daemon has connected to its servers, and every metric has a value.
 pub async fn metrics(name: &str) -> Metrics {
     let settings = "[admin]\nlisten = \"127.0.0.1:0\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
-    let world = World::new(name, settings).await;
+    let world = World::new(name, settings).await.hurried();
     let daemon = world.daemon();
     daemon.logged("\"admin-listening\"").await;
     let log = daemon.log();

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::common::proxy::Proxy;
+use super::common::size::pace;
 use super::common::{World, eventually};
 use super::{ANY, address, get, like};
 
@@ -17,7 +18,7 @@ fn server(told: &Value, name: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ready_says_which_server_is_away_and_why() {
-    let world = World::new("health_away", &format!("{ANY}[redis]\ntimeout_ms = 500\n")).await;
+    let world = World::new("health_away", &format!("{ANY}[redis]\ntimeout_ms = 500\n")).await.hurried();
     let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
     let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
     let (rabbitmq, rabbitmq_url) = Proxy::before(world.config.amqp.url.expose()).await;
@@ -63,7 +64,7 @@ async fn ready_says_which_server_is_away_and_why() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_drains_is_alive_and_not_ready() {
-    let world = World::new("health_drain", ANY).await;
+    let world = World::new("health_drain", ANY).await.hurried();
     let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
     let mut daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", url.as_str())]);
     let address = address(&daemon).await;
@@ -97,7 +98,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
         "{ANY}[reconcile]\nwatch_every = \"1s\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n\
          [archive]\ncron = \"0 0 0 1 1 *\"\n"
     );
-    let world = World::new("status", &settings).await;
+    let world = World::new("status", &settings).await.hurried();
     let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
     let daemon = world.daemon_with(&[("TALLYD__AMQP__URL", url.as_str())]);
     let address = address(&daemon).await;
@@ -115,7 +116,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     eventually("the board is reported", || async { told().await["boards"][0]["state"] == "open" }).await;
 
     // A run that a command started is reported, too.
-    let report = world.report(&["reconcile", "--full"]);
+    let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done");
     eventually("the run is reported", || async {
         let told = told().await;
@@ -141,7 +142,10 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     eventually("a point of the last hour includes both events", || async {
         let points = get(&address, "/v1/history").await.json();
         let of = |point: &Value| point["events_s"].as_f64().unwrap();
-        points.as_array().unwrap().iter().any(|point| (0.05..=0.4).contains(&of(point)) && point["lag_p50_s"].is_f64())
+        // A point usually covers ten seconds, but less in a hurried world.
+        let rates = [0.05, 0.4].map(|rate| rate * f64::from(pace()));
+        let has_both = |point: &Value| (rates[0]..=rates[1]).contains(&of(point)) && point["lag_p50_s"].is_f64();
+        points.as_array().unwrap().iter().any(has_both)
     })
     .await;
     assert!(daemon.stop().success());
@@ -150,7 +154,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
-    let world = World::new("health_unwritten", ANY).await;
+    let world = World::new("health_unwritten", ANY).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     eventually("the daemon is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
@@ -175,7 +179,7 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
-    let world = World::new("status_runs", ANY).await;
+    let world = World::new("status_runs", ANY).await.hurried();
     for sql in [
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES (1, 42, 1, 0, '2026-11-21')",
         "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 42, 1, 0, 1, '2026-11-21')",
@@ -191,7 +195,7 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
     dies.args(["reconcile", "--full"]).env("TALLYD_FAULT_POINT", "reconcile:sampled");
     assert!(!dies.output().unwrap().status.success());
     // Ends its lease.
-    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+    world.end_leases().await;
     let again = world.tallyd(&["reconcile", "--changed"]);
     assert!(again.status.success(), "{}", super::stderr(&again));
     let outcomes: Vec<(String, String)> =

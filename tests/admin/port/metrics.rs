@@ -19,7 +19,8 @@ pub fn samples(text: &str) -> BTreeMap<String, f64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
-    let world = World::new("metrics", &format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n")).await;
+    let world =
+        World::new("metrics", &format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n")).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let told = || async { samples(&get(&address, "/metrics").await.body) };
@@ -91,7 +92,7 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_gets_the_format_that_it_accepts() {
-    let world = World::new("metrics_formats", ANY).await;
+    let world = World::new("metrics_formats", ANY).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let ask = |accept: &str| {
@@ -149,7 +150,7 @@ fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<Strin
 async fn the_documented_metrics_are_those_that_are_told() {
     let settings = "[reconcile]\nwatch_every = \"1s\"\n[archive]\ncron = \"0 0 1 1 *\"\n\
                     [[board]]\nname = \"likes\"\nperiod = \"week\"\n";
-    let world = World::new("metrics_docs", &format!("{ANY}{settings}")).await;
+    let world = World::new("metrics_docs", &format!("{ANY}{settings}")).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let text = || async { get(&address, "/metrics").await.body };

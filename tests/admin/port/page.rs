@@ -10,6 +10,7 @@ use tallyd_core::model::UserId;
 use super::common::browser::Browser;
 use super::common::ports::free_port;
 use super::common::proxy::Proxy;
+use super::common::size::pace;
 use super::common::{Dice, World, drift, eventually, target};
 use super::{ANY, address, get, like};
 
@@ -54,7 +55,7 @@ async fn too_wide(browser: &Browser, width: u32, scheme: &str) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_what_is_written_and_what_could_not_be() {
     let settings = format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n");
-    let world = World::new("page", &settings).await;
+    let world = World::new("page", &settings).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let base = format!("http://{address}/");
@@ -75,7 +76,7 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     unfold(&browser).await;
     shows(&browser, "#partitions", "this process").await;
     shows(&browser, "#boards", "likes").await;
-    let report = world.report(&["reconcile", "--full"]);
+    let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done");
     shows(&browser, "#jobs", "✓ done").await;
     shows(&browser, "#reconciles", "full").await;
@@ -108,7 +109,7 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_a_reason_holds_is_shown_as_text() {
-    let world = World::new("page_text", ANY).await;
+    let world = World::new("page_text", ANY).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     daemon.logged("\"consuming\"").await;
@@ -135,7 +136,7 @@ async fn whatever_a_reason_holds_is_shown_as_text() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_away_stands_out_until_it_is_back() {
-    let world = World::new("page_away", ANY).await;
+    let world = World::new("page_away", ANY).await.hurried();
     let (proxy, mysql) = Proxy::before(world.config.mysql.url.expose()).await;
     let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", mysql.as_str())]);
     let address = address(&daemon).await;
@@ -155,7 +156,7 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     proxy.release();
     shows(&browser, "#state", "Ready: events are written").await;
     shows(&browser, "#well", "No problems").await;
-    assert_eq!(browser.text("#troubles").await, "");
+    eventually("no problem is shown", || async { browser.text("#troubles").await.is_empty() }).await;
     assert_quiet(&browser, false).await;
     browser.close().await;
     assert!(daemon.stop().success());
@@ -209,7 +210,7 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
-    let world = World::new("page_mistake", ANY).await;
+    let world = World::new("page_mistake", ANY).await.hurried();
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let browser = Browser::start().await;
@@ -256,7 +257,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     world.close().await;
 }
 
-/// Users click for this duration, and then the test makes the page's screenshots.
+/// Users click for this duration, divided by the pace of the world. Then the test makes the page's screenshots.
 const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
 /// Publishes likes and adds to boards at a changing rate, as API servers do.
@@ -287,29 +288,29 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
          [[board]]\nname = \"likes\"\nperiod = \"week\"\n[[board]]\nname = \"rising\"\nperiod = \"day\"\n\
          [[board]]\nname = \"all-time\"\nperiod = \"total\"\n"
     );
-    let mut world = World::new("page_all", &settings).await;
+    let mut world = World::new("page_all", &settings).await.hurried();
     world.set(&settings);
     let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
     let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", redis_url.as_str())]);
     let address = address(&daemon).await;
     daemon.logged("\"consuming\"").await;
     // The daemon's own runs sometimes hold the lock.
-    let reconciled = || async { world.tallyd(&["reconcile"]).status.success() };
-    eventually("a run is done", reconciled).await;
+    world.succeeds(&["reconcile"]).await;
     let browser = Browser::start().await;
     browser.open(&format!("http://{address}/")).await;
-    let until = Instant::now() + TRAFFIC_LASTS;
+    let lasts = TRAFFIC_LASTS / pace();
+    let until = Instant::now() + lasts;
     let drifting = async {
         let mut dice = Dice::of_run(11);
         while Instant::now() < until {
-            tokio::time::sleep(Duration::from_secs(13)).await;
+            tokio::time::sleep(lasts / 2).await;
             for id in 0..dice.below(9).saturating_sub(3) {
                 drift(&world, target(id + 1), 5).await;
             }
         }
     };
     tokio::join!(traffic(&world, until), drifting);
-    eventually("another run has ended", reconciled).await;
+    world.succeeds(&["reconcile"]).await;
     let publisher = world.publisher().await;
     world.publish(&publisher, &[(UserId(9), b"{".to_vec()), (UserId(9), b"[]".to_vec())]).await;
     shows(&browser, "#dead", "malformed-json").await;

@@ -36,13 +36,14 @@ async fn assert_no_violations(browser: &Browser, state: &str) {
 async fn the_page_breaks_none_of_axes_rules_in_any_state() {
     let axe = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/axe/node_modules/axe-core/axe.min.js");
     let axe = std::fs::read_to_string(&axe).expect("axe-core is missing: dev/test admin installs it");
-    let world = World::new("page_rules", &format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n")).await;
+    let world =
+        World::new("page_rules", &format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n")).await.hurried();
     let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
     let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", redis_url.as_str())]);
     let browser = Browser::start().await;
     browser.open(&format!("http://{}/", address(&daemon).await)).await;
     shows(&browser, "#well", "No problems").await;
-    let report = world.report(&["reconcile", "--full"]);
+    let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done");
     shows(&browser, "#reconciles-section summary", "last run done").await;
     browser.value(&format!("(() => {{ {axe}\n; return true }})()")).await;
@@ -64,7 +65,7 @@ async fn the_page_breaks_none_of_axes_rules_in_any_state() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sections_are_open_and_have_a_runbook_while_they_have_a_problem() {
-    let world = World::new("page_folds", ANY).await;
+    let world = World::new("page_folds", ANY).await.hurried();
     let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
     let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", redis_url.as_str())]);
     let browser = Browser::start().await;
@@ -89,11 +90,11 @@ async fn sections_are_open_and_have_a_runbook_while_they_have_a_problem() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn arrow_keys_read_out_the_points_of_every_plot() {
-    let world = World::new("page_keys", ANY).await;
+    let world = World::new("page_keys", ANY).await.hurried();
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     for _ in 0..2 {
-        assert_eq!(world.report(&["reconcile", "--full"])["ended"], "done");
+        assert_eq!(world.reconcile("--full").await["ended"], "done");
     }
     let browser = Browser::start().await;
     browser.open(&format!("http://{}/", address(&daemon).await)).await;

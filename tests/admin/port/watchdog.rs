@@ -41,7 +41,8 @@ fn watched(world: &World, more: (&str, &str)) -> (Told, Daemon) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
-    let (hangs, waits) = (World::new("watchdog_hangs", ANY).await, World::new("watchdog_waits", ANY).await);
+    let (hangs, waits) =
+        (World::new("watchdog_hangs", ANY).await.hurried(), World::new("watchdog_waits", ANY).await.hurried());
     let (proxy, url) = Proxy::before(waits.config.mysql.url.expose()).await;
     let (of_hung, hung) = watched(&hangs, ("TALLYD_HANG_POINT", "consumer:before-commit"));
     let (of_patient, patient) = watched(&waits, ("TALLYD__MYSQL__URL", url.as_str()));

@@ -153,7 +153,7 @@ impl Stage {
 
     /// Ends the current lease immediately.
     async fn end_lease(&self) {
-        self.execute("UPDATE job_lock SET lease_until = NOW(6)").await;
+        self.world.end_leases().await;
     }
 
     async fn take(&self) -> u64 {

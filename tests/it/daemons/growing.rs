@@ -40,7 +40,7 @@ async fn assert_bound_once(world: &World) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right() {
-    let mut world = World::new("growing", &settings(1)).await;
+    let mut world = World::new("growing", &settings(1)).await.hurried();
     world.publisher().await;
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let mut daemons = vec![world.daemon(), world.daemon()];

@@ -9,11 +9,6 @@ const SETTINGS: &str = "[amqp]\npartitions = 4\n\
     [archive]\ncron = \"* * * * * *\"\npage_members = 20\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\n";
 
-/// Ends the leases of a crashed process immediately. Without this call the leases end after 30 seconds.
-async fn end_leases(world: &World) {
-    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
-}
-
 /// Starts a daemon. When the daemon's jobs have reached the pause point `point` as often as `times`, kills the daemon.
 async fn die_at(world: &World, point: &str, times: usize) {
     let points = vec![point; times].join(",");
@@ -29,7 +24,7 @@ async fn die_at(world: &World, point: &str, times: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one() {
-    let world = World::new("jobs_resumed", SETTINGS).await;
+    let world = World::new("jobs_resumed", SETTINGS).await.hurried();
     let publisher = world.publisher().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let client = world.client();
@@ -46,7 +41,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     // but not repaired it.
     die_at(&world, "reconcile:compared", 3).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome IS NULL AND checkpoint IS NOT NULL").await, 1);
-    end_leases(&world).await;
+    world.end_leases().await;
     let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W40".to_owned() };
     let (mut redis, key) = (world.redis().await, world.cache.keys.board(&at.board, &at.period));
     for member in 1..=500 {
@@ -55,7 +50,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     }
     // The second daemon crashes during an archive run. The second or the third daemon resumes the reconcile run.
     die_at(&world, "archive:copied-page", 1).await;
-    end_leases(&world).await;
+    world.end_leases().await;
     let daemon = world.daemon();
     daemon.logged("\"board-archived\"").await;
     world.drained(&publisher).await;

@@ -39,7 +39,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         let killed = command.args(["erase", "--target", &name]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
         // The test ends the leases of the killed run.
-        sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+        world.end_leases().await;
         let resumed = report(&erase(&world, &["--target", &name, "--resume"]), 0);
         assert_eq!(resumed["liked_again"], 0, "{point}");
         assert_eq!(named(&world, VIDEO).await, [] as [String; 0], "{point}");
@@ -68,7 +68,7 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     let killed = command.args(["erase", "--user", &user]).env("TALLYD_FAULT_POINT", "erase:page").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 500, "one page is done");
-    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+    world.end_leases().await;
 
     // This run must not use the checkpoint of a run for another id.
     let other = report(&erase(&world, &["--target", "video:2600", "--resume"]), 0);

@@ -21,7 +21,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
         // A user likes the target after the crash, before another run finishes the job.
         client.like(target(42), UserId(1_000), &[]).await.unwrap();
         assert_nobody_refused(&world, target(42), 1..=30).await;
-        sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+        world.end_leases().await;
         let daemon = world.daemon();
         let made_good = async || {
             let state = state(&world, target(42)).await;
@@ -98,7 +98,7 @@ async fn overtaken_at(point: &str) {
     seed(&world, target(42), 1..=30).await;
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
     is_frozen(&frozen).await;
-    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+    world.end_leases().await;
     let other = world.daemon();
     let built = async || {
         let state = state(&world, target(42)).await;

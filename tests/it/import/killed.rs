@@ -18,7 +18,7 @@ async fn die(world: &World, arguments: &[&str], point: &str) {
     let tallyd = tallyd.arg("import").args(arguments).env("TALLYD_FAULT_POINT", point);
     let ended = tallyd.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(ended.signal(), Some(SIGABRT), "{point}: {ended}");
-    run(world, "UPDATE job_lock SET lease_until = NOW(6)").await;
+    world.end_leases().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,7 +71,7 @@ const TABLE: &str = "CREATE TABLE old_like (user_id BIGINT UNSIGNED NOT NULL, po
 
 /// Makes a test environment in which the site's table is empty.
 async fn world(name: &str, settings: &str) -> World {
-    let world = World::new(name, settings).await;
+    let world = World::new(name, settings).await.hurried();
     world.publisher().await;
     run(&world, TABLE).await;
     world

@@ -11,7 +11,7 @@ mod warned;
 use std::sync::Arc;
 
 use crate::common;
-use common::{Daemon, Dice, Model, World, event_of, eventually, redis_likes, target};
+use common::{Daemon, Dice, Model, World, event_of, redis_likes, target};
 use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
@@ -26,7 +26,7 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     // The daemon can be running a reconcile, so the test retries.
-    eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    world.succeeds(&["reconcile"]).await;
     let publisher = world.publisher().await;
     (world, daemon, publisher)
 }

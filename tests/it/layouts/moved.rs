@@ -79,10 +79,7 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         daemon = restart(&mut world, daemon, &after).await;
         let switched = crowd(&world, 4, 30, &stop);
         migrate(&world, to, from).await;
-        eventually("the reconcile compares the daemon's own layout", || async {
-            world.tallyd(&["reconcile", "--full"]).status.success()
-        })
-        .await;
+        world.succeeds(&["reconcile", "--full"]).await;
         stop.cancel();
         for crowd in crowds.into_iter().chain([switched]) {
             model.rows.extend(crowd.await.unwrap().rows);
@@ -229,7 +226,7 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
     assert_eq!(ended.status.code(), Some(75), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("Redis has lost counters"), "{}", stderr(&ended));
     daemon = restart(&mut world, daemon, &meanwhile).await;
-    eventually("the lost buckets are loaded", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    world.succeeds(&["reconcile"]).await;
     migrate(&world, STRING, PACKED).await;
     daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;

@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 
-use crate::common::{Daemon, World, body, eventually, stderr, target};
+use crate::common::{Daemon, World, body, stderr, target};
 
 /// The daemon uses the site's keys as its counters.
 const OLD_KEYS: &str = "[redis]\nlayout = \"string\"\ncounter_key = \"like:count:{id}\"\n";
@@ -39,7 +39,7 @@ async fn ask<T: redis::FromRedisValue>(redis: &mut MultiplexedConnection, words:
 async fn loaded(world: &World) -> Daemon {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    eventually("Redis has all buckets", || async { world.tallyd(&["reconcile", "--changed"]).status.success() }).await;
+    world.succeeds(&["reconcile", "--changed"]).await;
     daemon
 }
 

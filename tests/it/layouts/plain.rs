@@ -5,18 +5,7 @@ use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
-use crate::common::{Model, World, as_api, eventually, redis_likes, stderr, target};
-
-/// Runs a full reconcile and returns its report. Retries while the daemon runs a reconcile.
-async fn compared(world: &World) -> serde_json::Value {
-    let report = std::cell::RefCell::new(Vec::new());
-    eventually("no other run is active", || async {
-        *report.borrow_mut() = world.tallyd(&["reconcile", "--full", "--format", "json"]).stdout;
-        !report.borrow().is_empty()
-    })
-    .await;
-    serde_json::from_slice(&report.into_inner()).unwrap()
-}
+use crate::common::{Model, as_api, eventually, redis_likes, stderr, target};
 
 const STRING: &str = "[redis]\nlayout = \"string\"\n";
 const ENTITY: &str = "[redis]\nlayout = \"entity\"\n";
@@ -69,7 +58,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         for (id, by) in [(1, 3), (2, 100), (3, 1), (1_000_001, 5), (1_000_002, -5)] {
             let _: i64 = add(id, by).query_async(&mut redis).await.unwrap();
         }
-        let report = compared(&world).await;
+        let report = world.reconcile("--full").await;
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
         // A phantom is a counter in Redis for a target without rows in MySQL. The run can find more than two phantoms,
         // because the first like of a target reaches MySQL a moment later than Redis.
@@ -95,7 +84,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         // Redis counted some likes before the flush, but their events were published after it. A reconcile must repair
         // these counters, so the test retries.
         eventually("all counters are compared", || async {
-            let report = compared(&world).await;
+            let report = world.reconcile("--full").await;
             report["drifted"].as_u64() == Some(0) && report["unknown"].as_u64() == Some(0)
         })
         .await;

@@ -75,7 +75,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     })
     .await;
     world.drained(&publisher).await;
-    eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    world.succeeds(&["reconcile"]).await;
     assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(6)]);
     assert_eq!(world.counters().await, model.counters());
     assert!(daemon.stop().success());

@@ -8,6 +8,7 @@ use tallyd_core::model::{Metric, Target};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::common::size::some_of;
 use super::common::{Dice, eventually, lose, target};
 use super::{LAYOUTS, Numbers, Product, SHARE, TARGETS, VIEW};
 
@@ -62,7 +63,7 @@ async fn add(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_daemon_adds_is_never_taken_for_drift_and_every_drift_is_found() {
-    for layout in LAYOUTS {
+    for layout in some_of(&LAYOUTS) {
         let mut product =
             Product::open(&format!("shared_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
         let crowds = [Crowd::begin(&product, SHARE, 1), Crowd::begin(&product, SHARE, 2)];
@@ -113,7 +114,7 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
-    for layout in LAYOUTS {
+    for layout in some_of(&LAYOUTS) {
         let mut product =
             Product::open(&format!("shared_lost_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
         product.fill(6, 100).await;

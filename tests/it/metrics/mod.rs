@@ -56,7 +56,7 @@ impl Product {
     async fn of(world: World) -> Self {
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
-        eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+        world.succeeds(&["reconcile"]).await;
         let client = Arc::new(world.client());
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }

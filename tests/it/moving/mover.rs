@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::net::UnixDatagram;
@@ -12,7 +13,8 @@ use super::old_site::OldSite;
 use super::page::{Block, Names, PAGE, Step, steps};
 use crate::common::ports::free_port;
 use crate::common::servers::rabbitmqctl;
-use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, stdout};
+use crate::common::size::pace;
+use crate::common::{DEADLINE, Daemon, World, eventually_each, root, stack, stderr, stdout};
 
 /// The exit code of a command if another run holds the lock or a server is unreachable. In this case the page tells the
 /// reader to try again.
@@ -20,6 +22,9 @@ const TRY_LATER: i32 = 75;
 /// The exit code of `--verify` if the sides differ. One side can lag behind the other by more than the ten seconds in
 /// which `--verify` repeats its checks. In this case the page tells the reader to verify again.
 const DIFFERENT: i32 = 2;
+
+/// The pause between two looks that start a process.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub struct Mover {
     pub world: World,
@@ -92,7 +97,9 @@ impl Mover {
         let migrate = accounts.of_migration(self.world.config.mysql.url.expose());
         let (tallyd, config) = (crate::common::program(), self.world.config_path());
         let tallyd = format!(
-            "[ \"$1\" != migrate ] || export TALLYD__MYSQL__URL='{migrate}'\nexec '{}' --config '{}' \"$@\"",
+            "[ \"$1\" != migrate ] || export TALLYD__MYSQL__URL='{migrate}'\n\
+             TALLYD_TEST_PACE={} exec '{}' --config '{}' \"$@\"",
+            pace(),
             tallyd.display(),
             config.display()
         );
@@ -165,7 +172,7 @@ impl Mover {
     /// `--verify` waits until neither side lags.
     pub async fn ends(&mut self, line: &str, code: i32) {
         let output = std::cell::RefCell::new(None::<Output>);
-        eventually(line, || async {
+        eventually_each(LOOK_EVERY, line, || async {
             let found = self.command(line).output().unwrap();
             let code = found.status.code();
             output.replace(Some(found));
@@ -241,7 +248,7 @@ impl Mover {
 
     /// Waits until `tallyd status` reports that the daemon writes the map's events.
     pub async fn map_is_written(&self) {
-        eventually("the daemon writes the map's events", || async {
+        eventually_each(LOOK_EVERY, "the daemon writes the map's events", || async {
             self.map_row().first().is_some_and(|it| it == "writing")
         })
         .await;
@@ -251,7 +258,7 @@ impl Mover {
     /// unacknowledged.
     pub async fn map_is_empty(&self) {
         let is_empty = |row: &[String]| row.len() > 3 && (row[1].as_str(), row[3].as_str()) == ("0", "-");
-        eventually("no message of the map is left", || async { is_empty(&self.map_row()) }).await;
+        eventually_each(LOOK_EVERY, "no message of the map is left", || async { is_empty(&self.map_row()) }).await;
     }
 
     /// Returns the map's state, the number of messages in its queue, the number of its consumers, and the age of its
@@ -264,7 +271,8 @@ impl Mover {
 
     /// Waits until `tallyd status` reports that the outbox is empty.
     pub async fn outbox_is_empty(&self) {
-        eventually("the outbox is empty", || async { self.status().contains("outbox   empty") }).await;
+        let is_empty = || async { self.status().contains("outbox   empty") };
+        eventually_each(LOOK_EVERY, "the outbox is empty", is_empty).await;
     }
 
     fn status(&self) -> String {

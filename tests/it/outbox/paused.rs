@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::Row;
 
-use super::common::{World, eventually, stderr, stdout};
+use super::common::{World, eventually, eventually_each, stderr, stdout};
 use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
 
 /// The time within which a daemon must follow an order. A daemon needs at most two seconds, because it reads the orders
@@ -68,7 +68,10 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
     assert_eq!(in_mysql(&world).await, written);
     for socket in &sockets {
         let shown = || async { stdout(&world.tallyd(&["status", "--url", socket])) };
-        eventually("the status shows the pause", || async { shown().await.contains("consumer is paused until") }).await;
+        eventually_each(Duration::from_millis(250), "the status shows the pause", || async {
+            shown().await.contains("consumer is paused until")
+        })
+        .await;
         let shown = shown().await;
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
         assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));

@@ -134,7 +134,7 @@ async fn redis_follows_a_correction_whoever_counts_there() {
     for writer in ["api", "daemon"] {
         let rule = format!("[[rule]]\nmetric = \"comment\"\nwriter = \"{writer}\"\n");
         let (world, daemon) = served(&format!("recount_{writer}"), &format!("{}{rule}", settings(QUERY, ""))).await;
-        eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+        world.succeeds(&["reconcile"]).await;
         let client = world.client();
         let publisher = world.publisher().await;
         comment(&world, &[(1, 3), (2, 1)]).await;

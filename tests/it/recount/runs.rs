@@ -19,7 +19,7 @@ async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is
         let killed = world.command().args(["recount", "--force"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
         // The test ends the lease of the killed run.
-        run(&world, "UPDATE job_lock SET lease_until = NOW(6)").await;
+        world.end_leases().await;
         assert!(world.tallyd(&["recount", "--force"]).status.success());
         assert_eq!(counters(&world).await, comments(&world).await, "{point}");
         let mut expected: BTreeMap<u64, i64> = videos.iter().map(|(id, count)| (*id, *count as i64)).collect();

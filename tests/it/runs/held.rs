@@ -16,7 +16,7 @@ async fn a_full_run_of_the_schedule_ends_where_redis_is_lost() {
     let settings = "[reconcile]\npage_targets = 10\npause_ms = 300\nfull_cron = \"* * * * * *\"";
     let (world, daemon, model) = settled("gives_way", 300, "[reconcile]\npage_targets = 1000").await;
     assert!(daemon.stop().success());
-    let mut world = world;
+    let mut world = world.hurried();
     world.set(settings);
     let daemon = world.daemon();
     let runs = "SELECT COUNT(*) FROM job_run WHERE owner LIKE '%:%' AND mode = 'full' AND checkpoint IS NOT NULL AND finished_at IS NULL";

@@ -8,12 +8,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use super::common::ports::free_port;
-use super::common::{World, eventually, stderr, stdout, without_disk};
+use super::common::{World, eventually, eventually_each, stderr, stdout, without_disk};
 
 /// The default folder of RabbitMQ's scripts. An environment variable can set another folder.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
+
+/// The pause between two looks that start an Erlang machine, which takes seconds of CPU time.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The number of nodes.
 pub const NODES: usize = 3;
@@ -65,8 +69,8 @@ impl Cluster {
         }
         // Each node first joins the cluster and then accepts clients. Some nodes join later than others, so the test
         // waits for all nodes.
-        eventually("the nodes have joined", || async {
-            cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
+        eventually_each(LOOK_EVERY, "the nodes have joined", || async {
+            cluster.asked(0, "length(rabbit_nodes:all_running()).") == Some(NODES.to_string())
         })
         .await;
         cluster
@@ -156,7 +160,8 @@ impl Cluster {
     /// Waits until a node sees no other node. Without Khepri, such a node pauses, and this function also waits for the
     /// pause. With Khepri (RabbitMQ 4.2 and later), such a node still accepts clients, but confirms nothing.
     pub async fn is_alone(&self, place: usize) {
-        eventually("the node sees no other node", || async { self.eval(place, "nodes().") == "[]" }).await;
+        let is_alone = || async { self.asked(place, "nodes().").as_deref() == Some("[]") };
+        eventually_each(LOOK_EVERY, "the node sees no other node", is_alone).await;
         if self.eval(place, "(catch rabbit_khepri:is_enabled()) =:= true.") != "true" {
             eventually("the node pauses", || async { !self.lets_in(place).await }).await;
         }
@@ -192,7 +197,7 @@ impl Cluster {
     /// Waits until every queue would work without this node. Operators do the same before each step of a rolling
     /// restart.
     pub async fn awaits_quorum(&self, place: usize) {
-        eventually("every queue works without the node", || async {
+        eventually_each(LOOK_EVERY, "every queue works without the node", || async {
             let mut wait = self.script(place, "rabbitmq-upgrade");
             // A node can already accept clients before this command succeeds.
             wait.args(["-n", &Self::name(place), "await_online_quorum_plus_one"]).output().unwrap().status.success()
@@ -214,6 +219,12 @@ impl Cluster {
         stdout(&output).trim().to_owned()
     }
 
+    /// Does the same as [`Self::eval`]. Returns `None` if the node does not answer, because it starts or is cut off.
+    fn asked(&self, place: usize, expression: &str) -> Option<String> {
+        let output = self.ctl(place, &["eval", expression]);
+        output.status.success().then(|| stdout(&output).trim().to_owned())
+    }
+
     fn ctl(&self, place: usize, arguments: &[&str]) -> Output {
         self.script(place, "rabbitmqctl").arg("-q").args(["-n", &Self::name(place)]).args(arguments).output().unwrap()
     }
@@ -231,8 +242,8 @@ impl Cluster {
             names = names.join(", ")
         );
         let all = format!("[{}]", vec![to; names.len()].join(","));
-        eventually("the node leads all queues", || async { self.eval(place, &expression).replace('\'', "") == all })
-            .await;
+        let leads = || async { self.asked(place, &expression).is_some_and(|led| led.replace('\'', "") == all) };
+        eventually_each(LOOK_EVERY, "the node leads all queues", leads).await;
     }
 
     /// Closes all connections between a node and the other nodes, and rejects new connections until
