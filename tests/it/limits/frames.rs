@@ -20,11 +20,11 @@ fn raise_frame_max() -> Changed {
     change(&["-q", "eval", &set(HIGHER)], &["-q", "eval", &set(USUAL)])
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
     let world = World::new("limits_frames", "").await;
-    let publisher = world.publisher().await;
     let raised = raise_frame_max();
+    let publisher = world.publisher().await;
     let url = world.config.amqp.url.expose();
     let mut model = Model::default();
     // The first daemon uses the usual limit, and the second daemon uses a limit from its configuration.
