@@ -219,7 +219,28 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
     for task in 0..12_u64 {
         tasks.spawn(click(Arc::clone(&load), task * 100 + 1..task * 100 + 100, counts[task as usize % 3]));
     }
+    let (built, folded) = build_again_and_again(&load.world).await;
+    load.over.store(true, Ordering::Relaxed);
+    let mut asked = 0;
+    while let Some(done) = tasks.join_next().await {
+        asked += done.unwrap();
+    }
+    assert!(
+        built >= 9 && folded > 100 && asked > 1_000,
+        "the runs built {built} filters and added {folded} users to filters, and the clients asked {asked} times"
+    );
     let world = &load.world;
+    world.drained(&load.publisher).await;
+    world.outbox_added().await;
+    let rows = world.counters().await;
+    assert_eq!(world.redis_counters().await, rows.into_iter().filter(|(_, likes)| *likes != 0).collect());
+    assert!(daemon.stop().success());
+    let Ok(load) = Arc::try_unwrap(load) else { panic!("a task is left") };
+    load.world.close().await;
+}
+
+/// Runs the job at least twelve times. Returns how many filters it has built, and how many users it has added to them.
+async fn build_again_and_again(world: &World) -> (u64, u64) {
     let other = Config {
         filter: tallyd::config::Filter { false_positive: 1e-3, ..world.config.filter.clone() },
         ..world.config.clone()
@@ -243,22 +264,7 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
         (built, folded, builds) = (built + report.built, folded + report.folded, builds + 1);
         assert!(began.elapsed() < crate::common::DEADLINE);
     }
-    load.over.store(true, Ordering::Relaxed);
-    let mut asked = 0;
-    while let Some(done) = tasks.join_next().await {
-        asked += done.unwrap();
-    }
-    assert!(
-        built >= 9 && folded > 100 && asked > 1_000,
-        "the runs built {built} filters and added {folded} users to filters, and the clients asked {asked} times"
-    );
-    world.drained(&load.publisher).await;
-    world.outbox_added().await;
-    let rows = world.counters().await;
-    assert_eq!(world.redis_counters().await, rows.into_iter().filter(|(_, likes)| *likes != 0).collect());
-    assert!(daemon.stop().success());
-    let Ok(load) = Arc::try_unwrap(load) else { panic!("a task is left") };
-    load.world.close().await;
+    (built, folded)
 }
 
 #[tokio::test(flavor = "multi_thread")]
