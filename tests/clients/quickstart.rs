@@ -183,7 +183,7 @@ fn succeeded(world: &World, rights: &[(&str, &str)], arguments: &[&str]) -> Stri
 async fn the_documented_rights_are_enough() {
     let board = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"\n\
                  [[board]]\nname = \"first\"\nperiod = \"total\"\ntie = \"earliest\"";
-    let world = World::new("rights", board).await;
+    let world = World::new("rights", &as_api(board)).await;
     let (name, daemon_account, producer) =
         (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
 

@@ -8,10 +8,10 @@ use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Broker;
 
 use crate::common::servers::SilentLeader;
-use crate::common::{Model, World, body, stderr, stdout, target};
+use crate::common::{Model, World, as_api, body, stderr, stdout, target};
 
 /// API servers count likes, so a reconcile needs a fence.
-const BY_API: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n[reconcile]\nfence_max = \"1s\"\n\
+const SETTINGS: &str = "[reconcile]\nfence_max = \"1s\"\n\
     [amqp]\ntimeout_ms = 1500\n";
 
 #[track_caller]
@@ -29,7 +29,7 @@ async fn like(world: &World, model: &mut Model, user: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_leader_is_no_proof_that_no_event_waits() {
-    let world = World::new("silent_run", BY_API).await;
+    let world = World::new("silent_run", &as_api(SETTINGS)).await;
     world.publisher().await;
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");
     like(&world, &mut Model::default(), 7).await;
@@ -44,7 +44,7 @@ async fn a_silent_leader_is_no_proof_that_no_event_waits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_pass_idle_queues_until_an_event_waits_in_one() {
-    let world = World::new("silent_idle", BY_API).await;
+    let world = World::new("silent_idle", &as_api(SETTINGS)).await;
     world.publisher().await;
     let queue = world.broker.queue(0);
     let full = ["reconcile", "--full"];
@@ -73,7 +73,7 @@ async fn runs_pass_idle_queues_until_an_event_waits_in_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_lower_deletes_no_queue_whose_leader_is_silent() {
-    let settings = |partitions: u16| format!("{BY_API}partitions = {partitions}\n");
+    let settings = |partitions: u16| format!("{SETTINGS}partitions = {partitions}\n");
     let mut world = World::new("silent_lower", &settings(2)).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;

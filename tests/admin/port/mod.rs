@@ -78,11 +78,12 @@ async fn a_targets_numbers_are_those_that_show_prints() {
     let publisher = world.publisher().await;
     world.publish(&publisher, &[like(42, 1), like(42, 2)]).await;
     world.drained(&publisher).await;
+    world.outbox_added().await;
     let answer = get(&address, "/v1/counters/video/42").await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.head.contains("content-type: application/json") && !answer.head.contains("access-control"));
     assert_eq!(answer.json(), world.report(&["show", "video:42"]));
-    let likes = json!({ "metric": "like", "redis": 0, "counter": 2, "rows": 2 });
+    let likes = json!({ "metric": "like", "redis": 2, "counter": 2, "rows": 2 });
     assert_eq!(answer.json(), json!({ "target": "video:42", "numbers": [likes] }));
 
     // A reload adds a metric and a kind.
