@@ -21,6 +21,15 @@ CREATE TABLE IF NOT EXISTS partition_fence (
     PRIMARY KEY (`partition`, job)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
+-- Fences in queues that had no consumer when they were published: a queue without a consumer that has just as many messages has no event. Noted
+-- before the fence is published, counted once the broker has confirmed it, deleted by the transaction in which a daemon drops the fence.
+CREATE TABLE IF NOT EXISTS left_fence (
+    `partition`  SMALLINT UNSIGNED NOT NULL,
+    fence        BIGINT UNSIGNED   NOT NULL,
+    is_confirmed BOOLEAN           NOT NULL COMMENT 'the broker has stored it',
+    PRIMARY KEY (`partition`, fence)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
 -- How many partitions are in use: noted before the first event can come to a new one, so that whoever waits for all events on the way knows
 -- how many queues there are. It only grows.
 CREATE TABLE IF NOT EXISTS partition_count (

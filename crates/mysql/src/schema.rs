@@ -16,14 +16,13 @@ pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
 });
 
 /// The files in `migrations`. sqlx's macro would list them too, but it compiles sqlx and its dependencies twice.
-const STEPS: [(i64, &str, &str); 7] = [
+const STEPS: [(i64, &str, &str); 6] = [
     (1, "likes", include_str!("../../../migrations/0001_likes.sql")),
     (2, "consumer", include_str!("../../../migrations/0002_consumer.sql")),
     (3, "jobs", include_str!("../../../migrations/0003_jobs.sql")),
     (4, "boards", include_str!("../../../migrations/0004_boards.sql")),
     (5, "control", include_str!("../../../migrations/0005_control.sql")),
     (6, "maps", include_str!("../../../migrations/0006_maps.sql")),
-    (7, "left_fence", include_str!("../../../migrations/0007_left_fence.sql")),
 ];
 
 /// sqlx's table of completed steps.

@@ -57,12 +57,12 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
         let output = world.tallyd(arguments);
         assert_eq!(output.status.code(), Some(78), "{arguments:?}: {}", stderr(&output));
         let said = stderr(&output) + &stdout(&output);
-        assert!(said.contains("lacks 6 steps: run `tallyd migrate`"), "{arguments:?}: {said}");
+        assert!(said.contains("lacks 5 steps: run `tallyd migrate`"), "{arguments:?}: {said}");
     }
 
     let output = world.tallyd(&["migrate"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "the schema is up to date after 6 steps\n");
+    assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
     world.close().await;
 }
@@ -78,7 +78,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     rival.close().await.unwrap();
     let output = migrate.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "the schema is up to date after 6 steps\n");
+    assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert!(stderr(&output).contains("another session has locked a table"), "{}", stderr(&output));
     world.close().await;
 }
@@ -97,7 +97,7 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
         forget_from(&world, 1).await;
         let output = world.tallyd(&["migrate"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        assert_eq!(stdout(&output), "the schema is up to date after 7 steps\n");
+        assert_eq!(stdout(&output), "the schema is up to date after 6 steps\n");
     }
     site.clicked(300).await;
     site.end(&world).await;
@@ -127,7 +127,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     }
     execute(&world, "CREATE TABLE of_the_next (id BIGINT PRIMARY KEY)").await;
     let history = "INSERT INTO _sqlx_migrations \
-                   SELECT 8, 'next', NOW(), TRUE, checksum, 1 FROM _sqlx_migrations WHERE version = 7";
+                   SELECT 7, 'next', NOW(), TRUE, checksum, 1 FROM _sqlx_migrations WHERE version = 6";
     execute(&world, history).await;
     site.clicked(300).await;
 
@@ -144,7 +144,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     assert!(check.contains("a newer tallyd applied 1 more schema steps, and this version supports them"), "{check}");
 
     // This row requires a newer version, so a daemon of this version can't start.
-    execute(&world, "UPDATE schema_floor SET step = 8").await;
+    execute(&world, "UPDATE schema_floor SET step = 7").await;
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
     assert!(

