@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::common;
 use cluster::{Cluster, End, NODES};
-use common::{Daemon, World, as_api, eventually, stderr};
+use common::{Daemon, World, eventually, stderr};
 use load::{Load, TARGETS};
 
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
@@ -97,7 +97,9 @@ impl Stage {
 
 /// Runs a full reconcile of numbers that API servers count. The run knows only this node.
 fn reconcile_through(stage: &Stage, place: usize) -> Output {
-    stage.world.write(&as_api(&stage.cluster.settings(SETTINGS)));
+    // Only this command takes likes for numbers of API servers: a run of the default mode waits for no fence.
+    let by_api = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
+    stage.world.write(&stage.cluster.settings(&format!("{SETTINGS}{by_api}")));
     let mut run = stage.world.command();
     run.args(["reconcile", "--full"]).env("TALLYD__AMQP__SEEDS", "[]");
     let ran = run.env("TALLYD__AMQP__URL", stage.cluster.url(place)).output().unwrap();

@@ -184,6 +184,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let client = world.client();
     client.like(target(1), UserId(7), &[]).await.unwrap();
     has_likes(&world, 1).await;
+    world.outbox_added().await;
     assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(1)]);
     let key = std::fs::read_to_string(servers.files.path("tallyd.key")).unwrap();
     let (log, configured) = (daemon.log(), format!("{:?}", world.config));
