@@ -85,9 +85,9 @@ fn table(screen: &Screen, found: &Compared) {
 fn repairs(screen: &Screen, kinds: &[Compared]) -> bool {
     let of = |kind| kinds.iter().filter(|found| found.kind == kind).map(|found| found.repairs).sum::<u64>();
     let good = of(VIDEO) == 0;
-    let (videos, articles) = (counted(of(VIDEO), "repair"), counted(of(ARTICLE), "repair"));
+    let (videos, articles) = (grouped(of(VIDEO)), grouped(of(ARTICLE)));
     let text = format!(
-        "{videos} of videos, which tallyd counts in Redis, and {articles} of articles, which API servers count"
+        "repairs: {videos} of videos, which tallyd counts, and {articles} of articles, which API servers count"
     );
     say(screen, good, &text);
     good
