@@ -69,9 +69,10 @@ impl Proxy {
         let proxy = Self { address, line: Arc::clone(&line) };
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
+                // The token first: [`Proxy::fail`] must also close a connection that is being opened.
+                let cut = line.open.lock().unwrap().clone();
                 let server = line.server.lock().unwrap().clone();
                 let Ok(far) = TcpStream::connect(server).await else { continue };
-                let cut = line.open.lock().unwrap().clone();
                 let line = Arc::clone(&line);
                 tokio::spawn(async move { cut.run_until_cancelled(line.through(near, far)).await });
             }
