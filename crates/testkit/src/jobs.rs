@@ -1,13 +1,32 @@
-//! Waits for the runs of jobs without a process for each look.
+//! Runs commands, reads their reports, and waits for runs without a process for each look.
 
+use std::process::Output;
 use std::time::Duration;
 
-use super::{World, eventually, stderr};
+use super::{World, eventually, eventually_each, stderr};
 
 /// The pause between two tries of a command. A command is a process, so it takes much more CPU time than a look at MySQL.
-pub(super) const TRY_EVERY: Duration = Duration::from_millis(250);
+const TRY_EVERY: Duration = Duration::from_millis(250);
 
 impl World {
+    /// Runs a command of the binary and returns its report.
+    pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
+        report_of(&self.tallyd(&[arguments, &["--format", "json"]].concat()))
+    }
+
+    /// Runs a reconcile and returns its report. Waits while the daemon itself is running a reconcile.
+    pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
+        let ended = std::cell::RefCell::new(None);
+        eventually_each(TRY_EVERY, "no other run is running", || async {
+            let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
+            let is_over = output.status.code() != Some(75);
+            ended.replace(Some(output));
+            is_over
+        })
+        .await;
+        report_of(&ended.into_inner().unwrap())
+    }
+
     /// Ends the leases of all jobs, as if their holders had been dead for thirty seconds.
     pub async fn end_leases(&self) {
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&self.pool).await.unwrap();
@@ -35,4 +54,11 @@ impl World {
         let waited = tokio::time::timeout(super::DEADLINE, async { while !succeeded().await {} }).await;
         assert!(waited.is_ok(), "{arguments:?} still fails: {}", failure.into_inner());
     }
+}
+
+/// Returns the report that a command has printed. If there is none, prints the command's error.
+#[track_caller]
+fn report_of(output: &Output) -> serde_json::Value {
+    let code = output.status.code();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{code:?}, {error}: {}", stderr(output)))
 }

@@ -40,9 +40,10 @@ use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::config::{Amqp, Config, Redis};
 use tallyd_client::{Client, READ_TARGETS_MAX, Source};
-use tallyd_core::event::LikeEvent;
-use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_core::event::encode_fence;
+use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_mysql::Store;
+use tallyd_mysql::jobs::number_of;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
@@ -183,24 +184,6 @@ impl World {
         command.args(arguments).output().unwrap()
     }
 
-    /// Runs a command of the binary and returns its report.
-    pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
-        report_of(&self.tallyd(&[arguments, &["--format", "json"]].concat()))
-    }
-
-    /// Runs a reconcile and returns its report. Waits while the daemon itself is running a reconcile.
-    pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
-        let ended = std::cell::RefCell::new(None);
-        eventually_each(jobs::TRY_EVERY, "no other run is running", || async {
-            let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
-            let is_over = output.status.code() != Some(75);
-            ended.replace(Some(output));
-            is_over
-        })
-        .await;
-        report_of(&ended.into_inner().unwrap())
-    }
-
     pub fn command(&self) -> Command {
         let mut command = Command::new(program());
         command.arg("--config").arg(self.config_path()).env_remove("NOTIFY_SOCKET");
@@ -297,20 +280,22 @@ impl World {
     }
 
     /// Waits until the daemon has written all messages that were published before. To detect this, the test publishes
-    /// one more event to the queue of each partition, for a target that no test uses. Queues are read in order, so
-    /// these events are written last. The broker's queue depths can't be used, because they are seconds old.
+    /// a fence to the queue of each partition. Queues are read in order, so the fences are written last. The broker's
+    /// queue depths can't be used, because they are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
+        const LOCK: &str =
+            "INSERT IGNORE INTO job_lock (job, run, owner, lease_until) VALUES ('test', ?, '', '1970-01-02')";
+        let fence = number_of(RUN_OF_TESTS, u64::from(STARTED.fetch_add(1, Ordering::Relaxed)));
+        sqlx::query(LOCK).bind(RUN_OF_TESTS).execute(&self.pool).await.unwrap();
         for partition in 0..self.broker.partitions() {
-            let user = UserId(u64::from(partition) + 1);
-            let last = LikeEvent { target: target(LAST), user, at: Micros(1), liked: false };
-            publisher.publish("", &self.broker.queue(partition), &body(&last).1).await.unwrap();
+            publisher.publish_behind(&self.broker.queue(partition), &encode_fence(fence)).await.unwrap();
         }
-        let count = "SELECT COUNT(*) FROM like_record WHERE target_id = 999999999999";
-        eventually("all is written", || async { self.count(count).await == i64::from(self.broker.partitions()) }).await;
-        for table in ["like_record", "counter", "drift_seen"] {
-            let sql = format!("DELETE FROM {table} WHERE target_id = {LAST}");
-            sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
-        }
+        eventually("all is written", || async {
+            let sql = "SELECT COUNT(*) FROM partition_fence WHERE job = 'test' AND fence >= ?";
+            let passed: i64 = sqlx::query_scalar(sql).bind(fence).fetch_one(&self.pool).await.unwrap();
+            passed == i64::from(self.broker.partitions())
+        })
+        .await;
     }
 
     /// Waits until Redis has all rows that the outbox has at the start of this call, according to MySQL.
@@ -335,8 +320,8 @@ fn patient_cache(config: &Config) -> Cache {
     Cache::new(&redis, &config.metrics).unwrap()
 }
 
-/// The target of the events that [`World::drained`] publishes.
-const LAST: u64 = 999_999_999_999;
+/// The number of a run that no job reaches.
+const RUN_OF_TESTS: u64 = 1 << 30;
 
 /// Returns an environment variable for servers that a test starts itself. With `TALLYD_STACK_SYNC=no`, neither these
 /// servers nor the servers of dev/up wait for the disk.
@@ -391,13 +376,6 @@ pub async fn lose(world: &World) {
         let key = world.cache.keys.counters("video", bucket);
         let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
     }
-}
-
-/// Returns the report that a command has printed. If there is none, prints the command's error.
-#[track_caller]
-fn report_of(output: &Output) -> serde_json::Value {
-    let code = output.status.code();
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{code:?}, {error}: {}", stderr(output)))
 }
 
 pub fn stdout(output: &Output) -> String {
