@@ -108,14 +108,14 @@ async fn counters_move_between_layouts_while_likes_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
     let [before, meanwhile, _, end] = settings(PACKED, MORE);
-    let (mut world, daemon, publisher) = settled("moved_killed", &before).await;
+    let (mut world, mut daemon, publisher) = settled("moved_killed", &before).await;
     let stop = CancellationToken::new();
     let early = crowd(&world, 1, 30, &stop);
     eventually("more than 40 counters exist", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 })
         .await;
     stop.cancel();
     let mut model = early.await.unwrap();
-    world.set(&meanwhile);
+    daemon = restart(&mut world, daemon, &meanwhile).await;
     let stop = CancellationToken::new();
     let crowd = crowd(&world, 2, 30, &stop);
     for point in ["reconcile:loading", "reconcile:loaded", "reconcile:compared"] {
@@ -130,7 +130,7 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
     model.rows.extend(crowd.await.unwrap().rows);
     world.drained(&publisher).await;
     migrate(&world, PACKED, MORE).await;
-    world.set(&end);
+    daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -139,9 +139,9 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_api_server_counts_in_one_layout_alone_is_found_and_mended() {
     let [before, meanwhile, _, end] = settings(PACKED, MORE).map(|settings| as_api(&settings));
-    let (mut world, daemon, publisher) = settled("moved_alone", &before).await;
+    let (mut world, mut daemon, publisher) = settled("moved_alone", &before).await;
     let behind = world.client();
-    world.set(&meanwhile);
+    daemon = restart(&mut world, daemon, &meanwhile).await;
     let client = world.client();
     let mut model = Model::default();
     for id in 1..=30 {
@@ -156,7 +156,7 @@ async fn what_an_api_server_counts_in_one_layout_alone_is_found_and_mended() {
     migrate(&world, PACKED, MORE).await;
     let repaired = "SELECT COUNT(*) FROM repair WHERE outcome = 'done' AND added = 1";
     assert_eq!(world.count(repaired).await, 10);
-    world.set(&end);
+    daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -291,7 +291,7 @@ async fn layouts_that_are_not_in_the_configuration_are_refused_with_what_to_do()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
-    let [before, _, _, other] = settings(PACKED, MORE);
+    let [before, meanwhile, _, other] = settings(PACKED, MORE);
     let (mut world, daemon, publisher) = settled("moved_other", &before).await;
     let mut model = Model::default();
     let client = world.client();
@@ -300,12 +300,14 @@ async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
     }
     world.drained(&publisher).await;
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
-    world.set(&other);
-    for arguments in [vec!["reconcile"], vec!["reconcile", "--target", "video:1"]] {
-        let refused = world.tallyd(&arguments);
-        assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
-        let why = "the daemon that started last counts in packed:4, but this configuration has only packed:7";
-        assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
+    for (settings, theirs) in [(&other, "packed:7"), (&meanwhile, "packed:4 and packed:7")] {
+        world.set(settings);
+        for arguments in [vec!["reconcile"], vec!["reconcile", "--target", "video:1"]] {
+            let refused = world.tallyd(&arguments);
+            assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+            let why = format!("the daemon that started last counts in packed:4, but this configuration has {theirs}:");
+            assert!(stderr(&refused).contains(&why), "{}", stderr(&refused));
+        }
     }
     world.set(&before);
     assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 0);

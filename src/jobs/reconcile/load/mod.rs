@@ -37,18 +37,24 @@ use tallyd_redis::load::Unloaded;
 /// Maximum number of loads per hour: if only a few buckets are lost, scheduled runs load them at most so often.
 const LOADS_MAX: u64 = 3;
 
-/// Fails if the daemon counts in a layout that is not in this configuration. Without this check, the run would record
-/// that no daemon updates this layout, and the next run would treat the layout as lost.
+/// Fails if the daemon counts in other layouts than this configuration has. Without this check, the run would record a
+/// layout as updated that no daemon updates, or a layout as outdated that the daemon updates.
 pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
-    let ours: Vec<String> = layouts(servers).map(|cache| cache.keys.layout().full_name()).collect();
-    match servers.store.daemon_layouts().await?.into_iter().find(|layout| !ours.contains(layout)) {
-        None => Ok(()),
-        Some(layout) => Err(JobError::Refused(format!(
-            "the daemon that started last counts in {layout}, but this configuration has only {}: use the same [redis] in both",
-            ours.join(" and ")
-        ))
-        .into()),
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    let ours = sorted(layouts(servers).map(|cache| cache.keys.layout().full_name()).collect());
+    let theirs = sorted(servers.store.daemon_layouts().await?);
+    if theirs.is_empty() || theirs == ours {
+        return Ok(());
     }
+    Err(JobError::Refused(format!(
+        "the daemon that started last counts in {}, but this configuration has {}: use the same [redis] in both, and restart the daemon after a change",
+        theirs.join(" and "),
+        ours.join(" and ")
+    ))
+    .into())
 }
 
 /// Makes all buckets of outdated layouts unknown. If a reload was requested, makes all buckets of all layouts unknown.
