@@ -3,6 +3,7 @@
 //! If a task ends before the stop, all other tasks are stopped cleanly, and the process exits with a failure code.
 //! systemd then restarts the process (invariant 8).
 
+mod card;
 mod reload;
 mod schedules;
 mod startup;

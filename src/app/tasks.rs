@@ -9,6 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use super::card;
 use super::schedules::Schedules;
 use super::writers::{self, Announcement};
 use crate::config::ConfigHandle;
@@ -39,6 +40,7 @@ pub(super) enum TaskName {
     Job(JobName),
     Schedules,
     Writers,
+    SiteCard,
 }
 
 impl fmt::Display for TaskName {
@@ -63,6 +65,7 @@ impl fmt::Display for TaskName {
             Self::Job(JobName::Recount) => "recounter",
             Self::Schedules => "schedules",
             Self::Writers => "writer announcer",
+            Self::SiteCard => "site card",
         })
     }
 }
@@ -120,7 +123,7 @@ impl Tasks {
         let wakes = Wakes::default();
         let requests = Requests::new(&wakes);
         self.start_detectors(&requests, running);
-        self.start_announcer(running);
+        self.start_announcers(running);
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
@@ -171,9 +174,11 @@ impl Tasks {
         running.start_loop(TaskName::SnapshotClock, |beat| clock.run(beat, stop));
     }
 
-    fn start_announcer(&self, running: &mut Running) {
-        let Self { servers, announcement, stop, .. } = self.clone();
-        running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, announcement, beat, stop));
+    fn start_announcers(&self, running: &mut Running) {
+        let Self { live, servers, announcement, stop } = self.clone();
+        let cache = servers.cache.clone();
+        running.start_loop(TaskName::Writers, |beat| writers::run(cache, announcement, beat, stop.clone()));
+        running.start_loop(TaskName::SiteCard, |beat| card::run(servers, live, beat, stop));
     }
 
     /// Starts the loop that runs a job. If filters are disabled, starts another task instead, which prevents a later

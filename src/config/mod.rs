@@ -8,6 +8,7 @@
 
 mod admin;
 mod board;
+mod card;
 mod check;
 mod export;
 mod filter;

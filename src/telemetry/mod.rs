@@ -68,6 +68,9 @@ pub(crate) struct Telemetry {
     /// The time and the error of the last reload, if this reload was rejected.
     refused: Mutex<Option<(Micros, String)>>,
     went_back: Mutex<Option<Micros>>,
+    site_differs: Gauge,
+    /// The time since which this daemon's settings differ from the site card, and the differences.
+    site_difference: Mutex<Option<(Micros, String)>>,
     orders: Mutex<Vec<Order>>,
     pub jobs: Jobs,
     pub pulse: Pulse,
@@ -98,6 +101,8 @@ impl Telemetry {
         let name = "tallyd_config_last_reload_success_timestamp_seconds";
         let last_reload_success = registered(&mut to, name, help, Gauge::<f64, AtomicU64>::default());
         last_reload_success.set(seconds(started_at));
+        let help = "1 if this daemon's settings differ from the site card that clients read";
+        let site_differs = registered(&mut to, "tallyd_site_differs", help, Gauge::default());
         let bucket_fields = Family::default();
         let help = "Fields of the fullest bucket that the last run scanned";
         to.register("tallyd_bucket_fields_max", help, Described(bucket_fields.clone()));
@@ -114,6 +119,8 @@ impl Telemetry {
             started_at,
             refused: Mutex::default(),
             went_back: Mutex::default(),
+            site_differs,
+            site_difference: Mutex::default(),
             orders: Mutex::default(),
             jobs: Jobs::default(),
             pulse: Pulse::default(),
@@ -168,6 +175,21 @@ impl Telemetry {
 
     pub(crate) fn mysql_went_back_at(&self) -> Option<Micros> {
         *locked(&self.went_back)
+    }
+
+    /// Records how this daemon's settings differ from the site card, or `None` if they agree. Returns true if they agreed
+    /// before and differ now.
+    pub(crate) fn site_differs(&self, how: Option<String>) -> bool {
+        self.site_differs.set(i64::from(how.is_some()));
+        let mut known = locked(&self.site_difference);
+        let begins = how.is_some() && known.is_none();
+        let since = known.take().map_or_else(clock::now, |(since, _)| since);
+        *known = how.map(|how| (since, how));
+        begins
+    }
+
+    pub(crate) fn site_difference(&self) -> Option<(Micros, String)> {
+        locked(&self.site_difference).clone()
     }
 
     pub(crate) fn ordered(&self, orders: Vec<Order>) {

@@ -5,6 +5,7 @@
 mod archive;
 mod boards;
 mod cache;
+mod card;
 mod cli;
 mod compare;
 mod config;

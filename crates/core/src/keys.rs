@@ -187,6 +187,11 @@ impl Keys {
         format!("{}c:writers", self.prefix)
     }
 
+    /// `c:site`: the site card, from which clients learn the site's settings.
+    pub fn site_card(&self) -> String {
+        format!("{}c:site", self.prefix)
+    }
+
     /// `c:compared:{7}:packed:13`: the time up to which reconciles have compared the counters of this layout with
     /// MySQL. In a Cluster, the number in braces (here 7) decides in which slot the key is.
     pub fn compared(&self, number: u16) -> String {
@@ -304,8 +309,8 @@ mod tests {
         let keys = keys(Form::Packed).with_prefix("");
         let mut names =
             vec![keys.missing(), keys.writers(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
-        names.push(keys.published(UserId(1)));
-        for name in ["c", "missing", "writers", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"] {
+        names.extend([keys.published(UserId(1)), keys.site_card()]);
+        for name in ["c", "missing", "writers", "site", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"] {
             let target = Target { kind: Kind(1), id: TargetId(1) };
             let of_filter = keys.filter(name, target).into_iter().chain([keys.next_filter(name, target)]);
             names.extend(of_filter.chain(keys.recent(name, 1)).chain([keys.counters(name, 1)]));
@@ -341,6 +346,7 @@ mod tests {
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:c:missing");
         assert_eq!(keys.writers(), "app:c:writers");
+        assert_eq!(keys.site_card(), "app:c:site");
         assert_eq!(keys.compared(7), "app:c:compared:{7}:packed:13");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");

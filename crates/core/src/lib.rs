@@ -6,6 +6,7 @@
 
 pub mod bloom;
 pub mod board;
+pub mod card;
 pub mod chain;
 pub mod click_limits;
 pub mod coalesce;

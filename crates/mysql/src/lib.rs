@@ -11,6 +11,7 @@
 pub mod applied_events;
 pub mod archive_rows;
 pub mod boards;
+pub mod card;
 pub mod changed;
 pub mod codes;
 pub mod config;

@@ -13,6 +13,7 @@
 
 pub mod apply;
 pub mod boards;
+mod card;
 mod cluster;
 mod compared;
 pub mod config;

@@ -19,8 +19,9 @@ const ON_BOARDS: [&str; 17] = [
 /// The command with which the daemon takes entries from the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on two kinds of keys. A key of the first kind contains the instant up to which reconciles have
-/// compared Redis with MySQL. A key of the second kind says which program counts each number.
+/// The daemon's commands on three kinds of keys. A key of the first kind contains the instant up to which reconciles
+/// have compared Redis with MySQL. A key of the second kind says which program counts each number. The third key is the
+/// site card.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
@@ -62,6 +63,7 @@ impl Cache {
         need(&ON_MISSING, &self.keys.missing());
         need(&ON_NOTES, &self.keys.compared(0));
         need(&ON_NOTES, &self.keys.writers());
+        need(&ON_NOTES, &self.keys.site_card());
         if filters {
             need(&ON_FILTERS, &self.keys.filter("check", EXAMPLE)[0]);
         }

@@ -43,6 +43,8 @@ pub(crate) struct Status {
     pub not_ready: Vec<String>,
     pub troubles: Vec<Trouble>,
     pub reload_refused: Option<(i64, String)>,
+    /// The time since which this daemon's settings differ from the site card, and the differences.
+    pub site_differs: Option<(i64, String)>,
     pub rate: Option<Point>,
     pub events_committed: u64,
     pub memory_bytes: u64,

@@ -28,6 +28,7 @@ impl Status {
             not_ready: Vec::new(),
             troubles: Vec::new(),
             reload_refused: telemetry.refused().map(|(at, wrong)| (at.0, wrong)),
+            site_differs: telemetry.site_difference().map(|(since, how)| (since.0, how)),
             rate: telemetry.pulse.last(),
             events_committed: telemetry.consumer.committed.get(),
             memory_bytes: Process::now().resident_bytes,

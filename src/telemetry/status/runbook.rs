@@ -36,6 +36,7 @@ runbooks! {
     Returned = "alerts/TallydReturned.md",
     ServerDown = "alerts/TallydServerDown.md",
     ServerSlow = "alerts/TallydServerSlow.md",
+    SiteDiffers = "alerts/TallydSiteDiffers.md",
 }
 
 impl Runbook {

@@ -81,6 +81,10 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
         let what = format!("the last reload was rejected, and the previous configuration stays in force: {wrong}");
         found.push(Trouble::mild(what, Some(*at)).with("tallyd config check".to_owned()).see(Runbook::ReloadRefused));
     }
+    if let Some((since, how)) = &status.site_differs {
+        let what = format!("this daemon's settings differ from the site card, which clients read: {how}");
+        found.push(Trouble::mild(what, Some(*since)).with("tallyd config show".to_owned()).see(Runbook::SiteDiffers));
+    }
     if let Some(at) = status.observed_at.filter(|at| status.now - at > LOOK_MAX) {
         found.push(
             Trouble::mild("the servers have not been checked recently, so their data is old".to_owned(), Some(at))
@@ -316,6 +320,13 @@ mod tests {
         for state in ["starting", "draining"] {
             assert_eq!(sentences(json!({ "state": state })), Vec::<String>::new());
         }
+    }
+
+    #[test]
+    fn a_daemon_whose_settings_clients_do_not_read_says_so() {
+        let found = all(json!({ "site_differs": [3, "api (card of a:1)"] }));
+        let expected = "this daemon's settings differ from the site card, which clients read: api (card of a:1)";
+        assert_eq!((found[0].what.as_str(), found[0].since, found.len()), (expected, Some(3), 1));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod book;
+mod card;
 mod commands;
 mod decisions;
 mod documents;
