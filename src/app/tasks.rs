@@ -10,7 +10,6 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::schedules::Schedules;
-use super::writers::{self, Announcement};
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
@@ -38,7 +37,6 @@ pub(super) enum TaskName {
     SnapshotClock,
     Job(JobName),
     Schedules,
-    Writers,
 }
 
 impl fmt::Display for TaskName {
@@ -62,7 +60,6 @@ impl fmt::Display for TaskName {
             Self::Job(JobName::Filters) => "filters",
             Self::Job(JobName::Recount) => "recounter",
             Self::Schedules => "schedules",
-            Self::Writers => "writer announcer",
         })
     }
 }
@@ -104,7 +101,6 @@ impl Running {
 pub(super) struct Tasks {
     pub live: ConfigHandle,
     pub servers: Servers,
-    pub announcement: watch::Receiver<Announcement>,
     pub stop: CancellationToken,
 }
 
@@ -120,7 +116,6 @@ impl Tasks {
         let wakes = Wakes::default();
         let requests = Requests::new(&wakes);
         self.start_detectors(&requests, running);
-        self.start_announcer(running);
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
@@ -169,11 +164,6 @@ impl Tasks {
         running.start_loop(TaskName::Lookout, |beat| detector.run(beat, stop.clone()));
         let clock = SnapshotClock { live, store, cache, request: requests.snapshot.clone() };
         running.start_loop(TaskName::SnapshotClock, |beat| clock.run(beat, stop));
-    }
-
-    fn start_announcer(&self, running: &mut Running) {
-        let Self { servers, announcement, stop, .. } = self.clone();
-        running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, announcement, beat, stop));
     }
 
     /// Starts the loop that runs a job. If filters are disabled, starts another task instead, which prevents a later
