@@ -42,7 +42,7 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    pub(super) fn shape(&self, target: Target) -> Option<Shape> {
+    fn shape(&self, target: Target) -> Option<Shape> {
         self.shapes.lock().unwrap_or_else(PoisonError::into_inner).get(&target).copied()
     }
 

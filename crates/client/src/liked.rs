@@ -12,11 +12,11 @@
 use tokio::time::timeout;
 
 use super::error::require;
+use super::filters::Filters;
 use super::gateway::HINT_MAX;
 use super::{Client, Result};
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::rules::Writes;
-use tallyd_redis::bloom::Shape;
 use tallyd_redis::published::Published;
 use tallyd_redis::recent::Seen;
 
@@ -56,7 +56,7 @@ enum Known {
 
 impl Client {
     /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in the order of `targets`. The call
-    /// makes one or two round trips to Redis. If Redis does not know some of the targets, the call also makes one query
+    /// makes one round trip to Redis, and further ones if there are filters. If Redis does not know some of the targets, the call also makes one query
     /// to MySQL for each kind of these targets.
     ///
     /// # Errors
@@ -104,17 +104,9 @@ impl Client {
 
     /// Reads the recent clicks, and then the filters, in one round trip.
     async fn recent(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
-        if targets.is_empty() {
-            return Ok(Vec::new());
-        }
         let seen = match &self.filters {
             None => self.cache.recent_likes(&self.names, user, targets).await?,
-            Some(filters) => {
-                let epoch = filters.epoch(&self.cache).await;
-                let seen = self.cache.filtered_likes(&self.names, user, &epoch, &filters.shapes(targets)).await?;
-                filters.learn(targets, &seen);
-                seen
-            }
+            Some(filters) => self.ask_filters(filters, user, targets, true).await?,
         };
         Ok(seen.into_iter().map(Known::from).collect())
     }
@@ -124,24 +116,40 @@ impl Client {
         let published = self.cache.published(&self.names, user, targets).await?;
         let mut known: Vec<Known> =
             published.into_iter().map(|click| click.map_or(Known::Nothing, Known::Published)).collect();
-        let Some(filters) = &self.filters else { return Ok(known) };
-        let unknown: Vec<(Target, Option<Shape>)> = targets
-            .iter()
-            .zip(&known)
-            .filter(|(_, known)| matches!(known, Known::Nothing))
-            .map(|(target, _)| (*target, filters.shape(*target)))
-            .collect();
-        if unknown.is_empty() || !filters.are_up_to_date(&self.store).await {
-            return Ok(known);
-        }
-        let epoch = filters.epoch(&self.cache).await;
-        let seen = self.cache.filter_answers(&self.names, user, &epoch, &unknown).await?;
-        filters.learn(&unknown.iter().map(|(target, _)| *target).collect::<Vec<_>>(), &seen);
-        let mut seen = seen.into_iter();
-        for known in known.iter_mut().filter(|known| matches!(known, Known::Nothing)) {
-            *known = seen.next().map_or(Known::Nothing, Known::from);
+        let unknown = targets.iter().zip(&known).filter(|(_, known)| matches!(known, Known::Nothing));
+        let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();
+        if let (Some(filters), false) = (&self.filters, unknown.is_empty())
+            && filters.are_up_to_date(&self.store).await
+        {
+            let seen = self.ask_filters(filters, user, &unknown, false).await?;
+            let unknown = known.iter_mut().filter(|known| matches!(known, Known::Nothing));
+            unknown.zip(seen).for_each(|(known, seen)| *known = Known::from(seen));
         }
         Ok(known)
+    }
+
+    /// Asks the filters, and before that the recent clicks if they count. If a filter has another shape than the client
+    /// knows, asks this filter again.
+    async fn ask_filters(
+        &self,
+        filters: &Filters,
+        user: UserId,
+        targets: &[Target],
+        with_clicks: bool,
+    ) -> Result<Vec<Seen>> {
+        let (epoch, asked) = (filters.epoch(&self.cache).await, filters.shapes(targets));
+        let mut seen = match with_clicks {
+            true => self.cache.filtered_likes(&self.names, user, &epoch, &asked).await?,
+            false => self.cache.filter_answers(&self.names, user, &epoch, &asked).await?,
+        };
+        filters.learn(targets, &seen);
+        let has_other_shape = |seen: &Seen| matches!(seen, Seen::Unknown(Some(_)));
+        let again = targets.iter().zip(&seen).filter(|(_, seen)| has_other_shape(seen));
+        let again = filters.shapes(&again.map(|(target, _)| *target).collect::<Vec<_>>());
+        let answers = self.cache.filter_answers(&self.names, user, &epoch, &again).await?;
+        let others = seen.iter_mut().filter(|seen| has_other_shape(seen));
+        others.zip(answers).for_each(|(seen, answer)| *seen = answer);
+        Ok(seen)
     }
 
     /// Returns users who like the target, in the order of their ids: at most `limit` users whose id is above `after` (0

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use crate::common;
 use common::{Daemon, Dice, World, event_of, eventually, target};
-use tallyd_client::Client;
 use tallyd_core::model::{Metric, Target, UserId};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::read::Found;
+use crate::common::scripts::ApiServer;
 
 const LIKE: Metric = Metric(1);
 /// API servers count this metric in Redis.
@@ -44,7 +44,7 @@ type Numbers = BTreeMap<(Target, Metric), i64>;
 struct Product {
     world: World,
     daemon: Option<Daemon>,
-    client: Arc<Client>,
+    client: Arc<ApiServer>,
     numbers: Numbers,
 }
 
@@ -57,7 +57,7 @@ impl Product {
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         world.succeeds(&["reconcile"]).await;
-        let client = Arc::new(world.client());
+        let client = Arc::new(world.api_server());
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 
