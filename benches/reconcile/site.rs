@@ -8,9 +8,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_client::Event;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_redis::Cache;
-use tallyd_client::Event;
 use tallyd_testkit::client_of;
 
 use crate::child::{self, Ran};

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use super::common;
 use super::common::{World, as_api, eventually, stderr, stdout, target};
 use super::example::Example;
+use crate::common::scripts::{ApiServer, OnBoard};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
-use crate::common::scripts::{ApiServer, OnBoard};
 
 /// A run of a job takes a second or two.
 const JOB_FREE_WITHIN: Duration = Duration::from_secs(30);

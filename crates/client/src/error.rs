@@ -23,7 +23,9 @@ pub enum ClientError {
     NoMetric(Metric),
     /// The rule of this number says `writer = "api"`, so an event that was not counted in Redis would be missing there.
     /// Nothing was sent to a server.
-    #[error("API servers count {0} (writer = \"api\"): call the scripts of docs/scripts.md, and publish the event with the `at` that the script returns")]
+    #[error(
+        "API servers count {0} (writer = \"api\"): call the scripts of docs/scripts.md, and publish the event with the `at` that the script returns"
+    )]
     CountedByApi(String),
     /// The settings have no board with that name and that kind of period. Nothing was sent to a server.
     #[error("no [[board]] is named {board} and has period \"{period}\"")]

@@ -140,10 +140,6 @@ impl Client {
 /// Logs the first failure of an outage. `former` is set if MySQL had already failed before.
 fn say_unasked(former: Option<Instant>, error: &str) {
     if former.is_none() {
-        warn!(
-            event = "mysql-unasked",
-            error,
-            "MySQL failed: numbers that Redis has lost stay unknown: {error}"
-        );
+        warn!(event = "mysql-unasked", error, "MySQL failed: numbers that Redis has lost stay unknown: {error}");
     }
 }

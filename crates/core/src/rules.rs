@@ -161,7 +161,8 @@ mod tests {
     fn a_number_with_another_writer_is_named() {
         let by_api = |rule: Rule| Rule { writer: Writes::Api, ..rule };
         let (before, after) = (rules(&[by_api(Rule::of("view"))]), rules(&[by_api(of_kind("video", "view"))]));
-        let (kinds, metrics) = (BTreeMap::from([("video", 1), ("inbox", 2)]), BTreeMap::from([("like", 1), ("view", 2)]));
+        let (kinds, metrics) =
+            (BTreeMap::from([("video", 1), ("inbox", 2)]), BTreeMap::from([("like", 1), ("view", 2)]));
         let owned = |names: BTreeMap<&str, u8>| names.into_iter().map(|(name, code)| (name.to_owned(), code)).collect();
         let (kinds, metrics) = (Kinds(owned(kinds)), Metrics(owned(metrics)));
         assert_eq!(before.other_writers(&after, (&kinds, &metrics)), ["inbox:view"]);

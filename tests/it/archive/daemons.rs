@@ -9,8 +9,8 @@ use tallyd_mysql::jobs::Lock;
 
 use super::saved::add;
 use super::{Board, JOB, Stage, board, week};
-use crate::common::{eventually, stderr};
 use crate::common::scripts::OnBoard;
+use crate::common::{eventually, stderr};
 
 #[tokio::test]
 async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {

@@ -13,8 +13,8 @@ use tallyd_redis::recent::Seen;
 use tokio_util::sync::CancellationToken;
 
 use super::{Likes, METRICS, USER, erase, named, report};
-use crate::common::{Dice, Model, World, as_api, body, event_of, target};
 use crate::common::scripts::ApiServer;
+use crate::common::{Dice, Model, World, as_api, body, event_of, target};
 
 /// The number of other users.
 const OTHERS: u64 = 50;

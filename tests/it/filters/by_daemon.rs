@@ -69,7 +69,10 @@ async fn a_no_of_a_filter_counts_only_while_the_outbox_is_not_behind() {
     eventually("the outbox is paused", || async {
         world.publish(&publisher, &[like(40)]).await;
         world.drained(&publisher).await;
-        world.count("SELECT COUNT(*) FROM outbox WHERE number > (SELECT COALESCE(MAX(applied), 0) FROM outbox_state)").await > 0
+        world
+            .count("SELECT COUNT(*) FROM outbox WHERE number > (SELECT COALESCE(MAX(applied), 0) FROM outbox_state)")
+            .await
+            > 0
     })
     .await;
     // The filter lacks this user, who likes the target.
@@ -78,7 +81,8 @@ async fn a_no_of_a_filter_counts_only_while_the_outbox_is_not_behind() {
     assert_eq!(asked(5_000_001).await, (false, "mysql".to_owned()));
     assert!(world.tallyd(&["resume", "outbox"]).status.success());
     world.outbox_added().await;
-    eventually("readers ask the filter again", || async { asked(5_000_001).await == (false, "redis".to_owned()) }).await;
+    eventually("readers ask the filter again", || async { asked(5_000_001).await == (false, "redis".to_owned()) })
+        .await;
     assert_eq!(asked(40).await, (true, "mysql".to_owned()));
     assert!(gateway.process.stop().success());
     assert!(daemon.stop().success());

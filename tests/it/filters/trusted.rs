@@ -4,8 +4,8 @@ use redis::AsyncCommands;
 use tallyd_core::model::UserId;
 
 use super::{BY_HAND, alone, assert_no_false_no, keys, refused, run, seed};
-use crate::common::{World, as_api, eventually, stderr, target};
 use crate::common::scripts::Clicked;
+use crate::common::{World, as_api, eventually, stderr, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {

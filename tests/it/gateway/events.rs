@@ -78,7 +78,11 @@ async fn what_api_servers_count_is_published_with_the_scripts_at_and_refused_wit
         let counted = server.count(target(id), UserId(7), true, &[]).await.unwrap();
         let (_, event) = body(&counted.event);
         let sent = gateway.post(std::str::from_utf8(&event).unwrap()).await;
-        assert_eq!((sent.status, sent.verdicts()), (202, vec!["confirmed".to_owned()]), "the script has limited clicks");
+        assert_eq!(
+            (sent.status, sent.verdicts()),
+            (202, vec!["confirmed".to_owned()]),
+            "the script has limited clicks"
+        );
         assert_eq!(sent.json()["events"][0], json!({ "verdict": "confirmed", "at": counted.event.at.0 }));
         model.apply(&counted.event);
     }

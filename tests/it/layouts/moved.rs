@@ -6,8 +6,8 @@ use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
-use crate::common::{Daemon, Model, World, as_api, event_of, eventually, lose, redis_likes, stderr, stdout, target};
 use crate::common::scripts::Clicked;
+use crate::common::{Daemon, Model, World, as_api, event_of, eventually, lose, redis_likes, stderr, stdout, target};
 
 /// With this setting, Redis must count an event within 50 ms after the event's `at`. The default is one second.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";

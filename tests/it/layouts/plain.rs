@@ -4,8 +4,8 @@ use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
-use crate::common::{Model, as_api, eventually, redis_likes, stderr, target};
 use crate::common::scripts::Clicked;
+use crate::common::{Model, as_api, eventually, redis_likes, stderr, target};
 
 const STRING: &str = "[redis]\nlayout = \"string\"\n";
 const ENTITY: &str = "[redis]\nlayout = \"entity\"\n";

@@ -4,8 +4,8 @@ use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};
 
 use super::settled;
-use crate::common::{lose, target};
 use crate::common::scripts::ApiServer;
+use crate::common::{lose, target};
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
 

@@ -9,9 +9,9 @@ use tallyd_client::{Change, NUMBER_MAX, Source};
 use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_redis::Cache;
 
+use crate::common::scripts::{ApiServer, CountError, Counting, TakenBack};
 use crate::common::size::some_of;
 use crate::common::{Daemon, Dice, World, target};
-use crate::common::scripts::{ApiServer, CountError, Counting, TakenBack};
 
 pub const VIEW: Metric = Metric(2);
 pub const BALANCE: Metric = Metric(3);

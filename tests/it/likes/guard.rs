@@ -8,8 +8,8 @@ use tallyd::config;
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
 
-use crate::common::{Dice, Model, World, as_api, eventually, target};
 use crate::common::scripts::{ApiServer, Clicked, OnBoard};
+use crate::common::{Dice, Model, World, as_api, eventually, target};
 
 /// Starts a test environment, and waits until the daemon has loaded all buckets and has no work left.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {

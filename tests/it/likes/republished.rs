@@ -11,9 +11,9 @@ use tallyd_redis::keys::SET_AT;
 
 use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, settings, stored};
 use crate::common::proxy::Proxy;
+use crate::common::scripts::{ApiServer, Changed, CountError, Counting, TakenBack};
 use crate::common::size::some_of;
 use crate::common::{World, eventually, target};
-use crate::common::scripts::{ApiServer, Changed, CountError, Counting, TakenBack};
 
 /// Returns the unpublished event of the error, and whether the client undid the count.
 fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {

@@ -4,8 +4,8 @@ use tallyd_client::Source;
 use tallyd_core::model::{Metric, UserId};
 
 use crate::common::private::Private;
-use crate::common::{Model, World, as_api, eventually, redis_likes, target};
 use crate::common::scripts::{Clicked, LikeError};
+use crate::common::{Model, World, as_api, eventually, redis_likes, target};
 
 async fn world_on(server: &Private, name: &str) -> World {
     let url = server.url();

@@ -6,8 +6,8 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 
 use crate::common::clicker::held_like;
-use crate::common::{Model, World, as_api, target};
 use crate::common::scripts::{ApiServer, Clicked, LikeError, OnBoard, TakenBack};
+use crate::common::{Model, World, as_api, target};
 
 const BOARD: &str = "[[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 const LIKES: OnBoard<'static> = OnBoard { board: "likes", member: b"42" };

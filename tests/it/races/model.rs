@@ -12,8 +12,8 @@ use tallyd_core::model::{Micros, Target, UserId};
 use tokio::task::JoinSet;
 
 use super::proof::{Act, Row, first_wrong};
-use crate::common::{Daemon, Dice, Model, World, as_api, target};
 use crate::common::scripts::{ApiServer, Counted};
+use crate::common::{Daemon, Dice, Model, World, as_api, target};
 
 /// The number of concurrent tasks. Each task clicks for 20 users, on a few busy targets and many quiet targets.
 const CLICKERS: u64 = 10;

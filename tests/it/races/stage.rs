@@ -8,8 +8,8 @@ use serde_json::Value;
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
-use crate::common::{Daemon, Model, World, as_api, event_of, eventually, stderr, target};
 use crate::common::scripts::{ApiServer, Counted};
+use crate::common::{Daemon, Model, World, as_api, event_of, eventually, stderr, target};
 
 /// The number of targets. Each of the users 1 to 3 likes all targets.
 pub const TARGETS: u64 = 5;

@@ -4,10 +4,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::common::{Model, World, as_api, body, drift, stdout, target};
+use crate::common::scripts::ApiServer;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Publisher;
-use crate::common::scripts::ApiServer;
 
 /// Counts a like in Redis, and publishes it with the given `at`.
 async fn like_at(world: &World, with: (&ApiServer, &Publisher), model: &mut Model, id: u64, at: Micros) {

@@ -57,7 +57,8 @@ impl ApiServer {
     async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         let LikeEvent { target, user, liked, .. } = wish;
         if self.is_by_daemon(self.metric, target.kind) {
-            let clicked = if liked { self.client.like(target, user).await } else { self.client.unlike(target, user).await };
+            let clicked =
+                if liked { self.client.like(target, user).await } else { self.client.unlike(target, user).await };
             return Ok(match clicked? {
                 tallyd_client::Clicked::Published(event) => Clicked::Published(event),
                 tallyd_client::Clicked::Limited { wait } => Clicked::Limited { wait },
@@ -107,7 +108,9 @@ impl ApiServer {
                 let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
                 Ok((Clicked::Same { count, at }, Some(counted)))
             }
-            Answer::Unknown(_) => Err(ClientError::Answer("like.lua got the user's row, but does not know the user's state")),
+            Answer::Unknown(_) => {
+                Err(ClientError::Answer("like.lua got the user's row, but does not know the user's state"))
+            }
         }
     }
 
