@@ -12,7 +12,7 @@ use tallyd_rabbitmq::BrokerError;
 /// The largest number that is counted exactly: 2^53-1. The smallest number is -2^53+1.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
 
-/// What a client publishes.
+/// An event that a client publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A user likes a target, or no longer likes it.

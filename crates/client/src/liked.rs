@@ -44,7 +44,7 @@ pub struct Liked {
     pub by: LikedBy,
 }
 
-/// What Redis knows about a user and a target.
+/// An answer of Redis about a user and a target.
 #[derive(Clone, Copy, Debug)]
 enum Known {
     /// Whether the user likes the target.
@@ -93,7 +93,7 @@ impl Client {
 
     async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
         let is_by_api = |target: &Target| self.rules.of(target.kind, self.metric).writer == Writes::Api;
-        let (by_api, by_daemon): (Vec<Target>, Vec<Target>) = targets.iter().partition(|target| is_by_api(target));
+        let (by_api, by_daemon): (Vec<Target>, Vec<Target>) = targets.iter().copied().partition(is_by_api);
         let mut by_api = self.recent(user, &by_api).await?.into_iter();
         // If Redis fails, use only MySQL's rows. These rows lack only clicks that the daemon has not written yet.
         let asked = timeout(HINT_MAX, self.published(user, &by_daemon)).await;

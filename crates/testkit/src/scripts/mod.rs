@@ -1,4 +1,4 @@
-//! The API server of a site that counts at once (`writer = "api"`). It calls the scripts of lua/, as docs/scripts.md
+//! The API server of a site that counts before it publishes (`writer = "api"`). It calls the scripts of lua/, as docs/scripts.md
 //! describes, and then publishes the event with the client. Numbers that the daemon counts are only published.
 //!
 //! If the settings have a second layout (`[redis.also]`), each change is also made there, by a second call of the same
