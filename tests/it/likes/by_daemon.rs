@@ -121,6 +121,19 @@ async fn an_event_that_was_not_confirmed_is_published_again_by_the_rust_client()
 }
 
 #[tokio::test]
+async fn the_rust_client_publishes_no_click_of_a_user_who_clicks_too_often() {
+    let limits = "[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
+    let world = World::new("by_daemon_limit", limits).await;
+    world.publisher().await;
+    let client = world.client();
+    assert!(matches!(client.like(target(1), UserId(7)).await.unwrap(), Clicked::Published(_)));
+    let limited = client.unlike(target(1), UserId(7)).await.unwrap();
+    assert!(matches!(limited, Clicked::Limited { wait } if wait <= Duration::from_secs(3_600)), "{limited:?}");
+    assert!(matches!(client.like(target(1), UserId(8)).await.unwrap(), Clicked::Published(_)));
+    world.close().await;
+}
+
+#[tokio::test]
 async fn the_rust_client_refuses_what_api_servers_count_and_publishes_it_with_the_scripts_at() {
     let settings = as_api("[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n");
     let (world, publisher, daemon) = open("by_daemon_refused", &settings).await;
