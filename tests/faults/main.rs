@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::scripts::ApiServer;
 use common::{Dice, Model, World, body, event_of, eventually, redis_likes, servers, target};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
@@ -14,7 +15,6 @@ use tallyd_rabbitmq::{Depth, Publisher};
 use tallyd_testkit as common;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
-use crate::common::scripts::ApiServer;
 
 static ALONE: Mutex<()> = Mutex::const_new(());
 

@@ -1,5 +1,5 @@
-//! Users of the site. The users call an API server of the test kit, make random choices that depend on the seed, and record each call
-//! with its answer.
+//! Users of the site. The users call an API server of the test kit, make random choices that depend on the seed, and
+//! record each call with its answer.
 //!
 //! Many users click on the same few targets. Some users share an account and click at the same time, as if one person
 //! used two devices.

@@ -24,8 +24,8 @@ use tallyd_redis::keys::KindNames;
 use tokio_util::sync::CancellationToken;
 
 use crate::common;
-use common::{World};
 use crate::common::scripts::ApiServer;
+use common::World;
 
 /// With these settings, each target with 20 or more likes has a filter. The test runs the filters' job, and the daemon
 /// does not.

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::common;
+use crate::common::scripts::ApiServer;
 use common::{Daemon, Dice, World, event_of, eventually, target};
 use tallyd_core::model::{Metric, Target, UserId};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::read::Found;
-use crate::common::scripts::ApiServer;
 
 const LIKE: Metric = Metric(1);
 /// API servers count this metric in Redis.

@@ -24,8 +24,8 @@ use futures_util::{StreamExt, stream};
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
-use nodes::Nodes;
 use crate::common::scripts::ApiServer;
+use nodes::Nodes;
 
 /// The number of likes that the test sends at the same time.
 const AT_ONCE: usize = 64;

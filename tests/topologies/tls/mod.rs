@@ -8,11 +8,11 @@ mod init;
 mod servers;
 
 use crate::common;
+use crate::common::scripts::ApiServer;
 use authority::Certificate;
 use common::{Daemon, World, eventually, redis_likes, stderr, stdout, target};
 use servers::Servers;
 use tallyd_core::model::UserId;
-use crate::common::scripts::ApiServer;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
 
