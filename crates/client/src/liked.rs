@@ -104,6 +104,9 @@ impl Client {
 
     /// Reads the recent clicks, and then the filters, in one round trip.
     async fn recent(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        if targets.is_empty() {
+            return Ok(Vec::new());
+        }
         let seen = match &self.filters {
             None => self.cache.recent_likes(&self.names, user, targets).await?,
             Some(filters) => self.ask_filters(filters, user, targets, true).await?,
