@@ -28,10 +28,6 @@ const FOLD_USERS: usize = 100;
 /// One call adds at most this number of waiting users.
 const NOTE_USERS: usize = 1_000;
 
-/// The number of seconds for which Redis keeps the note about a user if the target has no filter. If no run renews the
-/// trust in a filter, readers stop trusting the filter before this time ends.
-const NOTED_S: u64 = 7 * 86_400;
-
 /// One step of a scan reads about this number of fields or members.
 const SCAN_COUNT: u64 = 1_000;
 

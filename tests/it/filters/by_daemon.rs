@@ -22,7 +22,7 @@ async fn likes_that_are_only_published_come_into_the_filter() {
     let mut users: Vec<u64> = (1..=2_000).collect();
     for round in 10..15 {
         let likes = |users: std::ops::Range<u64>| -> Vec<_> {
-            let at = tallyd::runtime::clock::now();
+            let at = clock::now();
             users.map(|user| body(&LikeEvent { target: target(1), user: UserId(user), at, liked: true })).collect()
         };
         let (first, second) = (1_000 * round..1_000 * round + 200, 1_000 * round + 200..1_000 * round + 300);

@@ -249,7 +249,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     assert!(!not_yet.take_back(&second, &[]).await.unwrap(), "the other request can still publish the like");
     assert!(not_yet.take_back(&second, &[]).await.unwrap(), "both layouts must have the same `at`");
     let blind = not_yet.count(target(3), UserId(7), true, &[]).await.unwrap();
-    not_yet.publish(&blind).await.unwrap();
+    not_yet.publish_counted(&blind).await.unwrap();
     for client in [&not_yet, &already] {
         let likes = redis_likes(client, &[target(1), target(2), target(3)]).await;
         assert_eq!(likes, [Some(1), Some(0), Some(1)]);

@@ -1,7 +1,6 @@
 //! Adds to boards with lua/board.lua.
 
 use redis::Value;
-use tallyd_client::ClientError;
 use tallyd_core::kinds::LIKE;
 use tallyd_redis::Call;
 use tallyd_redis::feed::Gain;
@@ -14,8 +13,8 @@ impl ApiServer {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::Redis`]: Redis is unreachable,
-    /// or refused the addition because the score cannot hold the new value of the column.
+    /// The settings have no such board or column, or Redis is unreachable, or Redis refused the addition because the score
+    /// cannot hold the new value of the column.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;
         self.cache.eval("add to a board", &[call]).await?;
