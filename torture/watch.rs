@@ -8,14 +8,13 @@ use std::time::Duration;
 use anyhow::Result;
 use sqlx::{Connection, MySqlConnection};
 use tallyd::config::Config;
-use tallyd_client::{Clicked, Client, LikeError};
 use tallyd_core::model::{Target, TargetId, UserId};
-use tallyd_testkit::client_of;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::history::{Answer, Call, Micros, Recorder, What, is_ahead, now};
 use crate::users::VIDEO;
+use tallyd_testkit::scripts::{ApiServer, Clicked, LikeError};
 
 /// Number of the extra users. The number is so high that each partition has some of these users.
 const WATCHERS: u64 = 8;
@@ -70,7 +69,7 @@ impl Watch {
         let watchers = (0..WATCHERS).map(|_| Watcher::default()).collect();
         let seen = Arc::new(Mutex::new(Seen { watchers, lags: Vec::new() }));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let client = Arc::new(client_of(config));
+        let client = Arc::new(ApiServer::new(config));
         for number in 0..WATCHERS {
             tasks.spawn(click(Arc::clone(&client), number, Arc::clone(&seen), Arc::clone(recorder), stop.clone()));
         }
@@ -112,7 +111,7 @@ impl Watch {
 }
 
 async fn click(
-    client: Arc<Client>,
+    client: Arc<ApiServer>,
     number: u64,
     seen: Arc<Mutex<Seen>>,
     recorder: Arc<Recorder>,

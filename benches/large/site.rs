@@ -7,7 +7,6 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd_core::event::LikeEvent;
-use tallyd_testkit::client_of;
 
 use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};
@@ -15,6 +14,7 @@ use crate::common::cpu::peak_rss_mib;
 use crate::common::wait;
 use crate::common::workload::Workload;
 use crate::common::world::{Setup, World, stack};
+use tallyd_testkit::scripts::ApiServer;
 
 /// The kind `comment` has no rows of the metric `share`.
 const METRICS: &str = "[kinds]\nvideo = 1\ncomment = 2\n[metrics]\nlike = 1\nshare = 2\nview = 3\n";
@@ -146,7 +146,7 @@ impl Site {
 
     /// Sends likes through the client at this rate, until the task is aborted.
     async fn arrive(&self, rate: u32) -> Result<()> {
-        let client = client_of(&self.world.config);
+        let client = ApiServer::new(&self.world.config);
         let per_turn = usize::try_from(u128::from(rate) * TURN.as_millis() / 1_000)?;
         let (mut turn, mut likes) = (tokio::time::interval(TURN), Workload::new(1));
         loop {
@@ -154,7 +154,7 @@ impl Site {
             let some: Vec<_> = likes.by_ref().take(per_turn).collect();
             let like = async |event: &LikeEvent| {
                 let counted = client.count(event.target, event.user, true, &[]).await?;
-                client.publish(&counted).await
+                client.publish_counted(&counted).await
             };
             try_join_all(some.iter().map(like)).await?;
         }

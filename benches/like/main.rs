@@ -16,11 +16,10 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
 use tallyd_benches as common;
-use tallyd_client::Client;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
 use tallyd_core::rules::Writes;
 use tallyd_redis::Cache;
-use tallyd_testkit::client_of;
+use tallyd_testkit::scripts::ApiServer;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 
@@ -182,8 +181,8 @@ fn user(number: u64) -> UserId {
 async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Round> {
     // Redis remembers the users of the previous round.
     let user = |number: u64| UserId(round * (1 << 32) + user(number).0);
-    let client = client_of(&world.config);
-    let by_filter = client_of(&filtered::prepare(world).await?);
+    let client = ApiServer::new(&world.config);
+    let by_filter = ApiServer::new(&filtered::prepare(world).await?);
     let publisher = world.broker.connect_publisher("bench").await?;
     let mut redis = world.redis().await?;
     let shared = redis.clone();
@@ -195,7 +194,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     let bare = bare.await?;
     let blind = rate(&mut redis, arguments, async |number| {
         let counted = client.count(target(number), user(number), true, &[]).await?;
-        Ok(client.publish(&counted).await?)
+        Ok(client.publish_counted(&counted).await?)
     });
     let blind = blind.await?;
     let first = rate(&mut redis, arguments, async |number| {
@@ -306,7 +305,7 @@ async fn timed(work: impl AsyncFn() -> Result<()>) -> Result<f64> {
 }
 
 async fn page(
-    [client, by_filter]: [&Client; 2],
+    [client, by_filter]: [&ApiServer; 2],
     redis: &mut MultiplexedConnection,
     world: &World,
     count: usize,

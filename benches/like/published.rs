@@ -197,7 +197,7 @@ async fn publish(client: &Client, arguments: Arguments, seed: u64) -> Result<Vec
 }
 
 pub(super) async fn click(client: &Client, target: Target, user: UserId, liked: bool) -> Result<LikeEvent> {
-    let clicked = if liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+    let clicked = if liked { client.like(target, user).await } else { client.unlike(target, user).await };
     match clicked? {
         Clicked::Published(event) => Ok(event),
         other => bail!("a like should only be published, but the result is {other:?}"),

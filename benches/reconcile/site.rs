@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_client::Event;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_redis::Cache;
 use tallyd_testkit::client_of;
@@ -166,8 +167,8 @@ impl Site {
         let mut likes = Workload::new(1);
         loop {
             turn.tick().await;
-            let some: Vec<_> = likes.by_ref().take(ARRIVING_PER_TURN).collect();
-            try_join_all(some.iter().map(|event| client.publish_event(event))).await?;
+            let some: Vec<_> = likes.by_ref().take(ARRIVING_PER_TURN).map(Event::Like).collect();
+            try_join_all(some.iter().map(|event| client.publish(event, None))).await?;
         }
     }
 

@@ -1,5 +1,5 @@
 // A client that likes targets. It counts each like once in Redis, immediately, and publishes the event that tallyd
-// writes to MySQL. docs/clients-that-count.md explains each step. like.js is a command that uses this client.
+// writes to MySQL. docs/scripts.md explains each step. like.js is a command that uses this client.
 //
 // Ids are text everywhere, because a JavaScript number above 2^53 loses its last digits.
 

@@ -9,7 +9,7 @@
                                                        MICROSECONDS, which it prints
 
 Needs redis-py, pika and PyMySQL; on Debian: apt-get install python3-redis python3-pika python3-pymysql.
-docs/clients-that-count.md explains each step.
+docs/scripts.md explains each step.
 """
 
 import argparse

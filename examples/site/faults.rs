@@ -60,7 +60,7 @@ impl Faults {
     /// Counts a click on an article without publishing it. Returns the article.
     pub async fn lose(&mut self, site: &Site) -> Result<Target> {
         let (pair, liked) = site.choose(ARTICLE, &mut self.dice);
-        let counted = site.client.count(pair.target, pair.user, liked, &[]).await;
+        let counted = site.server.count(pair.target, pair.user, liked, &[]).await;
         counted.context("count a click without publishing it")?;
         site.model().lost(pair);
         Ok(pair.target)
@@ -74,7 +74,7 @@ impl Faults {
             }
             site.model().cancel(pair);
         };
-        site.client.count(pair.target, pair.user, true, &[]).await?;
+        site.server.count(pair.target, pair.user, true, &[]).await?;
         let counted = site.count(pair, true).await?;
         site.publish(&counted.event).await
     }

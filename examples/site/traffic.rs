@@ -1,15 +1,17 @@
-//! Simulates the site: many users click at the same time, at a steady pace. They use the client, as API servers do.
+//! Simulates the site: many users click at the same time, at a steady pace. An API server of the test kit counts or publishes the
+//! clicks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use tallyd::config::Config;
-use tallyd_client::{Clicked, Client, Counted, LikeError, Settings};
+use tallyd_client::Event;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
 use tallyd_rabbitmq::Broker;
+use tallyd_testkit::scripts::{ApiServer, Clicked, Counted, LikeError};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -49,7 +51,7 @@ const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 
 /// The site, and the model of its clicks.
 pub struct Site {
-    pub client: Client,
+    pub server: ApiServer,
     pub broker: Broker,
     /// The demo closes this gate while it compares articles in Redis with the model, so that no click is in flight to Redis.
     pub gate: RwLock<()>,
@@ -65,7 +67,7 @@ pub struct Site {
 impl Site {
     pub fn new(config: &Config, clicks_a_second: u32) -> Result<Self> {
         Ok(Self {
-            client: Client::new(&Settings::from(config)).context("create the client")?,
+            server: ApiServer::new(config),
             broker: Broker::new(&config.amqp)?,
             gate: RwLock::default(),
             published: AtomicU64::default(),
@@ -117,8 +119,8 @@ impl Site {
             return self.publish(&counted.event).await;
         }
         let Pair { target, user } = pair;
-        let client = &self.client;
-        let clicked = if liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+        let server = &self.server;
+        let clicked = if liked { server.like(target, user, &[]).await } else { server.unlike(target, user, &[]).await };
         let event = match clicked {
             Ok(Clicked::Published(event)) => {
                 self.published.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +139,7 @@ impl Site {
     /// Counts a click on an article in Redis. The caller must publish its event.
     pub async fn count(&self, pair: Pair, liked: bool) -> Result<Counted> {
         let _open = self.gate.read().await;
-        let counted = self.client.count(pair.target, pair.user, liked, &[]).await?;
+        let counted = self.server.count(pair.target, pair.user, liked, &[]).await?;
         self.model().clicked(&counted.event);
         Ok(counted)
     }
@@ -159,7 +161,7 @@ impl Site {
     /// Publishes until the broker confirms. A repeated event is harmless.
     pub async fn publish(&self, event: &LikeEvent) -> Result<()> {
         let mut tries = 1;
-        while let Err(error) = self.client.publish_event(event).await {
+        while let Err(error) = self.server.publish(&Event::Like(*event), None).await {
             if tries == PUBLISH_TRIES {
                 return Err(error.into());
             }

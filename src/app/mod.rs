@@ -8,13 +8,11 @@ mod reload;
 mod schedules;
 mod startup;
 mod tasks;
-mod writers;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
@@ -28,7 +26,6 @@ use crate::telemetry::{telemetry, tell_status};
 use crate::version;
 use reload::Reloader;
 use tasks::{Running, TaskName, Tasks};
-use writers::{Announcement, Decider};
 
 /// Time limit for the admin port and the observer to end after all other tasks.
 const LASTING_MAX: Duration = Duration::from_secs(5);
@@ -54,13 +51,11 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         lasting.start_loop(TaskName::ControlSocket, |beat| socket.run(beat, drained.clone()));
     }
     let mut running = Running::new(&liveness);
-    let (decided, announcement) = watch::channel(Announcement::of(&live.current()));
-    let decider = Decider { servers: servers.clone(), decided };
-    let reloader = Reloader { path, sender, decider, hangups };
+    let reloader = Reloader { path, sender, store: servers.store.clone(), hangups };
     running.start(TaskName::Reloader, reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
     tokio::spawn(tell_status(drained));
-    let tasks = Tasks { live: live.clone(), servers: servers.clone(), announcement, stop: stop.clone() };
+    let tasks = Tasks { live: live.clone(), servers: servers.clone(), stop: stop.clone() };
     let ended = tokio::select! {
         ready = startup::servers_are_ready(&servers, &live) => match ready {
             Ok(()) => work(tasks, &mut running).await,

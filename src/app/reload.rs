@@ -15,16 +15,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::startup;
-use super::writers::Decider;
 use crate::config::{self, Config, ConfigError, Reload};
 use crate::runtime::{log, systemd};
 use crate::servers::code_registry;
 use crate::telemetry::telemetry;
+use tallyd_mysql::Store;
 
 pub(super) struct Reloader {
     pub path: PathBuf,
     pub sender: watch::Sender<Arc<Config>>,
-    pub decider: Decider,
+    pub store: Store,
     pub hangups: Signal,
 }
 
@@ -32,7 +32,7 @@ impl Reloader {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(())) = stop.run_until_cancelled(self.hangups.recv()).await {
             systemd::reloading();
-            if let Err(error) = self.reload(&stop).await {
+            if let Err(error) = self.reload().await {
                 let problems = match error.downcast::<ConfigError>() {
                     Ok(ConfigError(problems)) => problems.join("; "),
                     Err(error) => format!("{error:#}"),
@@ -47,7 +47,7 @@ impl Reloader {
         }
     }
 
-    async fn reload(&self, stop: &CancellationToken) -> Result<()> {
+    async fn reload(&self) -> Result<()> {
         // `config::load` blocks its thread while it reads files. So the call must not run on a thread that the tasks
         // need.
         let path = self.path.clone();
@@ -56,18 +56,15 @@ impl Reloader {
         let filter = log::filter(&new.log.level).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
-            let noted = code_registry::agree(&self.decider.servers.store, &config).await;
+            let noted = code_registry::agree(&self.store, &config).await;
             startup::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
                 false => anyhow!("the meaning of codes could not be read from MySQL: {error:#}"),
             })?);
         }
-        self.decider.prepare(&now, &config, stop).await?;
         log::change(filter);
-        let config = Arc::new(config);
         // `send_replace` succeeds even if no task listens for changes. Tasks read the configuration when they need it.
-        self.sender.send_replace(Arc::clone(&config));
-        self.decider.decide(&now, &config);
+        self.sender.send_replace(Arc::new(config));
         if !needs_restart.is_empty() {
             let keys = needs_restart.join(", ");
             warn!(event = "reload-needs-restart", keys, "these keys take effect at the next start: {keys}");

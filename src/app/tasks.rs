@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::card;
 use super::schedules::Schedules;
-use super::writers::{self, Announcement};
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
@@ -39,7 +38,6 @@ pub(super) enum TaskName {
     SnapshotClock,
     Job(JobName),
     Schedules,
-    Writers,
     SiteCard,
 }
 
@@ -64,7 +62,6 @@ impl fmt::Display for TaskName {
             Self::Job(JobName::Filters) => "filters",
             Self::Job(JobName::Recount) => "recounter",
             Self::Schedules => "schedules",
-            Self::Writers => "writer announcer",
             Self::SiteCard => "site card",
         })
     }
@@ -107,7 +104,6 @@ impl Running {
 pub(super) struct Tasks {
     pub live: ConfigHandle,
     pub servers: Servers,
-    pub announcement: watch::Receiver<Announcement>,
     pub stop: CancellationToken,
 }
 
@@ -123,7 +119,7 @@ impl Tasks {
         let wakes = Wakes::default();
         let requests = Requests::new(&wakes);
         self.start_detectors(&requests, running);
-        self.start_announcers(running);
+        self.start_site_card(running);
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
@@ -174,10 +170,8 @@ impl Tasks {
         running.start_loop(TaskName::SnapshotClock, |beat| clock.run(beat, stop));
     }
 
-    fn start_announcers(&self, running: &mut Running) {
-        let Self { live, servers, announcement, stop } = self.clone();
-        let cache = servers.cache.clone();
-        running.start_loop(TaskName::Writers, |beat| writers::run(cache, announcement, beat, stop.clone()));
+    fn start_site_card(&self, running: &mut Running) {
+        let Self { live, servers, stop, .. } = self.clone();
         running.start_loop(TaskName::SiteCard, |beat| card::run(servers, live, beat, stop));
     }
 

@@ -62,7 +62,6 @@ pub use tallyd_core::mapping::Map;
 pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
-pub use tallyd_core::writers::Writers;
 pub use tallyd_mysql::config::Mysql;
 pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
@@ -273,12 +272,6 @@ impl Config {
 impl From<&Config> for Rules {
     fn from(config: &Config) -> Self {
         Self::new(&config.kinds, &config.metrics, &config.rules)
-    }
-}
-
-impl From<&Config> for Writers {
-    fn from(config: &Config) -> Self {
-        Self::new(&config.kinds, &config.metrics, &Rules::from(config))
     }
 }
 

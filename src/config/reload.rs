@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::problem::{Fault, Faults};
-use super::{Config, ConfigError, EventClock, LIKE, Secret, ServerUrl, Tls, check};
+use super::{Config, ConfigError, EventClock, LIKE, Rules, Secret, ServerUrl, Tls, check};
 
 #[derive(Debug)]
 pub struct Reload {
@@ -53,10 +53,28 @@ impl Config {
         if config.metrics.like() != self.metrics.like() {
             problems.push(format!("[metrics] {LIKE} has another code: restart the daemon to apply it"));
         }
+        problems.extend(self.other_writers(&config));
         if !problems.is_empty() {
             return Err(ConfigError(problems));
         }
         Ok(Reload { changed: differences(self, &config), needs_restart, config })
+    }
+}
+
+impl Config {
+    /// Says which existing numbers another writer would count. Such a change needs more steps than a reload.
+    fn other_writers(&self, new: &Self) -> Option<String> {
+        let (mut kinds, mut metrics) = (self.kinds.clone(), self.metrics.clone());
+        kinds.0.retain(|name, code| new.kinds.0.get(name) == Some(code));
+        metrics.0.retain(|name, code| new.metrics.0.get(name) == Some(code));
+        let numbers = Rules::from(self).other_writers(&Rules::from(new), (&kinds, &metrics));
+        let names = numbers.join(", ");
+        (!numbers.is_empty()).then(|| {
+            format!(
+                "[[rule]] changes the writer of {names}: a reload can't do this, follow the steps of docs/counters.md, \
+                 \"Change who counts\""
+            )
+        })
     }
 }
 
@@ -199,6 +217,18 @@ mod tests {
         assert!(problems[0].contains("lacks {metric}") && problems[0].contains("[redis] counter_key"), "{problems:?}");
         let problems = config("").reloaded(config("[metrics]\nlike = 2\n")).unwrap_err().0;
         assert_eq!(problems, ["[metrics] like has another code: restart the daemon to apply it"]);
+    }
+
+    #[test]
+    fn another_writer_of_an_existing_number_is_refused() {
+        let by_api = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
+        for (before, after) in [("", by_api), (by_api, "")] {
+            let problems = config(before).reloaded(config(after)).unwrap_err().0;
+            assert!(problems[0].contains("video:like") && problems[0].contains("docs/counters.md"), "{problems:?}");
+        }
+        let further = format!("{by_api}[kinds]\nvideo = 1\npost = 2\n");
+        let for_videos = "[[rule]]\nmetric = \"like\"\nkind = \"video\"\nwriter = \"api\"\n";
+        assert!(config(for_videos).reloaded(config(&further)).is_ok());
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Refused {
         }
         debug!(event = "gateway-server-failed", "{}", Chain(error));
         let code = match error {
-            ClientError::Redis(_) | ClientError::NotAdded { .. } => "redis-unavailable",
+            ClientError::Redis(_) => "redis-unavailable",
             ClientError::MySql(_) => "mysql-unavailable",
             ClientError::Broker(_) => "broker-unavailable",
             _ => "server-failed",

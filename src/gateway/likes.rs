@@ -1,5 +1,5 @@
-//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user from MySQL, and newer likes that a gateway
-//! published.
+//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user. Newer likes that a gateway published come first,
+//! then the target's Bloom filter, then MySQL.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -11,8 +11,8 @@ use super::Shared;
 use super::answer::{Answer, Refused};
 use super::query::{Query, id};
 use crate::http::json;
-use tallyd_client::gateway::{Liked, LikedBy};
-use tallyd_core::model::{TargetId, UserId};
+use tallyd_client::{Liked, LikedBy};
+use tallyd_core::model::{Target, TargetId, UserId};
 
 /// One user's likes. The targets have the order of the request.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -40,7 +40,7 @@ pub(super) enum LikeSource {
     Mysql,
     /// A gateway, which published a like within the last minute. This like is newer than MySQL's row.
     Gateway,
-    /// Redis, if API servers count likes (`writer = "api"`).
+    /// Redis: the target's Bloom filter does not have the user, or (with `writer = "api"`) Redis remembers the click.
     Redis,
 }
 
@@ -48,10 +48,10 @@ pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answ
     let query = Query::parse(query.as_deref(), ["user", "kind", "ids"])?;
     let user = UserId(id("user", query.must("user")?)?);
     let (name, kind) = query.kind(&gate.config.kinds)?;
-    let ids: Vec<TargetId> = query.ids()?.into_iter().map(TargetId).collect();
+    let targets: Vec<Target> = query.ids()?.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
     let _entered = gate.enter()?;
-    let liked = gate.client.likes_of(user, kind, &ids).await.map_err(|error| Refused::of_client(&error))?;
-    let likes = ids.iter().zip(liked).map(|(id, liked)| like(*id, liked)).collect();
+    let liked = gate.client.likes_of(user, &targets).await.map_err(|error| Refused::of_client(&error))?;
+    let likes = targets.iter().zip(liked).map(|(target, liked)| like(target.id, liked)).collect();
     Ok(json(StatusCode::OK, &Likes { user: user.to_string(), kind: name, likes }))
 }
 

@@ -3,8 +3,8 @@
 //!
 //! The steps of an event: the daemon's own decoder checks the event, the broker confirms it, and then the gateway
 //! answers. An answer with 202 means that every event of the request is on the broker's disk. Redis remembers a
-//! confirmed like for a minute, because the daemon has not written it yet. If API servers count likes (`writer =
-//! "api"`), an event goes through all steps of [`tallyd_client`].
+//! confirmed like for a minute, because the daemon has not written it yet. The gateway counts nothing: if API servers
+//! count a number (`writer = "api"`), they have called a script before they send the event.
 //!
 //! The gateway consumes no partitions, runs no jobs and migrates no tables. Each wait for a server has a limit. Slow
 //! clients must not block other clients, so connections, requests, bodies and times are limited.

@@ -1,5 +1,5 @@
 //! The example clients in Python and Node. With real servers and the real daemon, the example clients must behave as
-//! docs/clients-that-count.md says. For every vector they must compute the same results as tallyd.
+//! docs/scripts.md says. For every vector they must compute the same results as tallyd.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -9,10 +9,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::common;
-use super::common::{World, as_api, client_of, eventually, stderr, stdout, target};
+use super::common::{World, as_api, eventually, stderr, stdout, target};
 use super::example::Example;
+use crate::common::scripts::{ApiServer, OnBoard};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd_client::OnBoard;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
@@ -140,7 +140,7 @@ fn use_clients(world: &World, addresses: &[(&str, &str)]) {
 async fn use_boards(world: &World, redis_url: &str) {
     let mut config = world.api.clone();
     config.redis.url = redis_url.into();
-    let client = client_of(&config);
+    let client = ApiServer::new(&config);
     let on = OnBoard { board: "first", member: b"42" };
     client.add_to_board(on, "like", 2).await.unwrap();
     let first = ("first", PeriodKind::Total);

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::scripts::ApiServer;
 use common::{Dice, Model, World, body, event_of, eventually, redis_likes, servers, target};
-use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_rabbitmq::{Depth, Publisher};
@@ -132,7 +132,7 @@ async fn redis_killed_under_load_delays_nothing() {
 
 /// Reads the counters of `targets` in a loop until `stop` is cancelled. These counters are never zero. Returns how many
 /// reads got an unknown count.
-async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
+async fn read_all_the_time(client: Arc<ApiServer>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
     let mut unknown = 0;
     while !stop.is_cancelled() {
         for number in redis_likes(&client, &targets).await {
@@ -147,7 +147,7 @@ async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: Canc
 async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     let _alone = ALONE.lock().await;
     let world = World::new("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;

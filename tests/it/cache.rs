@@ -27,7 +27,7 @@ async fn begin_load(world: &World, run: u64) -> Vec<u32> {
 
 /// Begins to load the buckets into Redis, but does not end the load. During the load, counts two likes of target 1.
 async fn liked_twice(world: &World) -> Loaded {
-    let client = world.client();
+    let client = world.api_server();
     begin_load(world, 7).await;
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
@@ -39,7 +39,7 @@ async fn liked_twice(world: &World) -> Loaded {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     let world = World::new("held", &as_api("")).await;
-    let client = world.client();
+    let client = world.api_server();
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
@@ -125,7 +125,7 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
     let world = World::new("packed", &as_api("[metrics]\nlike = 2\ncomment = 1\n")).await;
-    let client = world.client();
+    let client = world.api_server();
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("3").query_async(&mut redis).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
     let world = World::new("no_list", &as_api("[metrics]\nlike = 1\nview = 2\n")).await;
-    let (client, names) = (world.client(), KindNames::new(&world.config.kinds));
+    let (client, names) = (world.api_server(), KindNames::new(&world.config.kinds));
     begin_load(&world, 7).await;
     world.publisher().await;
     let event = client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap();
@@ -188,7 +188,7 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_the_server_has_forgotten_are_sent_again() {
     let world = World::new("noscript", &as_api("")).await;
-    let client = world.client();
+    let client = world.api_server();
     let mut redis = world.redis().await;
     for expected in 1..=3 {
         let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
@@ -224,7 +224,7 @@ async fn what_redis_says_of_itself_is_read() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     let world = World::new("missing", &as_api("[kinds]\nvideo = 1\npost = 2")).await;
-    let client = world.client();
+    let client = world.api_server();
     let names = KindNames::new(&world.config.kinds);
     let buckets: Vec<u32> = (0..world.cache.keys.buckets()).filter(|bucket| *bucket != 3).collect();
     begin_load(&world, 7).await;

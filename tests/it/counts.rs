@@ -270,7 +270,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     let world = World::new("counts_show", &format!("{METRICS}{rule}")).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = world.client();
+    let client = world.api_server();
     for user in 1..=3 {
         client.like(target(42), UserId(user), &[]).await.unwrap();
     }

@@ -27,7 +27,7 @@ fn number(report: &serde_json::Value, name: &str) -> u64 {
 async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
     let world = World::new("no_drift", "").await;
     let publisher = world.publisher().await;
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let daemon = world.daemon();
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     let site = Site::of(&client, CLICKERS, EACH);
@@ -50,7 +50,7 @@ async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
 async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     let world = World::new("drift", "").await;
     let publisher = world.publisher().await;
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let daemon = world.daemon();
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     let site = Site::of(&client, CLICKERS, EACH);
@@ -86,7 +86,7 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
 async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     let world = World::new("flushed", "").await;
     let publisher = world.publisher().await;
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let daemon = world.daemon();
     let loaded = world.report(&["reconcile"]);
     assert_eq!(number(&loaded, "buckets_loaded"), u64::from(world.cache.keys.buckets()));
@@ -113,7 +113,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
 async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     let daemon = world.daemon();
     assert!(world.tallyd(&["reconcile"]).status.success());
     let mut model = Model::default();
@@ -177,7 +177,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let first = world.report(&["reconcile", "--changed"]);
     assert_eq!((number(&first, "checked"), number(&first, "exact")), (20, 20), "{first}");
     assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "no target has changed since");
-    let client = world.client();
+    let client = world.api_server();
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let mut model = model;
     model.apply(&event_of(client.like(target(7), UserId(99), &[]).await.unwrap()));
@@ -214,7 +214,7 @@ async fn without_a_daemon_it_works_on_an_empty_queue_and_says_why_not_on_a_full_
     let report = world.report(&["reconcile"]);
     assert_eq!((&report["repaired"], &report["left"]), (&1.into(), &0.into()), "{report}");
     world.assert_redis_equals(&model).await;
-    let client = world.client();
+    let client = world.api_server();
     client.like(target(1), UserId(500), &[]).await.unwrap();
     let output = world.tallyd(&["reconcile"]);
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));

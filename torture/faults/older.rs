@@ -5,11 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tallyd_client::Clicked;
 use tallyd_core::keys::LOADED;
 use tallyd_core::model::{Target, TargetId, UserId};
 use tallyd_redis::Cache;
-use tallyd_testkit::client_of;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
@@ -18,6 +16,7 @@ use crate::dice::Dice;
 use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
+use tallyd_testkit::scripts::{ApiServer, Clicked};
 
 /// Only this file uses targets and users with this id or higher ids.
 const COLD: u64 = 3_000_000;
@@ -86,7 +85,7 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
 /// Sends likes for targets that get no other likes. If Redis loses these likes later, a reconcile finds the loss only
 /// if the reconcile also compares rows that are older than the overlap.
 async fn like_cold(site: &Site) -> Result<()> {
-    let client = client_of(&site.direct_config());
+    let client = ApiServer::new(&site.direct_config());
     // Each injection of this fault uses a different user.
     let user = USER + now().unsigned_abs() / 1_000_000 % 1_000_000;
     for target in COLD..COLD + COLD_TARGETS {

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tallyd_client::{Clicked, Client};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
-use tallyd_testkit::client_of;
 use tokio::task::JoinSet;
 
 use super::{Allows, Fault, all};
 use crate::dice::Dice;
 use crate::site::{Options, Site};
+use tallyd_testkit::scripts::{ApiServer, Clicked};
 
 const CLICKERS: u64 = 4;
 
@@ -80,7 +79,7 @@ pub async fn run(names: &str) -> Result<()> {
 /// Tries a fault. Each fault has its own users. `number` determines the ids of these users.
 async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> Result<()> {
     let (stop, clicks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let client = Arc::new(client_of(&site.config()));
+    let client = Arc::new(ApiServer::new(&site.config()));
     let mut users = JoinSet::new();
     for clicker in 0..CLICKERS {
         users.spawn(click(Arc::clone(&client), number * CLICKERS + clicker, Arc::clone(&stop), Arc::clone(&clicks)));
@@ -115,7 +114,7 @@ async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> 
 }
 
 /// Makes clicks until the caller sets `stop`. No other task clicks as these users.
-async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>) -> Clicks {
+async fn click(client: Arc<ApiServer>, clicker: u64, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>) -> Clicks {
     let (mut dice, mut clicks) = (Dice::new(clicker + 1), Clicks::new());
     while !stop.load(Ordering::Relaxed) {
         let (id, user) = (1 + dice.below(100), 1 + clicker * 1_000 + dice.below(50));

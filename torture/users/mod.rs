@@ -1,5 +1,5 @@
-//! Users of the site. The users call `tallyd-client`, make random choices that depend on the seed, and record each call
-//! with its answer.
+//! Users of the site. The users call an API server of the test kit, make random choices that depend on the seed, and
+//! record each call with its answer.
 //!
 //! Many users click on the same few targets. Some users share an account and click at the same time, as if one person
 //! used two devices.
@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tallyd::config::Config;
-use tallyd_client::counts::{Change, Changed, Counting};
-use tallyd_client::{Clicked, CountError, Counted, LikeError, TakenBack};
+use tallyd_client::Change;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::dice::Dice;
 use crate::history::{Answer, Recorder, What, event_id};
 use seat::Seat;
+use tallyd_testkit::scripts::{Changed, Clicked, CountError, Counted, Counting, LikeError, TakenBack};
 
 /// Number of targets, and number of users who click on these targets.
 const TARGETS: u64 = 60;
@@ -205,7 +205,7 @@ impl User {
     }
 
     /// Records the result of a count event. If a count event is unconfirmed, most users send the same event again, as
-    /// docs/clients-that-count.md recommends. Some users give up.
+    /// docs/scripts.md recommends. Some users give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {
             Ok(Counting::Counted(changed)) => {
@@ -273,7 +273,7 @@ impl User {
         match &self.old[place] {
             Old::Like(counted) => {
                 let (begin, event) = (crate::history::now(), counted.event);
-                let is_done = self.seat.client.publish(counted).await.is_ok();
+                let is_done = self.seat.client.publish_counted(counted).await.is_ok();
                 let what = What::Like { target: event.target.id.0, user: event.user.0, liked: event.liked };
                 let at = event.at.0;
                 let answer = if is_done { Answer::Done { at } } else { Answer::NotConfirmed { at } };

@@ -1,12 +1,12 @@
 //! Users' calls that are neither likes nor counts: they add scores to boards, read pages, or send messages that tallyd
 //! must reject.
 
-use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, TargetId};
 
 use super::{TARGETS, User, VIDEO};
 use crate::checker::{HOT, PAST, mark};
 use crate::history::{Answer, What, period};
+use tallyd_testkit::scripts::OnBoard;
 
 /// Members of a board.
 const MEMBERS: u64 = 40;

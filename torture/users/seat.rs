@@ -7,20 +7,19 @@ use std::time::Duration;
 use anyhow::Result;
 use redis::aio::MultiplexedConnection;
 use tallyd::config::Config;
-use tallyd_client::Client;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::Keys;
-use tallyd_testkit::client_of;
 use tokio::sync::Mutex;
 
 use crate::history::{Answer, Call, Micros, Recorder, What};
+use tallyd_testkit::scripts::ApiServer;
 
 /// Time limit for Redis's answers to calls that do not use the client.
 const REDIS_MAX: Duration = Duration::from_secs(2);
 
 pub struct Seat {
-    pub client: Client,
+    pub client: ApiServer,
     pub keys: Keys,
     pub broker: Broker,
     /// The channel for messages that can't be applied.
@@ -36,7 +35,7 @@ pub struct Seat {
 impl Seat {
     pub fn new(config: &Config, recorder: Arc<Recorder>) -> Result<Self> {
         Ok(Self {
-            client: client_of(config),
+            client: ApiServer::new(config),
             keys: Cache::new(&config.redis, &config.metrics)?.keys.clone(),
             broker: Broker::new(&config.amqp)?,
             publisher: Mutex::default(),

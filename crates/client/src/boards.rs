@@ -1,4 +1,4 @@
-//! Adds to the scores of boards' members in all current periods, and reads boards.
+//! Reads boards.
 //!
 //! This machine's clock decides which period is the current period. A [`Ranking`] decides the places of members with
 //! equal scores.
@@ -6,14 +6,13 @@
 use std::time::Duration;
 
 use super::error::require;
-use super::{Client, ClientError, OnBoard, Result, now};
+use super::{Client, ClientError, Result, now};
 use tallyd_core::board::Board;
 use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Period, PeriodKind};
 use tallyd_mysql::archive_rows::Archived;
-use tallyd_redis::Call;
 use tallyd_redis::boards::{Part, Zset};
-use tallyd_redis::feed::{Gain, GainError};
+use tallyd_redis::feed::GainError;
 use tallyd_redis::ranks::{Placed, Ranking};
 use tallyd_redis::score::{Columns, Rule};
 
@@ -40,25 +39,6 @@ pub struct Page {
 }
 
 impl Client {
-    /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the
-    /// board's `score`.
-    ///
-    /// # Errors
-    ///
-    /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis is
-    /// unreachable, or refused the addition because the score cannot hold the new value of the column.
-    pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
-        let call = self.add_call(&on, column, delta)?;
-        let added = self.cache.eval("add to a board", &[call]).await;
-        added.map(drop).map_err(|source| ClientError::NotAdded { board: on.board.to_owned(), source })
-    }
-
-    pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
-        let OnBoard { board, member } = *on;
-        let gain = Gain { board, member: member.into(), column: column.into(), delta, at: now() };
-        Ok(self.cache.gain_call(&self.boards, &gain)?)
-    }
-
     /// Reads up to `count` members of the current period, starting at place `from`. The best place is 1.
     ///
     /// # Errors

@@ -6,36 +6,14 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::timeout;
 
-use super::error::require;
-use super::{BrokerError, Client, ClientError, Result, STATUS_TARGETS_MAX, traced};
+use super::{BrokerError, Client, ClientError, Result, traced};
 use tallyd_connect::fate::Fate;
 use tallyd_core::event::LikeEvent;
-use tallyd_core::model::{Kind, Target, TargetId, UserId};
-use tallyd_core::rules::Writes;
+use tallyd_core::model::UserId;
 use tallyd_redis::{Call, LIMIT};
 
 /// A message: its routing key and its body.
 pub type Message = (String, Vec<u8>);
-
-/// The server that knows whether a user likes a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LikedBy {
-    /// Redis remembers the click, or the target's Bloom filter does not have the user.
-    Redis,
-    /// The answer is from the row in MySQL, or MySQL has no row.
-    Mysql,
-    /// A gateway has published the click within the last minute, and the row in MySQL is older.
-    Gateway,
-}
-
-/// Whether a user likes a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Liked {
-    /// Whether the user likes the target.
-    pub liked: bool,
-    /// The server that gave the answer.
-    pub by: LikedBy,
-}
 
 impl Client {
     /// Publishes all messages, and then waits until the broker has stored all of them on disk. Returns the result of
@@ -108,52 +86,6 @@ impl Client {
     /// [`ClientError::Redis`].
     pub async fn remember_published(&self, clicks: &[LikeEvent]) -> Result<()> {
         Ok(self.cache.remember_published(&self.names, clicks).await?)
-    }
-
-    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in the order of `ids`. If
-    /// the daemon counts likes, the answer is MySQL's row, or a later click that a gateway published. If API servers
-    /// count likes, this call returns the same answer as [`Client::liked`].
-    ///
-    /// # Errors
-    /// [`ClientError::Invalid`] for more targets; [`ClientError::MySql`]; [`ClientError::Redis`], but only if API
-    /// servers count likes.
-    pub async fn likes_of(&self, user: UserId, kind: Kind, ids: &[TargetId]) -> Result<Vec<Liked>> {
-        let in_range = ids.len() <= STATUS_TARGETS_MAX;
-        require(in_range, || format!("a call asks for at most {STATUS_TARGETS_MAX} targets"))?;
-        let targets: Vec<Target> = ids.iter().map(|id| Target { kind, id: *id }).collect();
-        if self.writer(kind, self.metric).await == Writes::Api {
-            return self.known_likes(user, &targets).await;
-        }
-        let published = async {
-            // If Redis fails, use only MySQL's rows. These rows lack only clicks that the daemon has not written yet.
-            let asked = timeout(HINT_MAX, self.cache.published(&self.names, user, &targets)).await;
-            asked.ok().and_then(Result::ok).unwrap_or_default()
-        };
-        let (published, rows) = tokio::join!(published, self.store.last_clicks(user, &targets));
-        let rows = rows?;
-        let liked = |(place, target): (usize, &Target)| {
-            let row = rows.get(target);
-            match published.get(place).copied().flatten() {
-                Some(click) if row.is_none_or(|row| row.at < click.at) => {
-                    Liked { liked: click.liked, by: LikedBy::Gateway }
-                }
-                _ => Liked { liked: row.is_some_and(|row| row.liked), by: LikedBy::Mysql },
-            }
-        };
-        Ok(targets.iter().enumerate().map(liked).collect())
-    }
-
-    /// Asks Redis first, and then asks MySQL for the likes that Redis doesn't know.
-    pub(crate) async fn known_likes(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
-        let known = self.known_to_redis(user, targets).await?;
-        let unknown = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
-        let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();
-        let rows = if unknown.is_empty() { Default::default() } else { self.store.last_clicks(user, &unknown).await? };
-        let liked = |(target, known): (&Target, Option<bool>)| match known {
-            Some(liked) => Liked { liked, by: LikedBy::Redis },
-            None => Liked { liked: rows.get(target).is_some_and(|row| row.liked), by: LikedBy::Mysql },
-        };
-        Ok(targets.iter().zip(known).map(liked).collect())
     }
 
     /// Checks that the broker answers, without changing anything.

@@ -28,8 +28,7 @@ pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 /// The server that a number was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Redis. Redis has all changes that API servers have counted, and all changes that the daemon has written to
-    /// MySQL.
+    /// Redis. Redis has all changes that the daemon has written to MySQL, and all changes that API servers have counted.
     Redis,
     /// MySQL, because Redis has lost the number, or the daemon is still loading it. Changes of the last moments are
     /// missing.
@@ -100,7 +99,7 @@ impl Client {
         if !asked.is_empty()
             && let Ok(_permit) = self.reads.try_acquire()
         {
-            stored = self.ask_mysql(&self.reads_unasked, self.store.numbers(&asked)).await;
+            stored = self.ask_mysql(self.store.numbers(&asked)).await;
         }
         targets.iter().zip(found).map(|(target, found)| self.numbers(*target, found, stored.as_ref())).collect()
     }
@@ -119,13 +118,9 @@ impl Client {
     }
 
     /// Asks MySQL. Returns `None` if MySQL fails to answer in time, or failed recently.
-    pub(super) async fn ask_mysql<T>(
-        &self,
-        unasked: &Unasked,
-        question: impl Future<Output = tallyd_mysql::Result<T>>,
-    ) -> Option<T> {
-        let away = |until| *unasked.lock().unwrap_or_else(PoisonError::into_inner) = until;
-        let is_away = *unasked.lock().unwrap_or_else(PoisonError::into_inner);
+    async fn ask_mysql<T>(&self, question: impl Future<Output = tallyd_mysql::Result<T>>) -> Option<T> {
+        let away = |until| *self.unasked.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        let is_away = *self.unasked.lock().unwrap_or_else(PoisonError::into_inner);
         if is_away.is_some_and(|until| until > Instant::now()) {
             return None;
         }
@@ -145,10 +140,6 @@ impl Client {
 /// Logs the first failure of an outage. `former` is set if MySQL had already failed before.
 fn say_unasked(former: Option<Instant>, error: &str) {
     if former.is_none() {
-        warn!(
-            event = "mysql-unasked",
-            error,
-            "MySQL failed. Now the client counts each click without asking MySQL what the user likes, and numbers that Redis has lost stay unknown: {error}"
-        );
+        warn!(event = "mysql-unasked", error, "MySQL failed: numbers that Redis has lost stay unknown: {error}");
     }
 }

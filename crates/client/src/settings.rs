@@ -29,10 +29,9 @@ pub struct Settings {
     pub metrics: Metrics,
     /// The `[[board]]` blocks, which define the leaderboards.
     pub boards: Vec<Board>,
-    /// The `[[rule]]` blocks, which define how events change each number. The daemons announce in Redis
-    /// whether API servers or daemons count a number.
+    /// The `[[rule]]` blocks, which define how events change each number, and whether API servers count it themselves.
     pub rules: Vec<Rule>,
-    /// `[client]`: how long clicks are remembered, and how many clicks a user can make.
+    /// `[client]`: how many clicks a user can make.
     pub limits: ClickLimits,
     /// Whether `[filter] likes_min` is above zero. In that case, targets with many likes have Bloom filters, and the
     /// client asks the filter before MySQL.

@@ -12,8 +12,8 @@ tokio::task_local! {
 ///
 /// ```no_run
 /// # use tallyd_core::model::{Target, UserId};
-/// # async fn f(client: tallyd_client::Client, request: &str, target: Target, user: UserId) -> Result<(), tallyd_client::LikeError> {
-/// tallyd_client::traced(Some(request), client.like(target, user, &[])).await?;
+/// # async fn f(client: tallyd_client::Client, request: &str, target: Target, user: UserId) -> Result<(), tallyd_client::PublishError> {
+/// tallyd_client::traced(Some(request), client.like(target, user)).await?;
 /// # Ok(())
 /// # }
 /// ```

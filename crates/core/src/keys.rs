@@ -182,7 +182,7 @@ impl Keys {
         format!("{}c:missing", self.prefix)
     }
 
-    /// `c:writers`: the list of counters that API servers write. Daemons write this key so that clients know the list.
+    /// `c:writers`: the list of counters that API servers write. Former daemons wrote this key.
     pub fn writers(&self) -> String {
         format!("{}c:writers", self.prefix)
     }

@@ -40,4 +40,3 @@ pub mod template;
 pub mod traceparent;
 pub mod trend;
 pub mod unit;
-pub mod writers;

@@ -101,6 +101,18 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
+    /// Returns the names of the numbers, such as `video:like`, that another writer counts according to `new`. The kinds
+    /// and metrics must exist in both configurations.
+    pub fn other_writers(&self, new: &Self, (kinds, metrics): (&Kinds, &Metrics)) -> Vec<String> {
+        let numbers = kinds.0.iter().flat_map(|kind| metrics.0.iter().map(move |metric| (kind, metric)));
+        let is_other = |kind: u8, metric: u8| {
+            let writer = |rules: &Self| rules.of(Kind(kind), Metric(metric)).writer;
+            writer(self) != writer(new)
+        };
+        let others = numbers.filter(|((_, kind), (_, metric))| is_other(**kind, **metric));
+        others.map(|((kind, _), (metric, _))| format!("{kind}:{metric}")).collect()
+    }
+
     /// Returns the board that also gets the additions to this metric of this kind.
     pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
         let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
@@ -116,6 +128,8 @@ impl Rules {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     /// The rules of two kinds and four metrics.
@@ -141,6 +155,19 @@ mod tests {
         assert_eq!(of(1, 3), Ruled { writer: Writes::Api, below_zero: true, settable: false });
         assert_eq!(of(1, 2), Ruled::default());
         assert_eq!(of(1, 1), Ruled::default());
+    }
+
+    #[test]
+    fn a_number_with_another_writer_is_named() {
+        let by_api = |rule: Rule| Rule { writer: Writes::Api, ..rule };
+        let (before, after) = (rules(&[by_api(Rule::of("view"))]), rules(&[by_api(of_kind("video", "view"))]));
+        let (kinds, metrics) =
+            (BTreeMap::from([("video", 1), ("inbox", 2)]), BTreeMap::from([("like", 1), ("view", 2)]));
+        let owned = |names: BTreeMap<&str, u8>| names.into_iter().map(|(name, code)| (name.to_owned(), code)).collect();
+        let (kinds, metrics) = (Kinds(owned(kinds)), Metrics(owned(metrics)));
+        assert_eq!(before.other_writers(&after, (&kinds, &metrics)), ["inbox:view"]);
+        assert_eq!(after.other_writers(&before, (&kinds, &metrics)), ["inbox:view"]);
+        assert_eq!(after.other_writers(&after, (&kinds, &metrics)), Vec::<String>::new());
     }
 
     #[test]

@@ -245,6 +245,19 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
+    /// Returns whether Redis lacks a row of the outbox that is older than `old`. Daemons record their progress once a
+    /// second, so `old` must be longer than a second.
+    pub async fn outbox_is_behind(&self, old: Duration) -> Result<bool> {
+        let applied = self.outbox_applied().await?;
+        for (partition, last) in self.outbox_numbers().await?.iter() {
+            let after = applied.of(partition);
+            if last > after && self.outbox_after(partition, after, 1, old).await?.iter().any(|row| row.is_old) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. Each returned row has a
     /// flag. The flag is true if the row is older than `old`.
     ///

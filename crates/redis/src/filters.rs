@@ -13,7 +13,7 @@ use tallyd_core::model::{Target, UserId};
 
 use super::{
     Cache, CacheError, Call, Context, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_NOTE, FILTER_SWAP, FILTER_WRITE,
-    NOTE_BESIDE, Result, text,
+    Result, text,
 };
 
 /// The maximum number of bytes that one call appends. The limit keeps Redis responsive.
@@ -27,10 +27,6 @@ const FOLD_USERS: usize = 100;
 
 /// One call adds at most this number of waiting users.
 const NOTE_USERS: usize = 1_000;
-
-/// The number of seconds for which Redis keeps the note about a user if the target has no filter. If no run renews the
-/// trust in a filter, readers stop trusting the filter before this time ends.
-const NOTED_S: u64 = 7 * 86_400;
 
 /// One step of a scan reads about this number of fields or members.
 const SCAN_COUNT: u64 = 1_000;
@@ -273,18 +269,6 @@ impl Cache {
             }
         }
         Ok(())
-    }
-
-    /// Adds the user to the target's set of waiting users (users who like the target but are not in the filter's bits
-    /// yet). If the target has no filter, the set expires after a week.
-    pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
-        const ACTION: &str = "note who likes a target";
-        let [_, config, added] = self.keys.filter(kind, target);
-        let call = || Call::new(&NOTE_BESIDE, added.clone()).number(user).number(NOTED_S);
-        match self.eval(ACTION, &[call().key(config)]).await {
-            Err(error) if error.is_of_a_moving_slot() => self.eval(ACTION, &[call()]).await.map(drop),
-            noted => noted.map(drop),
-        }
     }
 
     /// Adds waiting users for the filters of targets. For each target, `likers` contains the users to add. Targets

@@ -47,7 +47,7 @@ use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
@@ -99,57 +99,51 @@ enum Servers {
 /// A Lua script with its SHA1, from the repository's folder lua/ or from this crate's folder lua/.
 pub struct Script {
     text: &'static str,
-    hash: LazyLock<String>,
+    hash: OnceLock<String>,
 }
 
-macro_rules! script {
-    ($path:literal) => {
-        Script {
-            text: include_str!($path),
-            hash: LazyLock::new(|| redis::Script::new(include_str!($path)).get_hash().to_owned()),
-        }
-    };
+impl Script {
+    /// Makes a script from its text.
+    pub const fn new(text: &'static str) -> Self {
+        Self { text, hash: OnceLock::new() }
+    }
+
+    fn hash(&self) -> &str {
+        self.hash.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned())
+    }
 }
 
-/// Counts a like.
-pub static LIKE: Script = script!("../../../lua/like.lua");
-/// Changes any number except likes.
-pub static COUNT: Script = script!("../../../lua/count.lua");
-/// Takes back a counted click whose event could not be published.
-pub static TAKE_BACK: Script = script!("../../../lua/take_back.lua");
 /// Limits how often a user can click.
-pub static LIMIT: Script = script!("../../../lua/limit.lua");
-pub(crate) static BOARD: Script = script!("../../../lua/board.lua");
-static SAMPLE: Script = script!("../lua/sample.lua");
-static SAMPLE_PLAIN: Script = script!("../../../lua/sample_plain.lua");
-static REPAIR: Script = script!("../lua/repair.lua");
-static REPAIR_PLAIN: Script = script!("../lua/repair_plain.lua");
-static COUNT_NUMBERS: Script = script!("../lua/count_numbers.lua");
-static LOAD: Script = script!("../lua/load.lua");
-static APPLY: Script = script!("../lua/apply.lua");
-static APPLY_PLAIN: Script = script!("../lua/apply_plain.lua");
-pub(crate) static FILTER_HAS: Script = script!("../../../lua/filter_has.lua");
-static FILTER_BEGIN: Script = script!("../lua/filter_begin.lua");
-static FILTER_EPOCH: Script = script!("../lua/filter_epoch.lua");
-static FILTER_NOTE: Script = script!("../lua/filter_note.lua");
-static FILTER_WRITE: Script = script!("../lua/filter_write.lua");
-static NOTE_BESIDE: Script = script!("../../../lua/note_beside.lua");
-static REMEMBER: Script = script!("../../../lua/remember.lua");
-static GATEWAY_REMEMBER: Script = script!("../lua/gateway_remember.lua");
-static FILTER_SWAP: Script = script!("../lua/filter_swap.lua");
-static FILTER_FOLD: Script = script!("../lua/filter_fold.lua");
-static BOARD_CLAIM: Script = script!("../lua/board_claim.lua");
-static BOARD_READ: Script = script!("../../../lua/board_read.lua");
-static BOARD_FREEZE: Script = script!("../lua/board_freeze.lua");
-static BOARD_MERGE: Script = script!("../lua/board_merge.lua");
-static BOARD_STAY: Script = script!("../lua/board_stay.lua");
-static BOARD_ERASE: Script = script!("../lua/board_erase.lua");
-static BOARD_END: Script = script!("../lua/board_end.lua");
-static BOARD_MARK: Script = script!("../lua/board_mark.lua");
-static BOARD_SCAN: Script = script!("../lua/board_scan.lua");
-static BOARD_FILL: Script = script!("../lua/board_fill.lua");
-static BOARD_RAISE: Script = script!("../lua/board_raise.lua");
-static MAY: Script = script!("../lua/may.lua");
+pub static LIMIT: Script = Script::new(include_str!("../../../lua/limit.lua"));
+pub(crate) static BOARD: Script = Script::new(include_str!("../../../lua/board.lua"));
+static SAMPLE: Script = Script::new(include_str!("../lua/sample.lua"));
+static SAMPLE_PLAIN: Script = Script::new(include_str!("../../../lua/sample_plain.lua"));
+static REPAIR: Script = Script::new(include_str!("../lua/repair.lua"));
+static REPAIR_PLAIN: Script = Script::new(include_str!("../lua/repair_plain.lua"));
+static COUNT_NUMBERS: Script = Script::new(include_str!("../lua/count_numbers.lua"));
+static LOAD: Script = Script::new(include_str!("../lua/load.lua"));
+static APPLY: Script = Script::new(include_str!("../lua/apply.lua"));
+static APPLY_PLAIN: Script = Script::new(include_str!("../lua/apply_plain.lua"));
+pub(crate) static FILTER_HAS: Script = Script::new(include_str!("../../../lua/filter_has.lua"));
+static FILTER_BEGIN: Script = Script::new(include_str!("../lua/filter_begin.lua"));
+static FILTER_EPOCH: Script = Script::new(include_str!("../lua/filter_epoch.lua"));
+static FILTER_NOTE: Script = Script::new(include_str!("../lua/filter_note.lua"));
+static FILTER_WRITE: Script = Script::new(include_str!("../lua/filter_write.lua"));
+static GATEWAY_REMEMBER: Script = Script::new(include_str!("../lua/gateway_remember.lua"));
+static FILTER_SWAP: Script = Script::new(include_str!("../lua/filter_swap.lua"));
+static FILTER_FOLD: Script = Script::new(include_str!("../lua/filter_fold.lua"));
+static BOARD_CLAIM: Script = Script::new(include_str!("../lua/board_claim.lua"));
+static BOARD_READ: Script = Script::new(include_str!("../../../lua/board_read.lua"));
+static BOARD_FREEZE: Script = Script::new(include_str!("../lua/board_freeze.lua"));
+static BOARD_MERGE: Script = Script::new(include_str!("../lua/board_merge.lua"));
+static BOARD_STAY: Script = Script::new(include_str!("../lua/board_stay.lua"));
+static BOARD_ERASE: Script = Script::new(include_str!("../lua/board_erase.lua"));
+static BOARD_END: Script = Script::new(include_str!("../lua/board_end.lua"));
+static BOARD_MARK: Script = Script::new(include_str!("../lua/board_mark.lua"));
+static BOARD_SCAN: Script = Script::new(include_str!("../lua/board_scan.lua"));
+static BOARD_FILL: Script = Script::new(include_str!("../lua/board_fill.lua"));
+static BOARD_RAISE: Script = Script::new(include_str!("../lua/board_raise.lua"));
+static MAY: Script = Script::new(include_str!("../lua/may.lua"));
 
 /// A call of a script.
 pub struct Call {
@@ -193,7 +187,7 @@ impl Call {
         if with_text {
             command.arg("EVAL").arg(self.script.text);
         } else {
-            command.arg("EVALSHA").arg(self.script.hash.as_str());
+            command.arg("EVALSHA").arg(self.script.hash());
         }
         command.arg(self.keys.len()).arg(&self.keys);
         let mut from = 0;

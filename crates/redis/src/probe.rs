@@ -62,7 +62,6 @@ impl Cache {
         need(&ON_BOARDS, &board);
         need(&ON_MISSING, &self.keys.missing());
         need(&ON_NOTES, &self.keys.compared(0));
-        need(&ON_NOTES, &self.keys.writers());
         need(&ON_NOTES, &self.keys.site_card());
         if filters {
             need(&ON_FILTERS, &self.keys.filter("check", EXAMPLE)[0]);

@@ -1,14 +1,11 @@
-//! Reads and writes the recent clicks of users, which lua/like.lua remembers.
+//! Reads the recent clicks of users, which lua/like.lua remembers, and asks Bloom filters.
 
 use redis::{ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tallyd_core::bloom::Shape;
-use tallyd_core::chain::Chain;
-use tallyd_core::event::LikeEvent;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
-use tracing::debug;
 
-use super::{Cache, Call, Context, FILTER_HAS, REMEMBER, Result, text};
+use super::{Cache, Call, Context, FILTER_HAS, Result, text};
 
 /// Reads the shape of a filter from the end of a script's answer.
 pub fn shape(parts: &[Value]) -> Option<Shape> {
@@ -27,19 +24,6 @@ pub enum Seen {
 }
 
 impl Cache {
-    /// Remembers a click for `keep_s`, unless a newer click is remembered. This function is for clicks that
-    /// lua/like.lua has counted but has not remembered. If the call fails, lua/like.lua can make a wrong decision
-    /// whether the user's next click counts.
-    pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
-        let LikeEvent { target, user, at, liked } = click;
-        let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
-        let call = Call::new(&REMEMBER, recent).arg(format!("{}:{user}", target.id));
-        let call = call.arg(format!("{at}{}", if liked { '+' } else { '-' })).number(keep_s);
-        if let Err(error) = self.eval("remember a click", &[call]).await {
-            debug!(event = "click-forgotten", "{}", Chain(&error));
-        }
-    }
-
     /// Returns whether the user likes each of `targets`, in the order of `targets`. The call reads only the users' last
     /// clicks, in one round trip.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
@@ -70,12 +54,39 @@ impl Cache {
         epoch: &str,
         targets: &[(Target, Option<Shape>)],
     ) -> Result<Vec<Seen>> {
+        self.ask_filters(kinds, user, epoch, targets, true).await
+    }
+
+    /// Asks only the targets' filters of this epoch. A filter knows that a user does not like a target, but never that
+    /// the user likes it.
+    pub async fn filter_answers(
+        &self,
+        kinds: &KindNames,
+        user: UserId,
+        epoch: &str,
+        targets: &[(Target, Option<Shape>)],
+    ) -> Result<Vec<Seen>> {
+        self.ask_filters(kinds, user, epoch, targets, false).await
+    }
+
+    async fn ask_filters(
+        &self,
+        kinds: &KindNames,
+        user: UserId,
+        epoch: &str,
+        targets: &[(Target, Option<Shape>)],
+        with_clicks: bool,
+    ) -> Result<Vec<Seen>> {
         const ACTION: &str = "read recent clicks and filters";
-        let mut pipeline = Pipeline::with_capacity(targets.len() * 3);
+        if targets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let commands = if with_clicks { 3 } else { 1 };
+        let mut pipeline = Pipeline::with_capacity(targets.len() * commands);
         let mut calls = Vec::with_capacity(targets.len());
         for (target, shape) in targets {
             let kind = kinds.get(target.kind).unwrap_or_default();
-            for key in self.keys.recent(kind, self.keys.bucket(*target)) {
+            for key in self.keys.recent(kind, self.keys.bucket(*target)).into_iter().take(commands - 1) {
                 pipeline.cmd("HGET").arg(key).arg(format!("{}:{}", target.id, user));
             }
             let [filter, config, added] = self.keys.filter(kind, *target);
@@ -87,15 +98,11 @@ impl Cache {
             pipeline.add_command(call.command(false));
             calls.push(call);
         }
-        if targets.is_empty() {
-            return Ok(Vec::new());
-        }
         let answers = self.run(ACTION, &pipeline).await?;
         let (mut seen, mut untold) = (Vec::with_capacity(targets.len()), None);
-        for (answers, call) in answers.chunks(3).zip(&calls) {
-            let [newer, older, filter] = answers else { continue };
-            let clicks = [newer, older].into_iter().cloned().collect::<RedisResult<Vec<Value>>>();
-            let clicks = clicks.context(ACTION)?;
+        for (answers, call) in answers.chunks(commands).zip(&calls) {
+            let Some((filter, clicks)) = answers.split_last() else { continue };
+            let clicks = clicks.iter().cloned().collect::<RedisResult<Vec<Value>>>().context(ACTION)?;
             untold = untold.or(Some(call).filter(|_| is_unknown_script(filter)));
             let by_filter = match filter {
                 Ok(Value::Int(0)) => Seen::Known(false),

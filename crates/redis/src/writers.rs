@@ -1,5 +1,4 @@
-//! Reads and writes the text in Redis that says which program counts each number (`tallyd_core::writers`). Daemons
-//! write this text.
+//! Reads the text in Redis with which former daemons said which program counts each number.
 
 use redis::{Pipeline, Value};
 
@@ -13,16 +12,5 @@ impl Cache {
         pipeline.cmd("GET").arg(self.keys.writers());
         let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil)).context(ACTION)?;
         Ok(text(&answer).map(str::to_owned))
-    }
-
-    /// Replaces the announced text.
-    pub async fn announce_writers(&self, writers: &str) -> Result<()> {
-        const ACTION: &str = "announce who counts which numbers";
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("SET").arg(self.keys.writers()).arg(writers);
-        for answer in self.run(ACTION, &pipeline).await? {
-            answer.context(ACTION)?;
-        }
-        Ok(())
     }
 }

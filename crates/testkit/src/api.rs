@@ -1,15 +1,21 @@
-//! Clients of tallyd, as API servers use them.
+//! The clients and API servers of a world.
 
 use tallyd::config::Config;
-use tallyd_client::{Clicked, Client, Counted, Settings};
+use tallyd_client::{Client, Settings};
 use tallyd_core::event::LikeEvent;
 
 use super::World;
+use super::scripts::{ApiServer, Clicked, Counted};
 
 impl World {
-    /// Makes the client of an API server in this world.
+    /// Makes the client of an API server in this world. It only publishes and reads.
     pub fn client(&self) -> Client {
         client_of(&self.api)
+    }
+
+    /// Makes an API server of this world. Numbers whose rule says `writer = "api"` it counts in Redis itself.
+    pub fn api_server(&self) -> ApiServer {
+        ApiServer::new(&self.api)
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tallyd::config::ServerUrl;
-use tallyd_client::{Clicked, Client, LikeError, OnBoard};
 use tallyd_core::model::{Target, UserId};
 use tokio::task::JoinHandle;
 
 use super::proxy::Proxy;
-use super::{Dice, Model, World, client_of, event_of, eventually, target};
+use super::scripts::{Clicked, LikeError, OnBoard};
+use super::{ApiServer, Dice, Model, World, event_of, eventually, target};
 
 /// A clicker clicks for several users in random order, on a few popular targets and on many other targets.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct Clicker {
 
 impl Clicker {
     /// Makes clicks until `stop` is set. After each click, increments `clicks`. Returns the expected state.
-    pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
+    pub async fn click(self, server: Arc<ApiServer>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
         let mut dice = Dice::of_run(self.number + 1);
         let mut model = Model::default();
         let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
@@ -39,7 +39,7 @@ impl Clicker {
             let liked = likes.entry((target, user)).or_default();
             *liked = !*liked;
             let clicked =
-                if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+                if *liked { server.like(target, user, &[]).await } else { server.unlike(target, user, &[]).await };
             model.apply(&event_of(clicked.unwrap()));
             clicks.fetch_add(1, Ordering::Relaxed);
         }
@@ -55,9 +55,9 @@ pub async fn held_like(
     let (proxy, url) = Proxy::before(world.api.amqp.url.expose()).await;
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from(url.as_str());
-    let client = client_of(&config);
+    let server = ApiServer::new(&config);
     proxy.hold_from(b"target_id");
-    let click = tokio::spawn(async move { client.like(target(42), UserId(7), boards).await });
+    let click = tokio::spawn(async move { server.like(target(42), UserId(7), boards).await });
     eventually("the event is in flight", || async { proxy.holds() }).await;
     (proxy, click)
 }

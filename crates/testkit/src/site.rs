@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tallyd_client::Client;
 use tokio::task::JoinSet;
 
 use super::clicker::Clicker;
-use super::{Daemon, Model, World, eventually};
+use super::{ApiServer, Daemon, Model, World, eventually};
 
 /// The number of clickers that click at the same time. Each clicker clicks on a few popular targets and on many other
 /// targets.
@@ -16,7 +15,7 @@ const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
 
-/// A site whose users like and unlike through the client until the test stops the site. A click that can't be published
+/// A site whose users like and unlike through an API server until the test stops the site. A click that can't be published
 /// ends the test.
 pub struct Site {
     stop: Arc<AtomicBool>,
@@ -27,15 +26,15 @@ pub struct Site {
 impl Site {
     pub fn open(world: &World) -> Self {
         let each = Clicker { number: 0, users: 10, hot: HOT, cold: COLD };
-        Self::of(&Arc::new(world.client()), CLICKERS, each)
+        Self::of(&Arc::new(world.api_server()), CLICKERS, each)
     }
 
     /// Starts `clickers` copies of the clicker `each`, each copy with a different number.
-    pub fn of(client: &Arc<Client>, clickers: u64, each: Clicker) -> Self {
+    pub fn of(server: &Arc<ApiServer>, clickers: u64, each: Clicker) -> Self {
         let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for number in 0..clickers {
-            let (client, stop, clicks) = (Arc::clone(client), Arc::clone(&site.stop), Arc::clone(&site.clicks));
-            site.users.spawn(Clicker { number, ..each }.click(client, stop, clicks));
+            let (server, stop, clicks) = (Arc::clone(server), Arc::clone(&site.stop), Arc::clone(&site.clicks));
+            site.users.spawn(Clicker { number, ..each }.click(server, stop, clicks));
         }
         site
     }

@@ -17,6 +17,11 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
+    /// Whether the event had no time of its own, so that it got the time of the gateway's clock.
+    pub(super) fn has_gateways_at(&self) -> bool {
+        matches!(self.body, Cow::Owned(_))
+    }
+
     /// Returns the event's time. A fence message contains no time, but the gateway never accepts fence messages.
     pub(super) fn at(&self) -> Micros {
         match self.message {

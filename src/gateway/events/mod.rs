@@ -39,8 +39,8 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
         read(request).await?
     };
     let entered = gate.enter()?;
-    // A separate task does the work, because the task continues even if the client disconnects. Otherwise an event
-    // could stay counted but unpublished.
+    // A separate task does the work, because the task continues even if the client disconnects. Otherwise Redis would
+    // not remember likes that are published.
     let answering = tokio::spawn(async move {
         let _entered = entered;
         tallyd_client::traced(traceparent.as_deref(), answer(&gate, &body)).await

@@ -26,12 +26,10 @@ pub(in crate::gateway) enum Verdict {
     Confirmed {
         /// The event's time, as published.
         at: i64,
-        #[serde(flatten)]
-        counted: Option<Counted>,
     },
     /// The event can never be applied, so it was not published.
     Refused {
-        /// For programs: a reason of docs/events.md, "Refused events".
+        /// For programs: a reason of docs/events.md, "Refused events", or `counted-by-api`.
         reason: String,
         /// For people: the problem, and the allowed values.
         message: String,
@@ -50,22 +48,9 @@ pub(in crate::gateway) enum Verdict {
     },
 }
 
-/// The result of counting, if API servers count (`writer = "api"`).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub(in crate::gateway) struct Counted {
-    /// Whether the event changed anything. A repeated like changes nothing.
-    pub changed: bool,
-    /// The count after the event. Null if Redis has lost the counter.
-    pub count: Option<i64>,
-}
-
 impl Verdict {
     pub(super) fn confirmed(at: Micros) -> Self {
-        Self::Confirmed { at: at.0, counted: None }
-    }
-
-    pub(super) fn counted(at: Micros, changed: bool, count: Option<i64>) -> Self {
-        Self::Confirmed { at: at.0, counted: Some(Counted { changed, count }) }
+        Self::Confirmed { at: at.0 }
     }
 
     pub(super) fn refused(reason: &str, message: impl Into<String>) -> Self {
@@ -154,8 +139,6 @@ mod tests {
     fn a_verdict_is_written_as_the_contract_has_it() {
         let written = |verdict: Verdict| to_value(verdict).unwrap();
         assert_eq!(written(Verdict::confirmed(Micros(5))), json!({ "verdict": "confirmed", "at": 5 }));
-        let counted = json!({ "verdict": "confirmed", "at": 5, "changed": true, "count": null });
-        assert_eq!(written(Verdict::counted(Micros(5), true, None)), counted);
         let limited = json!({ "verdict": "limited", "wait_ms": 20 });
         assert_eq!(written(Verdict::limited(Duration::from_millis(20))), limited);
         let unconfirmed = json!({ "verdict": "unconfirmed", "at": 5, "message": "x" });

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tallyd_client::OnBoard;
 use tallyd_core::model::UserId;
 
 use super::common::browser::Browser;
@@ -13,6 +12,7 @@ use super::common::proxy::Proxy;
 use super::common::size::pace;
 use super::common::{Dice, World, drift, eventually, target};
 use super::{ANY, address, get, like};
+use crate::common::scripts::OnBoard;
 
 /// This markup would have a visible effect if the page did not escape it.
 const MARKUP: &str = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>";
@@ -262,7 +262,7 @@ const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
 /// Publishes likes and adds to boards at a changing rate, as API servers do.
 async fn traffic(world: &World, until: Instant) {
-    let client = world.client();
+    let client = world.api_server();
     let (mut dice, began) = (Dice::of_run(7), Instant::now());
     let mut user = 0;
     while Instant::now() < until {

@@ -4,12 +4,12 @@
 use std::process::Stdio;
 
 use redis::AsyncCommands;
-use tallyd_client::OnBoard;
 use tallyd_core::model::BoardPeriod;
 use tallyd_mysql::jobs::Lock;
 
 use super::saved::add;
 use super::{Board, JOB, Stage, board, week};
+use crate::common::scripts::OnBoard;
 use crate::common::{eventually, stderr};
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     let settings = "[[board]]\nname = \"likes\"\nperiod = \"total\"\ntie = \"earliest\"\n";
     let mut stage = Stage::new("restored_earliest", settings).await;
     let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
-    let client = stage.world.client();
+    let client = stage.world.api_server();
     let like = |member: &'static str, likes| {
         let on = OnBoard { board: "likes", member: member.as_bytes() };
         client.add_to_board(on, "like", likes)

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
-use tallyd_client::OnBoard;
 use tallyd_core::period::{Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
+use crate::common::scripts::OnBoard;
 
 /// Returns the code blocks of docs/boards.md that are marked with this language.
 fn blocks(language: &str) -> Vec<String> {
@@ -23,7 +23,7 @@ fn blocks(language: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_commands() {
     let world = World::new("boards_documents", &blocks("toml").concat()).await;
-    let client = world.client();
+    let client = world.api_server();
     for (member, likes) in [("7", 5), ("42", 9)] {
         let on = OnBoard { board: "videos", member: member.as_bytes() };
         client.add_to_board(on, "like", likes).await.unwrap();

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use tallyd_client::boards::Entry;
-use tallyd_client::{Client, OnBoard};
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
 
 use super::common::{Dice, World, as_api, target};
+use crate::common::scripts::{ApiServer, OnBoard};
 
 const BOARDS: &str = "[metrics]\nlike = 1\ncomment = 2\n\
     [[board]]\nname = \"videos\"\nperiod = \"day\"\nscore = [\"like\", \"comment\"]\ntie = \"second\"\n\
@@ -46,9 +46,9 @@ fn shown(entries: &[Entry]) -> Vec<(u64, Vec<u8>, (u64, u64))> {
     entries.iter().map(entry).collect()
 }
 
-async fn filled(name: &str, members: u64) -> (World, Client, Model) {
+async fn filled(name: &str, members: u64) -> (World, ApiServer, Model) {
     let world = World::new(name, BOARDS).await;
-    let client = world.client();
+    let client = world.api_server();
     let (mut model, mut dice) = (Model::new(), Dice::of_run(5));
     for _ in 0..members * 3 {
         let member = format!("m{}", dice.below(members)).into_bytes();
@@ -120,7 +120,7 @@ async fn a_thousand_friends_are_placed_among_themselves() {
 #[tokio::test]
 async fn a_like_counts_on_all_current_periods_of_its_boards() {
     let world = World::new("board_likes", &as_api(BOARDS)).await;
-    let client = world.client();
+    let client = world.api_server();
     let on = [OnBoard { board: "videos", member: b"42" }, OnBoard { board: "users", member: b"7" }];
     for user in 1..=3 {
         client.count(target(42), UserId(user), true, &on).await.unwrap();

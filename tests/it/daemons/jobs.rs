@@ -27,7 +27,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     let world = World::new("jobs_resumed", SETTINGS).await.hurried();
     let publisher = world.publisher().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
-    let client = world.client();
+    let client = world.api_server();
     let mut model = Model::default();
     for id in 1..=1_000 {
         let counted = client.like(target(id), UserId(id), &[]).await.unwrap();

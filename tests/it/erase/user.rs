@@ -13,7 +13,8 @@ use tallyd_redis::recent::Seen;
 use tokio_util::sync::CancellationToken;
 
 use super::{Likes, METRICS, USER, erase, named, report};
-use crate::common::{Dice, Model, World, as_api, body, client_of, event_of, target};
+use crate::common::scripts::ApiServer;
+use crate::common::{Dice, Model, World, as_api, body, event_of, target};
 
 /// The number of other users.
 const OTHERS: u64 = 50;
@@ -111,7 +112,7 @@ async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     let daemon = world.daemon();
     let publisher = world.publisher().await;
     assert_eq!(world.reconcile("--full").await["ended"], "done");
-    let client = client_of(&world.api);
+    let client = ApiServer::new(&world.api);
     let mut model = Model::default();
     for id in 1..=30 {
         for user in [USER, UserId(1), UserId(2)] {

@@ -13,7 +13,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
         let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
         let world = World::new(&format!("filters_dies_{number}"), settings).await;
-        let client = world.client();
+        let client = world.api_server();
         let publisher = world.publisher().await;
         seed(&world, target(42), 1..=30).await;
         let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
@@ -60,7 +60,7 @@ async fn flushed_at(point: &str) {
     let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     let () = redis.del(all).await.unwrap();
     // Redis has no filter now. A user likes the target before the run continues with its next step.
-    let client = world.client();
+    let client = world.api_server();
     event_of(client.like(target(42), UserId(1_000), &[]).await.unwrap());
     daemon.signal("CONT");
     let built = async || {
@@ -105,7 +105,7 @@ async fn overtaken_at(point: &str) {
         state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
     };
     eventually(&format!("another run builds the filter while the first run is frozen at {point}"), built).await;
-    let client = world.client();
+    let client = world.api_server();
     for user in 1_000..1_030 {
         client.like(target(42), UserId(user), &[]).await.unwrap();
     }

@@ -1,13 +1,12 @@
 //! Bloom filters are built, kept up to date, read and removed.
 
-use crate::common::{Dice, World, as_api, body, client_of, event_of, eventually, target};
+use crate::common::{Dice, World, as_api, body, event_of, eventually, target};
 use redis::AsyncCommands;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tallyd::config::{Config, ServerUrl};
-use tallyd_client::{Clicked, Client};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::Shape;
@@ -15,6 +14,7 @@ use tallyd_redis::bloom::Shape;
 use super::{
     BY_HAND, alone, assert_no_false_no, keys, like_by_keys, refused, run, run_with, says_no, seed, state, unlike_all,
 };
+use crate::common::scripts::{ApiServer, Clicked};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_is_what_redisson_reads() {
@@ -73,7 +73,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     // must ask MySQL.
     assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
     assert!(client.liked(UserId(7), &[target(42)]).await.is_err());
-    let client = world.client();
+    let client = world.api_server();
     for _ in 0..2 {
         assert_eq!(client.liked(UserId(7), &[target(42), target(43)]).await.unwrap(), [true, false]);
         assert_eq!(client.liked(UserId(2_000), &[target(43), target(42)]).await.unwrap(), [false, false]);
@@ -92,7 +92,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
         like_by_keys(&world, target(42), user, true).await;
     }
     // If a click is counted without a check, Redis also notes the user beside the filter.
-    world.client().count(target(42), UserId(1_251), true, &[]).await.unwrap();
+    world.api_server().count(target(42), UserId(1_251), true, &[]).await.unwrap();
     assert_eq!(state(&world, target(42)).await.unwrap().waiting, 251);
     assert_no_false_no(&world, target(42), 1_001..=1_251).await;
     sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6), value = 281").execute(&world.pool).await.unwrap();
@@ -125,7 +125,7 @@ enum Counts {
 /// The state that is shared by all tasks that act as users.
 struct Load {
     world: World,
-    client: Client,
+    client: ApiServer,
     publisher: tallyd_rabbitmq::Publisher,
     over: AtomicBool,
 }
@@ -213,7 +213,7 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = world.client();
+    let client = world.api_server();
     let load = Arc::new(Load { world, client, publisher, over: AtomicBool::new(false) });
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..12_u64 {
@@ -277,7 +277,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     run(&world).await;
     let first = state(&world, target(42)).await.unwrap();
     assert_eq!((first.expected, first.inserted), (200, 100));
-    let client = world.client();
+    let client = world.api_server();
     // The filter is outdated, because many of its users no longer like the target. The shape stays the same.
     for user in 1_001..=1_100 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -324,7 +324,7 @@ async fn without_filters_no_key_of_one_is_made() {
     seed(&world, target(42), 1..=30).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = world.client();
+    let client = world.api_server();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     assert_eq!(client.liked(UserId(1_000), &[target(42)]).await.unwrap(), [true]);
     // If a producer passes the filter's keys before the daemon has built the filter, Redis must not create a filter.
@@ -364,7 +364,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     }
     let [(_, daemon), (_, api)] = &login[..] else { panic!("two accounts") };
     assert_eq!(run_with(daemon).await.built, 1);
-    let client = client_of(api);
+    let client = ApiServer::new(api);
     for user in [1_000, 1_001] {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
         client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();

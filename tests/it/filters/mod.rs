@@ -16,7 +16,6 @@ use tallyd::jobs::filters::report::Report;
 use tallyd::jobs::runner::Ran;
 use tallyd::jobs::runs;
 use tallyd::servers::Servers;
-use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_redis::bloom::Shape;
@@ -25,7 +24,8 @@ use tallyd_redis::keys::KindNames;
 use tokio_util::sync::CancellationToken;
 
 use crate::common;
-use common::{World, client_of};
+use crate::common::scripts::ApiServer;
+use common::World;
 
 /// With these settings, each target with 20 or more likes has a filter. The test runs the filters' job, and the daemon
 /// does not.
@@ -132,10 +132,10 @@ async fn refused(world: &World, target: Target) -> usize {
 }
 
 /// Makes a client that can't reach MySQL.
-fn alone(world: &World) -> Client {
+fn alone(world: &World) -> ApiServer {
     let mut config = world.api.clone();
     config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
-    client_of(&config)
+    ApiServer::new(&config)
 }
 
 /// Clicks as the Python client does: calls like.lua with the filter's keys, but without bits. The caller must be sure

@@ -1,10 +1,10 @@
 //! In these cases a Bloom filter must not be trusted, because its "no" could be wrong.
 
 use redis::AsyncCommands;
-use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 
 use super::{BY_HAND, alone, assert_no_false_no, keys, refused, run, seed};
+use crate::common::scripts::Clicked;
 use crate::common::{World, as_api, eventually, stderr, target};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -14,7 +14,7 @@ async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
-    let client = world.client();
+    let client = world.api_server();
     // According to MySQL, the user no longer likes the target. But the client undoes the unlike in Redis, because the
     // broker did not confirm it.
     let unlike = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -159,10 +159,10 @@ async fn likes_that_are_counted_blindly_are_noted() {
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
-    let client = world.client();
+    let client = world.api_server();
     for user in 100..110 {
         let counted = client.count(target(42), UserId(user), true, &[]).await.unwrap();
-        client.publish(&counted).await.unwrap();
+        client.publish_counted(&counted).await.unwrap();
     }
     // If the target has no filter, Redis' note about a user expires.
     client.count(target(43), UserId(1), true, &[]).await.unwrap();

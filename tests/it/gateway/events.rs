@@ -2,9 +2,9 @@
 
 use futures_util::StreamExt;
 use serde_json::json;
-use tallyd_core::model::UserId;
+use tallyd_core::model::{Metric, UserId};
 
-use super::common::{World, as_api, eventually, target};
+use super::common::{Model, World, as_api, body, eventually, target};
 use super::{PLAIN, count, like};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,67 +61,54 @@ async fn each_event_of_a_list_has_its_verdict_in_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_counted_like_gives_its_number_and_counts_once() {
-    let world = World::new("gw_like", &as_api("[reconcile]\nwatch_every = \"1s\"\n")).await;
+async fn what_api_servers_count_is_published_with_the_scripts_at_and_refused_without() {
+    let settings = "[metrics]\nlike = 1\nview = 2\n[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n\
+        [reconcile]\nwatch_every = \"1s\"\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
+    let world = World::new("gw_counted", &as_api(settings)).await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let gateway = world.gateway().await;
-    let first = gateway.post(&like("like", 42, 7)).await;
-    assert_eq!(first.status, 202, "{first:?}");
-    let told = &first.json()["events"][0];
-    assert_eq!((&told["changed"], &told["count"]), (&json!(true), &json!(1)), "{told}");
-    let again = gateway.post(&like("like", 42, 7)).await;
-    let told_again = &again.json()["events"][0];
-    assert_eq!((&told_again["changed"], &told_again["count"]), (&json!(false), &json!(1)), "{told_again}");
-    assert_eq!(told["at"], told_again["at"], "the second click returns the user's last event");
-    // Redis counts the events of a list in their order.
-    let both = gateway.post(&format!("[{},{}]", like("unlike", 42, 7), like("like", 42, 8))).await;
-    assert_eq!(both.verdicts(), ["confirmed", "confirmed"]);
-    let list: Vec<String> = (0..20).map(|n| like(if n % 2 == 0 { "like" } else { "unlike" }, 9, 7)).collect();
-    let told = gateway.post(&format!("[{}]", list.join(","))).await;
-    assert!(told.json()["events"].as_array().unwrap().iter().all(|event| event["changed"] == true), "{told:?}");
+    let (gateway, server) = (world.gateway().await, world.api_server());
+    let refused = gateway.post(&like("like", 42, 7)).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    let told = &refused.json()["events"][0];
+    assert_eq!(told["reason"], "counted-by-api", "{told}");
+    assert!(told["message"].as_str().unwrap().contains("docs/scripts.md"), "{told}");
+    let mut model = Model::default();
+    for id in [42, 43] {
+        let counted = server.count(target(id), UserId(7), true, &[]).await.unwrap();
+        let (_, event) = body(&counted.event);
+        let sent = gateway.post(std::str::from_utf8(&event).unwrap()).await;
+        assert_eq!(
+            (sent.status, sent.verdicts()),
+            (202, vec!["confirmed".to_owned()]),
+            "the script has limited clicks"
+        );
+        assert_eq!(sent.json()["events"][0], json!({ "verdict": "confirmed", "at": counted.event.at.0 }));
+        model.apply(&counted.event);
+    }
+    let changed = server.add(target(42), Metric(2), 3, "a").await.unwrap().counted().unwrap();
+    let repeated = json!({ "type": "count", "kind": "video", "target_id": 42, "metric": "view", "delta": 3,
+        "event_id": "a", "at": changed.at.0 });
+    assert_eq!(gateway.post(&repeated.to_string()).await.verdicts(), ["confirmed"]);
     world.drained(&world.publisher().await).await;
-    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await, 1);
+    world.assert_equals(&model).await;
+    assert!(gateway.process.stop().success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_api_servers_count_their_recent_clicks_come_before_mysql() {
+    let world = World::new("gw_recent", &as_api("")).await;
+    world.publisher().await;
+    let gateway = world.gateway().await;
+    world.api_server().like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
     let likes = gateway.get("/v1/likes?user=8&kind=video&ids=42,43").await.json();
     let expected = json!([
         { "id": "42", "liked": true, "source": "redis" }, { "id": "43", "liked": false, "source": "mysql" }
     ]);
     assert_eq!(likes, json!({ "user": "8", "kind": "video", "likes": expected }));
     assert!(gateway.process.stop().success());
-    assert!(daemon.stop().success());
-    world.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_count_that_api_servers_count_is_counted_in_redis() {
-    let rules = "[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
-    let world = World::new("gw_count", &format!("{rules}[reconcile]\nwatch_every = \"1s\"\n")).await;
-    let daemon = world.daemon();
-    daemon.logged("redis-loaded").await;
-    let gateway = world.gateway().await;
-    let told = gateway.post(&count(42, "e1")).await.json();
-    assert_eq!((&told["events"][0]["changed"], &told["events"][0]["count"]), (&json!(true), &json!(1)), "{told}");
-    let below = gateway.post(&count(42, "e2").replace("\"delta\":1", "\"delta\":-5")).await;
-    assert_eq!(below.status, 400, "{below:?}");
-    assert_eq!(below.json()["events"][0]["reason"], "below-zero");
-    assert!(gateway.process.stop().success());
-    assert!(daemon.stop().success());
-    world.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_follows_what_daemons_announce_of_writers() {
-    let world = World::new("gw_writers", PLAIN).await;
-    let _publisher = world.publisher().await;
-    for (announced, counted) in [("nonsense", false), (r#"{"api":["video:like","post:like"]}"#, true)] {
-        world.cache.announce_writers(announced).await.unwrap();
-        let gateway = world.gateway().await;
-        let answer = gateway.post(&like("like", 42, 7)).await;
-        assert_eq!(answer.verdicts(), ["confirmed"], "{answer:?}");
-        assert_eq!(answer.json()["events"][0]["changed"] == true, counted, "{answer:?}");
-        assert!(gateway.process.stop().success());
-    }
-    assert_eq!(world.redis_counters().await[&target(42)], 1);
     world.close().await;
 }
 
@@ -137,8 +124,8 @@ async fn messages_name_the_trace_of_the_request_that_made_them() {
         assert_eq!(gateway.send(&request).await.verdicts(), ["confirmed"]);
     }
     let client = world.client();
-    tallyd_client::traced(Some(&traces[1]), client.like(target(42), UserId(8), &[])).await.unwrap();
-    client.like(target(42), UserId(9), &[]).await.unwrap();
+    tallyd_client::traced(Some(&traces[1]), client.like(target(42), UserId(8))).await.unwrap();
+    client.like(target(42), UserId(9)).await.unwrap();
     let (link, queue) = (world.broker.connect("test").await.unwrap(), world.broker.queue(0));
     eventually("all likes are queued", async || publisher.depth(&queue).await.unwrap().messages() == Some(4)).await;
     let consume = link.channel.basic_consume(queue.as_str().into(), "".into(), Default::default(), Default::default());

@@ -1,11 +1,11 @@
 //! Tests reads from the gateway. If a number is unknown, the answer is never zero.
 
 use serde_json::json;
-use tallyd_client::OnBoard;
 
 use super::PLAIN;
 use super::common::proxy::Proxy;
 use super::common::{World, lose};
+use crate::common::scripts::OnBoard;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_redis_lost_come_from_mysql_or_are_unknown() {
@@ -45,7 +45,7 @@ async fn a_board_has_its_first_members_and_a_members_neighbours() {
     let boards = "[[board]]\nname = \"hot\"\nperiod = \"week\"\n[[board]]\nname = \"hot\"\nperiod = \"total\"\n\
         [[board]]\nname = \"days\"\nperiod = \"day\"\n";
     let world = World::new("gw_boards", boards).await;
-    let client = world.client();
+    let client = world.api_server();
     for (member, score) in [("a", 5), ("b", 9), ("c", 1), ("d", 7)] {
         for board in ["hot", "days"] {
             client.add_to_board(OnBoard { board, member: member.as_bytes() }, "like", score).await.unwrap();

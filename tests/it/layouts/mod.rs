@@ -34,7 +34,7 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
 /// Starts a task in which users click until `stop`. Tasks with different values of `number` have different users.
 /// `unlikes` is the percentage of clicks that are unlikes. The task returns a model of the clicks that Redis counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let stop = stop.clone();
     tokio::spawn(async move {
         let (mut model, mut dice, mut next) = (Model::default(), Dice::of_run(number), number * 1_000_000);
@@ -61,7 +61,7 @@ async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
 }
 
 async fn assert_read(world: &World, model: &Model) {
-    let client = world.client();
+    let client = world.api_server();
     let targets: Vec<_> = (1..=TARGETS).map(target).collect();
     let counters = model.counters();
     let expected: Vec<_> = targets.iter().map(|target| Some(counters.get(target).copied().unwrap_or(0))).collect();

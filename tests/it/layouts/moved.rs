@@ -2,11 +2,11 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
+use crate::common::scripts::Clicked;
 use crate::common::{Daemon, Model, World, as_api, event_of, eventually, lose, redis_likes, stderr, stdout, target};
 
 /// With this setting, Redis must count an event within 50 ms after the event's `at`. The default is one second.
@@ -140,9 +140,9 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
 async fn what_an_api_server_counts_in_one_layout_alone_is_found_and_mended() {
     let [before, meanwhile, _, end] = settings(PACKED, MORE).map(|settings| as_api(&settings));
     let (mut world, mut daemon, publisher) = settled("moved_alone", &before).await;
-    let behind = world.client();
+    let behind = world.api_server();
     daemon = restart(&mut world, daemon, &meanwhile).await;
-    let client = world.client();
+    let client = world.api_server();
     let mut model = Model::default();
     for id in 1..=30 {
         model.apply(&event_of(client.like(target(id), UserId(7), &[]).await.unwrap()));
@@ -168,7 +168,7 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     let (mut world, mut daemon, publisher) = settled("moved_back", &before).await;
     let mut model = Model::default();
     let like = async |world: &World, user| {
-        let client = world.client();
+        let client = world.api_server();
         let event = event_of(client.like(target(1), UserId(user), &[]).await.unwrap());
         world.drained(&publisher).await;
         event
@@ -238,10 +238,10 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
 async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     let [_, meanwhile, after, _] = settings(PACKED, MORE).map(|settings| as_api(&settings));
     let (mut world, daemon, publisher) = settled("moved_switch", &meanwhile).await;
-    let not_yet = world.client();
+    let not_yet = world.api_server();
     world.set(&after);
     assert!(world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]).status.success());
-    let already = world.client();
+    let already = world.api_server();
     let first = not_yet.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert!(matches!(already.like(target(1), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     let second = already.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -249,7 +249,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     assert!(!not_yet.take_back(&second, &[]).await.unwrap(), "the other request can still publish the like");
     assert!(not_yet.take_back(&second, &[]).await.unwrap(), "both layouts must have the same `at`");
     let blind = not_yet.count(target(3), UserId(7), true, &[]).await.unwrap();
-    not_yet.publish(&blind).await.unwrap();
+    not_yet.publish_counted(&blind).await.unwrap();
     for client in [&not_yet, &already] {
         let likes = redis_likes(client, &[target(1), target(2), target(3)]).await;
         assert_eq!(likes, [Some(1), Some(0), Some(1)]);
@@ -294,7 +294,7 @@ async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
     let [before, meanwhile, _, other] = settings(PACKED, MORE);
     let (mut world, daemon, publisher) = settled("moved_other", &before).await;
     let mut model = Model::default();
-    let client = world.client();
+    let client = world.api_server();
     for id in 1..=5 {
         model.apply(&event_of(client.like(target(id), UserId(7), &[]).await.unwrap()));
     }

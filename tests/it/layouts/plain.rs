@@ -1,10 +1,10 @@
 //! Tests the layouts with one key per target, and with one key per target and metric.
 
-use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
+use crate::common::scripts::Clicked;
 use crate::common::{Model, as_api, eventually, redis_likes, stderr, target};
 
 const STRING: &str = "[redis]\nlayout = \"string\"\n";
@@ -18,7 +18,7 @@ async fn numbers_are_under_the_names_that_sites_give_them() {
         ("plain_own", "[redis]\nlayout = \"string\"\ncounter_key = \"{kind}/{id}/likes\"\n", "video/42/likes", None),
     ] {
         let (world, daemon, publisher) = settled(name, &as_api(settings)).await;
-        let client = world.client();
+        let client = world.api_server();
         let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
         assert_eq!(first.count, Some(1));
         assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
@@ -63,7 +63,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         // A phantom is a counter in Redis for a target without rows in MySQL. The run can find more than two phantoms,
         // because the first like of a target reaches MySQL a moment later than Redis.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
-        let client = world.client();
+        let client = world.api_server();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
 
         let () = redis::cmd("EVAL")
@@ -97,7 +97,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_holds_something_else_is_left_alone_and_said() {
     let (world, daemon, _) = settled("plain_junk", &as_api(STRING)).await;
-    let client = world.client();
+    let client = world.api_server();
     let place = world.cache.keys.place("video", target(42), tallyd_core::model::Metric(1));
     let mut redis = world.redis().await;
     let () = redis::cmd("SET").arg(&place.key).arg("many").query_async(&mut redis).await.unwrap();

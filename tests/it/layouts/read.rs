@@ -4,7 +4,8 @@ use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};
 
 use super::settled;
-use crate::common::{client_of, lose, target};
+use crate::common::scripts::ApiServer;
+use crate::common::{lose, target};
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
 
@@ -12,7 +13,7 @@ const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\
 async fn a_page_has_all_numbers_in_every_layout() {
     for (name, layout) in [("read_packed", "packed"), ("read_entity", "entity"), ("read_string", "string")] {
         let (world, daemon, publisher) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
-        let client = world.client();
+        let client = world.api_server();
         client.like(target(2), UserId(7), &[]).await.unwrap();
         client.add(target(2), Metric(3), 9, "a").await.unwrap();
         world.drained(&publisher).await;
@@ -31,7 +32,7 @@ async fn a_page_has_all_numbers_in_every_layout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let (world, daemon, publisher) = settled("read_lost", METRICS).await;
-    let client = world.client();
+    let client = world.api_server();
     for user in 1..=3 {
         client.like(target(2), UserId(user), &[]).await.unwrap();
     }
@@ -46,7 +47,7 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let mut config = world.api.clone();
     // No server listens at this address.
     config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
-    let client = client_of(&config);
+    let client = ApiServer::new(&config);
     let numbers = client.read(&[target(2)]).await.unwrap();
     assert_eq!(numbers[0].get(Metric(1)), None);
     assert!(daemon.stop().success());

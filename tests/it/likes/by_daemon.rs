@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
-use tallyd_client::{Clicked, ClientError, LikeError, OnBoard};
+use tallyd_client::{Clicked, ClientError, Event, PublishError};
 use tallyd_core::event::LikeEvent;
-use tallyd_core::model::{Kind, Target, UserId};
+use tallyd_core::model::{Kind, Metric, Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common;
-use common::{Daemon, Dice, Model, World, body, client_of, drift, lose, target};
+use common::{Daemon, Dice, Model, World, as_api, body, client_of, drift, lose, target};
 
 /// The difference between the clocks of the two API servers.
 const APART: Duration = Duration::from_secs(3_600);
@@ -82,28 +82,79 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
 }
 
 #[tokio::test]
-async fn the_rust_client_only_publishes_likes_that_the_daemon_counts() {
+async fn the_rust_client_only_publishes_likes() {
     let (world, publisher, daemon) = open("by_daemon_client", "").await;
     let client = world.client();
     // User 1 clicks twice. User 3 likes, and then unlikes.
     for user in [1, 1, 2, 3] {
-        let clicked = client.like(target(42), UserId(user), &[]).await.unwrap();
+        let clicked = client.like(target(42), UserId(user)).await.unwrap();
         assert!(matches!(clicked, Clicked::Published(_)), "{clicked:?}");
     }
-    let Clicked::Published(event) = client.unlike(target(42), UserId(3), &[]).await.unwrap() else { panic!() };
-    client.publish_event(&event).await.unwrap();
+    let Clicked::Published(event) = client.unlike(target(42), UserId(3)).await.unwrap() else { panic!() };
+    client.publish(&Event::Like(event), None).await.unwrap();
     let mut config = world.api.clone();
     config.redis.url = "redis://127.0.0.1:1/0".into();
-    client_of(&config).like(target(42), UserId(4), &[]).await.unwrap();
-    let on = OnBoard { board: "none", member: b"42" };
-    let refused = client.like(target(42), UserId(5), &[on]).await;
-    assert!(matches!(refused, Err(LikeError::NotCounted(ClientError::Invalid(_)))), "{refused:?}");
+    client_of(&config).like(target(42), UserId(4)).await.unwrap();
     let unknown = Target { kind: Kind(9), ..target(42) };
-    let refused = client.like(unknown, UserId(5), &[]).await;
-    assert!(matches!(refused, Err(LikeError::NotCounted(ClientError::NoKind(_)))), "{refused:?}");
-    assert!(matches!(client.count(target(42), UserId(5), true, &[]).await, Err(ClientError::Invalid(_))));
+    let refused = client.like(unknown, UserId(5)).await;
+    assert!(matches!(refused, Err(PublishError::NotSent(ClientError::NoKind(_)))), "{refused:?}");
     settle(&world, &publisher).await;
     assert_eq!((world.redis_counters().await[&target(42)], world.counters().await[&target(42)]), (3, 3));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn an_event_that_was_not_confirmed_is_published_again_by_the_rust_client() {
+    let world = World::new("by_daemon_again", "").await;
+    let publisher = world.publisher().await;
+    let mut config = world.api.clone();
+    config.amqp.url = "amqp://nobody@127.0.0.1:1/%2f".into();
+    let failed = client_of(&config).like(target(42), UserId(7)).await;
+    let Err(PublishError::NotConfirmed { event, .. }) = failed else { panic!("{failed:?}") };
+    world.client().publish(&event, None).await.unwrap();
+    let daemon = world.daemon();
+    settle(&world, &publisher).await;
+    assert_eq!(world.redis_counters().await[&target(42)], 1);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn the_rust_client_publishes_no_click_of_a_user_who_clicks_too_often() {
+    let limits = "[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
+    let world = World::new("by_daemon_limit", limits).await;
+    world.publisher().await;
+    let client = world.client();
+    assert!(matches!(client.like(target(1), UserId(7)).await.unwrap(), Clicked::Published(_)));
+    let limited = client.unlike(target(1), UserId(7)).await.unwrap();
+    assert!(matches!(limited, Clicked::Limited { wait } if wait <= Duration::from_secs(3_600)), "{limited:?}");
+    assert!(matches!(client.like(target(1), UserId(8)).await.unwrap(), Clicked::Published(_)));
+    world.close().await;
+}
+
+#[tokio::test]
+async fn the_rust_client_refuses_what_api_servers_count_and_publishes_it_with_the_scripts_at() {
+    let settings = as_api("[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n");
+    let (world, publisher, daemon) = open("by_daemon_refused", &settings).await;
+    let client = world.client();
+    let refused = [
+        client.like(target(42), UserId(7)).await.unwrap_err(),
+        client.unlike(target(42), UserId(7)).await.unwrap_err(),
+        client.add(target(42), Metric(2), 1, "a").await.unwrap_err(),
+    ];
+    for (error, number) in refused.into_iter().zip(["video:like", "video:like", "video:view"]) {
+        let PublishError::NotSent(ClientError::CountedByApi(name)) = &error else { panic!("{error:?}") };
+        assert_eq!(name, number);
+        assert!(format!("{:#}", anyhow::Error::from(error)).contains("docs/scripts.md"));
+    }
+    // An API server has counted this like with a script.
+    let counted = world.api_server().count(target(42), UserId(7), true, &[]).await.unwrap();
+    client.publish(&Event::Like(counted.event), counted.count).await.unwrap();
+    world.drained(&publisher).await;
+    let mut model = Model::default();
+    model.apply(&counted.event);
+    world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use redis::AsyncCommands;
 use tallyd::config::ServerUrl;
-use tallyd_client::counts::{Change, Counting, NUMBER_MAX};
-use tallyd_client::{Client, CountError, Source, TakenBack};
+use tallyd_client::{Change, NUMBER_MAX, Source};
 use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_redis::Cache;
 
+use crate::common::scripts::{ApiServer, CountError, Counting, TakenBack};
 use crate::common::size::some_of;
-use crate::common::{Daemon, Dice, World, client_of, target};
+use crate::common::{Daemon, Dice, World, target};
 
 pub const VIEW: Metric = Metric(2);
 pub const BALANCE: Metric = Metric(3);
@@ -37,10 +37,10 @@ pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
 }
 
 /// Makes a client that can't reach RabbitMQ.
-pub fn mute(world: &World) -> Client {
+pub fn mute(world: &World) -> ApiServer {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
-    client_of(&config)
+    ApiServer::new(&config)
 }
 
 /// Reads the metric's count from the target's key in the layout of `cache`.
@@ -69,7 +69,7 @@ async fn a_number_that_api_servers_count_is_in_redis_at_once_and_in_mysql_with_i
     for layout in some_of(&LAYOUTS) {
         let (world, daemon) = loaded(&format!("counted_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = world.client();
+        let client = world.api_server();
         let before = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(60));
         for (delta, count) in [(5, 5), (-2, 3), (1 << 31, (1 << 31) + 3)] {
             let id = format!("event{delta}");
@@ -102,7 +102,7 @@ async fn a_number_is_set_whatever_it_was() {
     for layout in some_of(&LAYOUTS) {
         let world = World::new(&format!("counted_set_{layout}"), &settings(layout)).await;
         world.publisher().await;
-        let client = world.client();
+        let client = world.api_server();
         client.add(target(42), BALANCE, 3, "a").await.unwrap();
         for value in [NUMBER_MAX, 0, -NUMBER_MAX, 17] {
             // The test sets the counter to zero first. A single step of more than 2^53 would not be exact.
@@ -122,7 +122,7 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
     for layout in some_of(&LAYOUTS) {
         let (world, daemon) = loaded(&format!("counted_below_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = world.client();
+        let client = world.api_server();
         client.add(target(42), VIEW, 2, "a").await.unwrap().counted().unwrap();
         let below = client.add(target(42), VIEW, -3, "b").await.unwrap();
         assert_eq!(below, Counting::BelowZero { count: 2 });
@@ -151,7 +151,7 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         let settings = settings.replace("[redis]\n", "[redis]\nbucket_bits = 4\n");
         let world = World::new(&format!("counted_mute_{layout}"), &settings).await;
         world.publisher().await;
-        let (client, mute) = (world.client(), mute(&world));
+        let (client, mute) = (world.api_server(), mute(&world));
         let second = world.cache.also(&world.config.redis, &world.config.metrics).unwrap().unwrap();
         let both = async || {
             let first = held(&world, &world.cache, target(42), BALANCE).await;
@@ -180,7 +180,7 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
 async fn what_the_daemon_counts_is_only_published() {
     let world = World::new("counted_daemon", RULES).await;
     let publisher = world.publisher().await;
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let changed = client.add(target(42), SHARE, 3, "a").await.unwrap().counted().unwrap();
     assert_eq!(changed.count, None);
     let failed = mute.add(target(42), SHARE, 3, "b").await.unwrap_err();
@@ -196,7 +196,7 @@ async fn what_the_daemon_counts_is_only_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_tallyd_would_refuse_is_not_counted() {
     let world = World::new("counted_refused", RULES).await;
-    let client = world.client();
+    let client = world.api_server();
     let no_kind = Target { kind: Kind(9), id: TargetId(1) };
     let long = "x".repeat(65);
     for (failed, why) in [
@@ -225,7 +225,7 @@ async fn what_is_no_number_or_would_not_be_exact_is_left_as_it_is() {
     for layout in some_of(&LAYOUTS) {
         let world = World::new(&format!("counted_junk_{layout}"), &settings(layout)).await;
         world.publisher().await;
-        let client = world.client();
+        let client = world.api_server();
         client.set(target(42), BALANCE, NUMBER_MAX).await.unwrap();
         let failed = client.add(target(42), BALANCE, 1, "a").await.unwrap_err();
         assert!(format!("{:#}", anyhow::Error::from(failed)).contains("no longer be exact"), "{layout}");
@@ -250,7 +250,7 @@ async fn many_tasks_that_count_up_and_down_end_as_their_answers_say_and_are_neve
     for layout in some_of(&LAYOUTS) {
         let (world, daemon) = loaded(&format!("counted_crowd_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = Arc::new(world.client());
+        let client = Arc::new(world.api_server());
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..20_u64 {
             let client = Arc::clone(&client);

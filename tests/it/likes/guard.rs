@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use redis::AsyncCommands;
 use tallyd::config;
-use tallyd_client::{Clicked, OnBoard};
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
 
-use crate::common::{Dice, Model, World, as_api, client_of, eventually, target};
+use crate::common::scripts::{ApiServer, Clicked, OnBoard};
+use crate::common::{Dice, Model, World, as_api, eventually, target};
 
 /// Starts a test environment, and waits until the daemon has loaded all buckets and has no work left.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
@@ -24,7 +24,7 @@ async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
 async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
     let (world, daemon) = loaded("guard_same", "[[board]]\nname = \"likes\"\nperiod = \"total\"\n").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = world.client();
+    let client = world.api_server();
     let (user, on) = (UserId(7), [OnBoard { board: "likes", member: b"42" }]);
     let first = client.like(target(42), user, &on).await.unwrap().counted().unwrap();
     assert_eq!((first.count, first.boards_failed), (Some(1), 0));
@@ -48,7 +48,7 @@ async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
 async fn what_redis_has_forgotten_is_asked_from_mysql() {
     let (world, daemon) = loaded("guard_mysql", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = world.client();
+    let client = world.api_server();
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     let mut redis = world.redis().await;
@@ -65,7 +65,7 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
 async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_the_end() {
     let (world, daemon) = loaded("guard_crowd", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let mut tasks = tokio::task::JoinSet::new();
     // At most 100 calls run at the same time. With more calls, MySQL could answer after the client's timeout, and the
     // client would count clicks without a check.
@@ -120,7 +120,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     const KEEP: i64 = 100;
     let world = World::new("guard_turns", &as_api(&format!("[client]\nrecent_keep = \"{KEEP}s\"\n"))).await;
     world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     let bucket = world.cache.keys.bucket(target(42));
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
@@ -150,7 +150,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
 async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     let world = World::new("guard_turned_back", &as_api("")).await;
     world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -171,7 +171,7 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
 async fn at_never_goes_back_for_a_user_and_a_target() {
     let world = World::new("guard_clock", &as_api("")).await;
     world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     // The test changes the time of the click as if the server's clock had been an hour ahead.
     let ahead = first.event.at.0 + 3_600_000_000;
@@ -187,7 +187,7 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
 async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let (world, daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = world.client();
+    let client = world.api_server();
     // These rows come from a server whose clock was two minutes ahead. Users 7 and 8 like the target, and user 9 no
     // longer likes it.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
@@ -217,7 +217,7 @@ async fn without_mysql_a_click_counts_all_the_same() {
     world.publisher().await;
     let mut settings = world.api.clone();
     settings.mysql.url = config::ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
-    let client = client_of(&settings);
+    let client = ApiServer::new(&settings);
     assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, None);
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
     world.close().await;
@@ -228,7 +228,7 @@ async fn who_clicks_too_often_is_told_how_long_to_wait() {
     let settings = "[client]\nrate_likes_max = 3\nrate_window = \"5s\"\n";
     let world = World::new("guard_limit", &as_api(settings)).await;
     world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     for id in 1..=3 {
         assert!(client.like(target(id), UserId(7), &[]).await.unwrap().counted().is_some());
     }

@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use redis::AsyncCommands;
 use tallyd::config::ServerUrl;
-use tallyd_client::counts::{Changed, Counting};
-use tallyd_client::{CountError, TakenBack};
 use tallyd_core::event::encode_set;
 use tallyd_core::model::{Metric, TargetId, UserId};
 use tallyd_redis::keys::SET_AT;
 
 use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, settings, stored};
 use crate::common::proxy::Proxy;
+use crate::common::scripts::{ApiServer, Changed, CountError, Counting, TakenBack};
 use crate::common::size::some_of;
-use crate::common::{World, client_of, eventually, target};
+use crate::common::{World, eventually, target};
 
 /// Returns the unpublished event of the error, and whether the client undid the count.
 fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {
@@ -32,7 +31,7 @@ async fn both(world: &World, metric: Metric) -> (i64, i64) {
 async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
     let (world, daemon) = loaded("republished", RULES).await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let (changed, taken_back) = unpublished(mute.add(target(42), VIEW, 5, "a").await);
     assert_eq!((taken_back, both(&world, VIEW).await), (TakenBack::Yes, (0, 0)));
     let (changed, taken_back) = unpublished(mute.republish(&changed, taken_back).await);
@@ -50,7 +49,7 @@ async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
     let (proxy, url) = Proxy::before(world.api.amqp.url.expose()).await;
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from(url.as_str());
-    let deaf = client_of(&config);
+    let deaf = ApiServer::new(&config);
     deaf.add(target(42), VIEW, 1, "b").await.unwrap();
     proxy.mute();
     let add = tokio::spawn(async move { deaf.add(target(42), VIEW, 10, "c").await });
@@ -69,7 +68,7 @@ async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
 async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     let (world, daemon) = loaded("republished_set", RULES).await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let (changed, taken_back) = unpublished(mute.add(target(42), BALANCE, 5, "a").await);
     client.set(target(42), BALANCE, 100).await.unwrap();
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
@@ -96,7 +95,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
     for layout in some_of(&LAYOUTS) {
         let (world, daemon) = loaded(&format!("set_ahead_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = world.client();
+        let client = world.api_server();
         let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
         // The test changes the time of the set event to one minute in the future. A set event gets such a time if
         // Redis' clock is put back later.

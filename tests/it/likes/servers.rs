@@ -1,9 +1,10 @@
 //! Users click while Redis becomes a replica, or restarts without data.
 
-use tallyd_client::{Clicked, LikeError, Source};
+use tallyd_client::Source;
 use tallyd_core::model::{Metric, UserId};
 
 use crate::common::private::Private;
+use crate::common::scripts::{Clicked, LikeError};
 use crate::common::{Model, World, as_api, eventually, redis_likes, target};
 
 async fn world_on(server: &Private, name: &str) -> World {
@@ -18,7 +19,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let world = world_on(&server, "readonly").await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let client = world.client();
+    let client = world.api_server();
     let mut model = Model::default();
     model.apply(&client.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap().event);
 
@@ -50,7 +51,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     let world = world_on(&server, "restarted").await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let client = world.client();
+    let client = world.api_server();
     let mut model = Model::default();
     for user in 1..=5 {
         model.apply(&client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);

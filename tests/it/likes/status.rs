@@ -10,7 +10,7 @@ use crate::common::{Dice, World, as_api, target};
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
     let world = World::new("status", &as_api("")).await;
-    let client = world.client();
+    let client = world.api_server();
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     let (user, mut dice, mut likes) = (UserId(7), Dice::of_run(3), BTreeSet::new());
@@ -46,7 +46,7 @@ async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_likes_a_target_is_read_page_by_page() {
     let world = World::new("likers", "").await;
-    let client = world.client();
+    let client = world.api_server();
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     for user in 1..=25 {

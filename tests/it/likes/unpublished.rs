@@ -2,12 +2,12 @@
 
 use redis::AsyncCommands;
 use tallyd::config::ServerUrl;
-use tallyd_client::{Clicked, Client, LikeError, OnBoard, TakenBack};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 
 use crate::common::clicker::held_like;
-use crate::common::{Model, World, as_api, client_of, target};
+use crate::common::scripts::{ApiServer, Clicked, LikeError, OnBoard, TakenBack};
+use crate::common::{Model, World, as_api, target};
 
 const BOARD: &str = "[[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 const LIKES: OnBoard<'static> = OnBoard { board: "likes", member: b"42" };
@@ -18,17 +18,17 @@ async fn points(world: &World) -> Option<f64> {
 }
 
 /// Makes a client that can't reach RabbitMQ.
-fn mute(world: &World) -> Client {
+fn mute(world: &World) -> ApiServer {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
-    client_of(&config)
+    ApiServer::new(&config)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
     let world = World::new("unpublished", &as_api(BOARD)).await;
     world.publisher().await;
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     client.count(target(42), UserId(1), true, &[LIKES]).await.unwrap();
     let mut redis = world.redis().await;
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
@@ -53,7 +53,7 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let Clicked::Same { at, .. } = client.like(target(42), UserId(7), &[LIKES]).await.unwrap() else { panic!() };
     proxy.fail();
@@ -73,7 +73,7 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
 async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     let world = World::new("unpublished_both", &as_api(BOARD)).await;
     world.publisher().await;
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let second = mute.like(target(42), UserId(7), &[LIKES]).await;
     assert_eq!(taken_back(second), TakenBack::Overtaken, "the first event can still be published");
@@ -103,7 +103,7 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let like = client.like(target(42), UserId(7), &[LIKES]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     let mut redis = world.redis().await;
@@ -123,7 +123,7 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
 async fn what_a_newer_click_has_overtaken_is_left_to_it() {
     let world = World::new("unpublished_newer", &as_api("")).await;
     world.publisher().await;
-    let (client, mute) = (world.client(), mute(&world));
+    let (client, mute) = (world.api_server(), mute(&world));
     let LikeError::NotPublished { counted, taken_back, .. } = mute.like(target(42), UserId(7), &[]).await.unwrap_err()
     else {
         panic!("the click did not count");
@@ -149,7 +149,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = world.client();
+    let client = world.api_server();
     // An API server crashed after it had counted a click and before it published the event.
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let lost = client.count(target(42), UserId(7), true, &[]).await.unwrap();
@@ -168,7 +168,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
 async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
     let world = World::new("unpublished_behind", &as_api("")).await;
     let publisher = world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     // No daemon runs, so this like is not in MySQL, and Redis forgets the user's click.
     let like = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     let mut redis = world.redis().await;

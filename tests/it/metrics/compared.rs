@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd_client::counts::Counting;
 use tallyd_core::model::{Target, UserId};
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
@@ -12,6 +11,7 @@ use tallyd_redis::keys::KindNames;
 use super::common::size::some_of;
 use super::common::{as_api, event_of, stdout, target};
 use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, SHARE, VIEW};
+use crate::common::scripts::Counting;
 
 fn listed(report: &serde_json::Value) -> Vec<(String, String, i64)> {
     let targets = report["targets"].as_array().unwrap().iter();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tallyd_client::Client;
 use tallyd_core::model::{Metric, Target};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::common::size::some_of;
 use super::common::{Dice, eventually, lose, target};
 use super::{LAYOUTS, Numbers, Product, SHARE, TARGETS, VIEW};
+use crate::common::scripts::ApiServer;
 
 /// A task that adds to the counters of one metric without a pause. Half of the additions go to one target.
 struct Crowd {
@@ -41,7 +41,7 @@ impl Crowd {
 }
 
 async fn add(
-    client: Arc<Client>,
+    client: Arc<ApiServer>,
     metric: Metric,
     number: u64,
     stop: CancellationToken,

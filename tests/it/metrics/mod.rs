@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::common;
+use crate::common::scripts::ApiServer;
 use common::{Daemon, Dice, World, event_of, eventually, target};
-use tallyd_client::Client;
 use tallyd_core::model::{Metric, Target, UserId};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
@@ -44,7 +44,7 @@ type Numbers = BTreeMap<(Target, Metric), i64>;
 struct Product {
     world: World,
     daemon: Option<Daemon>,
-    client: Arc<Client>,
+    client: Arc<ApiServer>,
     numbers: Numbers,
 }
 
@@ -57,7 +57,7 @@ impl Product {
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         world.succeeds(&["reconcile"]).await;
-        let client = Arc::new(world.client());
+        let client = Arc::new(world.api_server());
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 

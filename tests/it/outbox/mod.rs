@@ -132,7 +132,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     for user in 1..=5 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
     }
@@ -183,7 +183,7 @@ async fn drift_of_what_the_daemon_counts_is_repaired_at_once() {
     let world = World::new("outbox_grace", settings).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let (publisher, client) = (world.publisher().await, world.client());
+    let (publisher, client) = (world.publisher().await, world.api_server());
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     for (round, mode) in ["--full", "--changed"].into_iter().enumerate() {
         client.like(target(1), UserId(round as u64 + 1), &[]).await.unwrap();

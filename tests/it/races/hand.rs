@@ -19,7 +19,7 @@ struct Crowd {
 
 impl Crowd {
     fn new(stage: &Stage) -> Self {
-        let client = Arc::new(stage.world.client());
+        let client = Arc::new(stage.world.api_server());
         let mut crowd = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for clicker in 1..=4 {
             let (client, stop, clicks) = (Arc::clone(&client), Arc::clone(&crowd.stop), Arc::clone(&crowd.clicks));

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::Row as _;
-use tallyd_client::{Client, Counted};
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::task::JoinSet;
 
 use super::proof::{Act, Row, first_wrong};
+use crate::common::scripts::{ApiServer, Counted};
 use crate::common::{Daemon, Dice, Model, World, as_api, target};
 
 /// The number of concurrent tasks. Each task clicks for 20 users, on a few busy targets and many quiet targets.
@@ -60,7 +60,7 @@ impl Luck {
 
 /// One of the concurrent tasks that click.
 struct Clicker {
-    client: Arc<Client>,
+    client: Arc<ApiServer>,
     dice: Dice,
     long_stalls: bool,
     acts: Vec<Act>,
@@ -98,7 +98,7 @@ impl Clicker {
             Luck::Repeated => {
                 self.publish(counted).await;
                 let old = self.dice.below(self.published.len() as u64) as usize;
-                self.client.publish(&self.published[old]).await.unwrap();
+                self.client.publish_counted(&self.published[old]).await.unwrap();
             }
             Luck::Stalled(stall) => {
                 tokio::time::sleep(stall).await;
@@ -108,7 +108,7 @@ impl Clicker {
     }
 
     async fn publish(&mut self, counted: Counted) {
-        self.client.publish(&counted).await.unwrap();
+        self.client.publish_counted(&counted).await.unwrap();
         // Redis runs on the same machine, so this time comes from the same clock as the event's `at`.
         self.acts.push(Act { event: counted.event, published: Some(tallyd::runtime::clock::now()) });
         self.published.push(counted);
@@ -217,7 +217,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
         "[amqp]\npartitions = 2\n[reconcile]\npublish_grace = \"300ms\"\npage_targets = 40\nthreads_running_max = 0";
     let world = World::new(name, &as_api(settings)).await;
     let publisher = world.publisher().await;
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let daemon = Some(world.daemon());
     assert!(world.tallyd(&["reconcile"]).status.success());
     let (mut users, stop) = (JoinSet::new(), Arc::<AtomicBool>::default());

@@ -5,10 +5,10 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use tallyd_client::{Client, Counted};
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
+use crate::common::scripts::{ApiServer, Counted};
 use crate::common::{Daemon, Model, World, as_api, event_of, eventually, stderr, target};
 
 /// The number of targets. Each of the users 1 to 3 likes all targets.
@@ -19,7 +19,7 @@ pub struct Stage {
     /// This field comes before `world`, so that the daemon is dropped first. The daemon's log is in the world's folder.
     pub daemon: Daemon,
     pub world: World,
-    pub client: Client,
+    pub client: ApiServer,
     pub model: Model,
     publisher: Publisher,
 }
@@ -31,7 +31,7 @@ impl Stage {
     pub async fn new(name: &str, settings: &str) -> Self {
         let world = World::new(name, &as_api(settings)).await;
         let publisher = world.publisher().await;
-        let client = world.client();
+        let client = world.api_server();
         let daemon = world.daemon();
         assert!(world.tallyd(&["reconcile"]).status.success());
         let mut stage = Self { world, client, daemon, model: Model::default(), publisher };
@@ -60,7 +60,7 @@ impl Stage {
     }
 
     pub async fn publish(&mut self, counted: &Counted) {
-        self.client.publish(counted).await.unwrap();
+        self.client.publish_counted(counted).await.unwrap();
         self.model.apply(&counted.event);
     }
 

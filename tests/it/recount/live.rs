@@ -18,7 +18,7 @@ const VIDEOS: u64 = 40;
 /// Adds and deletes comments as an API server does, until `stop`. Changes the table immediately, and publishes the
 /// event of the change a moment later. The task ends when the last event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
-    let client = Arc::new(world.client());
+    let client = Arc::new(world.api_server());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
     tokio::spawn(async move {
         let (mut dice, mut mine, mut beside) = (Dice::of_run(number), Vec::new(), JoinSet::new());

@@ -135,7 +135,7 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         let rule = format!("[[rule]]\nmetric = \"comment\"\nwriter = \"{writer}\"\n");
         let (world, daemon) = served(&format!("recount_{writer}"), &format!("{}{rule}", settings(QUERY, ""))).await;
         world.succeeds(&["reconcile"]).await;
-        let client = world.client();
+        let client = world.api_server();
         let publisher = world.publisher().await;
         comment(&world, &[(1, 3), (2, 1)]).await;
         // The event of the comment on target 2 is never published.

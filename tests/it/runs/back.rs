@@ -17,7 +17,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     let publisher = world.publisher().await;
     assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
     let () = redis::cmd("SAVE").query_async(&mut server.connect().await).await.unwrap();
-    let client = world.client();
+    let client = world.api_server();
     let mut last = None;
     for id in 1..=20 {
         let event = event_of(client.like(target(id), UserId(9), &[]).await.unwrap());
@@ -32,7 +32,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
     server.restart().await;
-    let older = redis_likes(&world.client(), &[target(1)]).await;
+    let older = redis_likes(&world.api_server(), &[target(1)]).await;
     assert_eq!(older, [Some(2)], "the restored bucket must look loaded");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["buckets_loaded"]), (&20.into(), &0.into()), "{report}");
@@ -93,7 +93,7 @@ async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
     let cuts = cuts(&world).await;
     assert!(cuts.len() == 3 && cuts.is_sorted_by(|before, after| before < after), "{cuts:?}");
     assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen WHERE target_id = 1").await, 1);
-    assert_eq!(redis_likes(&world.client(), &[target(1)]).await, [Some(2)]);
+    assert_eq!(redis_likes(&world.api_server(), &[target(1)]).await, [Some(2)]);
     assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
     assert_eq!(world.report(&["reconcile", "--changed"])["left"], 0);
     assert_eq!(
@@ -112,7 +112,7 @@ async fn a_settable_number_is_repaired_while_it_is_counted() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     assert!(world.tallyd(&["reconcile"]).status.success());
-    let client = world.client();
+    let client = world.api_server();
     let unread = Metric(4);
     client.set(target(1), unread, 7).await.unwrap();
     world.drained(&publisher).await;

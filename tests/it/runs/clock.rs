@@ -4,13 +4,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::common::{Model, World, as_api, body, drift, stdout, target};
-use tallyd_client::Client;
+use crate::common::scripts::ApiServer;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Publisher;
 
 /// Counts a like in Redis, and publishes it with the given `at`.
-async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, id: u64, at: Micros) {
+async fn like_at(world: &World, with: (&ApiServer, &Publisher), model: &mut Model, id: u64, at: Micros) {
     let (client, publisher) = with;
     let counted = client.count(target(id), UserId(1), true, &[]).await.unwrap();
     let event = LikeEvent { at, ..counted.event };
@@ -22,7 +22,7 @@ async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, 
 async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all_is() {
     let settings = "[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"20s\"";
     let world = World::new("producer_clock", &as_api(settings)).await;
-    let client = world.client();
+    let client = world.api_server();
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     assert!(world.tallyd(&["reconcile"]).status.success());

@@ -55,7 +55,7 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     let (world, daemon, mut model) = settled("late", 3, &as_api("")).await;
-    let client = world.client();
+    let client = world.api_server();
     let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
     assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL lacks");
     // Later the event arrives, because an operator replays a dead letter or because the API server has kept the event.

@@ -14,7 +14,7 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     assert!(daemon.stop().success());
     lose(&world).await;
     // No daemon runs now. So nothing writes this like to MySQL until the test starts the daemon again.
-    let client = world.client();
+    let client = world.api_server();
     model.apply(&event_of(client.like(target(3), UserId(9), &[]).await.unwrap()));
     let mut run =
         world.command().args(["reconcile", "--changed"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

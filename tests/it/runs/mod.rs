@@ -24,7 +24,7 @@ use tallyd_core::model::UserId;
 async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
-    let client = world.client();
+    let client = world.api_server();
     let daemon = world.daemon();
     assert!(world.tallyd(&["reconcile"]).status.success());
     let mut model = Model::default();
@@ -164,7 +164,7 @@ async fn a_run_waits_while_a_partition_has_much_to_do() {
     let (world, daemon, model) = settled("paced", 5, "[reconcile]\nqueue_depth_max = 10").await;
     drift(&world, target(2), 1).await;
     assert!(daemon.stop().success());
-    let client = world.client();
+    let client = world.api_server();
     let mut model = model;
     for user in 100..120 {
         model.apply(&event_of(client.like(target(1), UserId(user), &[]).await.unwrap()));
@@ -217,7 +217,7 @@ async fn a_daemon_loads_what_redis_has_lost_within_seconds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
     let (world, daemon, _) = settled("always_changing", 3, "").await;
-    let client = std::sync::Arc::new(world.client());
+    let client = std::sync::Arc::new(world.api_server());
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let clicker = tokio::spawn({

@@ -133,7 +133,7 @@ async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], li
         [environment, &[("RUST_LOG", "trace,lapin=trace,sqlx=trace,redis=trace,rustls=trace,hyper=trace")]].concat();
     let daemon = world.daemon_with(&trace);
     daemon.logged("listening on ").await;
-    let client = world.client();
+    let client = world.api_server();
     client.like(target(1), UserId(likes.unsigned_abs()), &[]).await.unwrap();
     eventually("the like is in MySQL", || async {
         world.count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter").await == likes

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd_client::{Client, LikeError};
 use tallyd_core::chain::Chain;
 use tallyd_core::event::{LikeEvent, encode_count};
 use tallyd_core::model::{TargetId, UserId};
@@ -16,6 +15,7 @@ use tallyd_rabbitmq::{Broker, Publisher};
 use tokio::task::JoinSet;
 
 use super::common::{Model, World, event_of, target};
+use crate::common::scripts::{ApiServer, LikeError};
 
 /// The number of videos.
 pub const TARGETS: u64 = 200;
@@ -51,7 +51,7 @@ struct Progress {
 impl Load {
     pub fn start(world: &World) -> Self {
         let (stop, progress) = (Arc::<AtomicBool>::default(), Arc::<Progress>::default());
-        let client = Arc::new(world.client());
+        let client = Arc::new(world.api_server());
         let mut users = JoinSet::new();
         for user in 0..USERS {
             users.spawn(click(user, Arc::clone(&client), Arc::clone(&stop), Arc::clone(&progress)));
@@ -79,7 +79,7 @@ impl Load {
 
 /// One user after another likes a video, and every fourth user then unlikes it. Returns all events that the broker may
 /// have received.
-async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
+async fn click(first: u64, client: Arc<ApiServer>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
     for turn in 0.. {
         let user = UserId(1 + first + turn * USERS);

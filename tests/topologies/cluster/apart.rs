@@ -34,7 +34,7 @@ async fn target_on(nodes: &Nodes, world: &World, place: usize, id: u64) -> Targe
 async fn a_frozen_master_delays_no_command_for_the_others() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_frozen", &as_api(&nodes.settings(SETTINGS))).await;
-    let client = Arc::new(nodes.client(&world));
+    let client = Arc::new(nodes.api_server(&world));
     let mut targets = Vec::new();
     for place in 0..MASTERS {
         targets.push(target_on(&nodes, &world, place, 1).await);
@@ -72,7 +72,7 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
 async fn a_like_follows_its_slot_to_a_node_that_had_none() {
     let mut nodes = Nodes::start().await;
     let world = World::new("cluster_grows", &as_api(&nodes.settings(SETTINGS))).await;
-    let (client, target) = (nodes.client(&world), target_on(&nodes, &world, 0, 1).await);
+    let (client, target) = (nodes.api_server(&world), target_on(&nodes, &world, 0, 1).await);
     client.count(target, UserId(1), true, &[]).await.unwrap();
     let place = nodes.add().await;
     nodes.meet(place).await;

@@ -8,7 +8,6 @@ use sqlx::Row;
 use tallyd::jobs::archive::{Archiver, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::runtime::progress::ProgressSink;
-use tallyd_client::OnBoard;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::PeriodKind;
@@ -19,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::AT_ONCE;
 use super::common::{Dice, World};
 use super::nodes::Nodes;
+use crate::common::scripts::OnBoard;
 
 const BOARDS: &str =
     "[[board]]\nname = \"videos\"\nperiod = \"week\"\n[[board]]\nname = \"videos\"\nperiod = \"total\"\n";
@@ -46,7 +46,7 @@ fn placed(board: &[(Vec<u8>, u64)], ranking: Ranking) -> Vec<(u64, Vec<u8>, u64)
 async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_friends", &nodes.settings(BOARDS)).await;
-    let client = nodes.client(&world);
+    let client = nodes.api_server(&world);
     let mut dice = Dice::of_run(3);
     let scores: Vec<(Vec<u8>, u64)> =
         (0..1_500).map(|id| (format!("m{id}").into_bytes(), 1 + dice.below(40))).collect();
@@ -138,7 +138,7 @@ async fn a_closed_board_on_a_cluster_is_archived_merged_with_what_came_late_and_
 async fn a_board_that_a_cluster_lost_is_restored_with_what_was_added_since() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_restore", &nodes.settings(BOARDS)).await;
-    let client = nodes.client(&world);
+    let client = nodes.api_server(&world);
     let add = async |member: &[u8], likes| {
         client.add_to_board(OnBoard { board: "videos", member }, "like", likes).await.unwrap();
     };

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd_client::{Clicked, Client, LikeError, OnBoard};
 use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
 
 use super::common::{Model, event_of, target};
+use crate::common::scripts::{ApiServer, Clicked, LikeError, OnBoard};
 
 /// The number of videos.
 pub const TARGETS: u64 = 200;
@@ -33,7 +33,7 @@ pub struct Crowd {
 
 impl Crowd {
     /// Starts the users. With `with_board`, each like also counts on the board `videos`.
-    pub fn new(client: Client, with_board: bool) -> Self {
+    pub fn new(client: ApiServer, with_board: bool) -> Self {
         let (stop, counted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (user, client, mut tasks) = (Arc::new(AtomicU64::new(1)), Arc::new(client), JoinSet::new());
         for _ in 0..8 {

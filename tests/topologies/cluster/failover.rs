@@ -26,7 +26,7 @@ async fn three_masters_that_hand_over_to_their_replicas_in_order_lose_no_like() 
     let replicas = add_replicas(&mut stage.nodes).await;
     stage.nodes.be_patient().await;
     let data_set = stage.world.cache.data_set().await.unwrap();
-    let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
+    let crowd = Crowd::new(stage.nodes.api_server(&stage.world), false);
     goes_on(&crowd).await;
     for replica in replicas {
         stage.nodes.cluster(replica, &["FAILOVER"]).await;
@@ -43,7 +43,7 @@ async fn three_masters_that_hand_over_to_their_replicas_in_order_lose_no_like() 
 async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired() {
     let mut stage = Stage::new("cluster_failover", &as_api(""), &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     let [_, replica, _] = add_replicas(&mut stage.nodes).await;
-    let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
+    let crowd = Crowd::new(stage.nodes.api_server(&stage.world), false);
     goes_on(&crowd).await;
     stage.nodes.kill(1);
     stage.nodes.is_promoted(replica).await;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use tallyd_client::LikeError;
 use tallyd_core::chain::Chain;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::Cache;
@@ -11,6 +10,7 @@ use super::Stage;
 use super::common::proxy::Proxy;
 use super::common::{Model, World, as_api, eventually, target};
 use super::nodes::{MASTERS, Nodes};
+use crate::common::scripts::LikeError;
 
 /// Returns for each node the targets whose counters the node has.
 async fn targets_by_node(nodes: &Nodes, world: &World, count: u64) -> Vec<Vec<Target>> {
@@ -68,7 +68,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
 async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_late", &as_api(&nodes.settings("timeout_ms = 300\n"))).await;
-    let client = nodes.client(&world);
+    let client = nodes.api_server(&world);
     let by_node = targets_by_node(&nodes, &world, 20).await;
     for (place, targets) in by_node.iter().enumerate() {
         client.count(targets[0], UserId(1), true, &[]).await.unwrap();
@@ -93,7 +93,7 @@ async fn a_like_whose_answer_was_lost_on_the_way_is_never_sent_again() {
     let (proxy, _) = Proxy::before(&nodes.url(1)).await;
     nodes.announce(1, proxy.address.port()).await;
     let world = World::new("cluster_cut", &as_api(&nodes.settings(""))).await;
-    let (client, by_node) = (Arc::new(nodes.client(&world)), targets_by_node(&nodes, &world, 20).await);
+    let (client, by_node) = (Arc::new(nodes.api_server(&world)), targets_by_node(&nodes, &world, 20).await);
     let target = by_node[1][0];
     client.count(target, UserId(1), true, &[]).await.unwrap();
     proxy.mute();
@@ -118,12 +118,12 @@ async fn any_seed_will_do() {
     nodes.kill(0);
     let cache = Cache::new(&world.config.redis, &world.config.metrics).unwrap();
     assert!(cache.ping().await.is_err());
-    let client = nodes.client(&world);
+    let client = nodes.api_server(&world);
     for targets in &by_node[1..] {
         client.count(targets[0], UserId(1), true, &[]).await.unwrap();
     }
     nodes.kill(1);
-    let error = nodes.client(&world).count(by_node[2][0], UserId(2), true, &[]).await.unwrap_err();
+    let error = nodes.api_server(&world).count(by_node[2][0], UserId(2), true, &[]).await.unwrap_err();
     let error = Chain(&error).to_string();
     assert!(error.contains("refused"), "{error}");
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(75));

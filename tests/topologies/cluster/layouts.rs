@@ -20,7 +20,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
         })
         .await;
     };
-    let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
+    let crowd = Crowd::new(stage.nodes.api_server(&stage.world), false);
     eventually("more than 500 likes are counted", || async { crowd.counted() > 500 }).await;
     migrate("agrees with MySQL").await;
     let counted = crowd.counted();

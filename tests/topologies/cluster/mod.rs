@@ -21,10 +21,10 @@ mod wrong;
 use crate::common;
 use common::{Daemon, Model, World, event_of};
 use futures_util::{StreamExt, stream};
-use tallyd_client::Client;
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
+use crate::common::scripts::ApiServer;
 use nodes::Nodes;
 
 /// The number of likes that the test sends at the same time.
@@ -33,7 +33,7 @@ const AT_ONCE: usize = 64;
 /// A Redis Cluster, a test environment on it with all counters loaded, and a daemon.
 struct Stage {
     daemon: Daemon,
-    client: Client,
+    client: ApiServer,
     publisher: Publisher,
     world: World,
     nodes: Nodes,
@@ -44,7 +44,7 @@ impl Stage {
         let nodes = Nodes::start().await;
         let world = World::new(name, &nodes.settings(settings)).await;
         let publisher = world.publisher().await;
-        let client = nodes.client(&world);
+        let client = nodes.api_server(&world);
         assert!(world.tallyd(&["reconcile"]).status.success());
         let daemon = world.daemon_with(environment);
         Self { daemon, client, publisher, world, nodes }

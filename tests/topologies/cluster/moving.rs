@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tallyd_client::Counted;
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
@@ -12,6 +11,7 @@ use super::Stage;
 use super::common::{Model, World, as_api, eventually, target};
 use super::crowd::{Crowd, TARGETS};
 use super::nodes::{MASTERS, Nodes};
+use crate::common::scripts::Counted;
 
 const BOARDS: &str = "[[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
     [[board]]\nname = \"videos\"\nperiod = \"total\"\n";
@@ -72,7 +72,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scripts() {
     let stage = Stage::new("cluster_moving", &as_api(BOARDS), &[]).await;
-    let crowd = Crowd::new(stage.nodes.client(&stage.world), true);
+    let crowd = Crowd::new(stage.nodes.api_server(&stage.world), true);
     let (keys, world) = (&stage.world.cache.keys, &stage.world);
     let board = keys.board("videos", "total");
     eventually("the board must be in Redis", || async {

@@ -7,12 +7,12 @@ use std::process::{Child, Command, Stdio};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tallyd::config::Config;
-use tallyd_client::Client;
 use tallyd_core::model::Target;
 use tallyd_redis::keys::LOADED;
 
 use super::common::ports::free_ports;
-use super::common::{DEADLINE, Model, World, client_of, eventually, target};
+use super::common::{DEADLINE, Model, World, eventually, target};
+use crate::common::scripts::ApiServer;
 
 const SLOTS: u16 = 16_384;
 
@@ -152,8 +152,8 @@ impl Nodes {
     }
 
     /// Makes a client that uses the account of API servers.
-    pub fn client(&self, world: &World) -> Client {
-        client_of(&self.api(world))
+    pub fn api_server(&self, world: &World) -> ApiServer {
+        ApiServer::new(&self.api(world))
     }
 
     /// Returns the configuration with the account of API servers.

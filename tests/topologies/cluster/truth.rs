@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
-use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
@@ -11,6 +10,7 @@ use tallyd_redis::ranks::Ranking;
 use super::common::{Dice, Model, as_api, redis_likes, target};
 use super::nodes::MASTERS;
 use super::{AT_ONCE, Stage};
+use crate::common::scripts::OnBoard;
 
 const TARGETS: u64 = 3_000;
 

@@ -35,7 +35,7 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
     let error =
         Cache::new(&redis, &world.config.metrics).unwrap().read(&names, &[Metric(1)], &targets).await.unwrap_err();
     assert_eq!(error.fate(), Fate::Misconfigured, "{error:?}");
-    assert_eq!(nodes.client(&world).read(&targets).await.unwrap().len(), 100);
+    assert_eq!(nodes.api_server(&world).read(&targets).await.unwrap().len(), 100);
     world.close().await;
 }
 

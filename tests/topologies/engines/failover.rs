@@ -153,7 +153,7 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile() {
     let Some(mut stage) = Stage::new("lossy").await else { return };
-    let client = stage.world.client();
+    let client = stage.world.api_server();
     let publisher = stage.world.publisher().await;
     assert!(stage.world.tallyd(&["reconcile"]).status.success());
     let (daemon, mut kept) = (stage.world.daemon(), Model::default());

@@ -23,9 +23,9 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     let publisher = world.publisher().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let daemon = world.daemon();
-    let by_user = world.client();
+    let by_user = world.api_server();
     world.set(BY_TARGET);
-    let by_target = world.client();
+    let by_target = world.api_server();
     let (mut dice, mut model) = (Dice::of_run(41), Model::default());
     // Two clients publish alternately. One client spreads its events by user, and the other client by target. Both
     // clients have the same users and targets.

@@ -1,11 +1,11 @@
 //! Another server becomes the master while likes are counted.
 
-use tallyd_client::LikeError;
 use tallyd_core::chain::Chain;
 use tallyd_core::model::UserId;
 
 use super::common::{as_api, eventually, target};
 use super::{SETTINGS, Stage, model};
+use crate::common::scripts::LikeError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_was_lost_is_repaired() {
@@ -51,7 +51,7 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
     let stage = Stage::new("sentinel_frozen", &as_api(SETTINGS)).await;
     let old = stage.group.master().await.unwrap();
     // This client sends nothing while the master is frozen, so its connection stays open.
-    let idle = stage.group.client(&stage.world);
+    let idle = stage.group.api_server(&stage.world);
     let mut kept = vec![idle.like(target(1), UserId(1_000_001), &[]).await];
     let crowd = stage.crowd();
     stage.goes_on().await;

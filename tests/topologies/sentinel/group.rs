@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tallyd::config::Config;
-use tallyd_client::Client;
 
 use super::common::ports::free_port;
-use super::common::{World, client_of, eventually};
+use super::common::{World, eventually};
+use crate::common::scripts::ApiServer;
 
 /// The name that the sentinels use for the master.
 const NAME: &str = "tally";
@@ -258,17 +258,17 @@ impl Group {
     }
 
     /// Makes a client that connects directly to this server and does not ask the sentinels.
-    pub fn unaware(&self, world: &World, place: usize) -> Client {
+    pub fn unaware(&self, world: &World, place: usize) -> ApiServer {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{}/0", self.server(place)).as_str().into();
         config.redis.sentinels.clear();
-        client_of(&config)
+        ApiServer::new(&config)
     }
 
     /// Makes a client that uses the account of API servers.
-    pub fn client(&self, world: &World) -> Client {
+    pub fn api_server(&self, world: &World) -> ApiServer {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{NAME}/0").as_str().into();
-        client_of(&config)
+        ApiServer::new(&config)
     }
 }

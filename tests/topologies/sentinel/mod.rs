@@ -38,7 +38,7 @@ impl Stage {
     }
 
     fn crowd(&self) -> Crowd {
-        Crowd::new(self.group.client(&self.world), false)
+        Crowd::new(self.group.api_server(&self.world), false)
     }
 
     /// Runs a reconcile, and checks that it leaves no drift.
@@ -70,7 +70,7 @@ impl Stage {
         self.world.outbox_added().await;
         self.world.assert_redis_equals_on(&mut self.group.connect_master().await.unwrap(), model).await;
         let counters = model.counters();
-        let client = self.group.client(&self.world);
+        let client = self.group.api_server(&self.world);
         let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
         assert_eq!(shown, counters.into_values().map(Some).collect::<Vec<_>>());
         let report = self.reconcile("--full").await;

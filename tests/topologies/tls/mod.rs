@@ -8,10 +8,10 @@ mod init;
 mod servers;
 
 use crate::common;
+use crate::common::scripts::ApiServer;
 use authority::Certificate;
 use common::{Daemon, World, eventually, redis_likes, stderr, stdout, target};
 use servers::Servers;
-use tallyd_client::Client;
 use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
@@ -55,7 +55,7 @@ async fn has_likes(world: &World, likes: i64) {
 
 /// Checks that a daemon rejects a server with a wrong certificate, both at its start and later. When the certificate is
 /// right again, the daemon must continue automatically.
-async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
+async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &ApiServer) {
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
     let daemon = world.daemon();
     daemon.logged(&format!("MySQL at {} {said}", servers.mysql_address())).await;
@@ -117,7 +117,7 @@ fn stop(daemon: Daemon) {
 
 /// With `VERIFY_CA` a certificate can have any name, but the CA in `tls_ca_file` must have signed it. tallyd does not
 /// use the system's CAs for this check.
-async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &Client) {
+async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &ApiServer) {
     let by_name = settings(&world.name, servers, Some("tallyd.pem"));
     let by_authority = by_name.replace(&format!("/{}\"", world.name), &format!("/{}?ssl-mode=VERIFY_CA\"", world.name));
     assert_ne!(by_name, by_authority);
@@ -181,7 +181,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
         ran.status.success()
     })
     .await;
-    let client = world.client();
+    let client = world.api_server();
     client.like(target(1), UserId(7), &[]).await.unwrap();
     has_likes(&world, 1).await;
     world.outbox_added().await;

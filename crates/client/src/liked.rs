@@ -1,0 +1,172 @@
+//! Reads what users like. The order is the same everywhere: clicks that are newer than MySQL's rows, then the target's
+//! Bloom filter, then MySQL.
+//!
+//! Where API servers count likes, Redis remembers the recent clicks of users. lua/like.lua sets the user's bits in the
+//! filter before its event is published, so a "no" of the filter is certain.
+//!
+//! Where the daemon counts likes, gateways remember the clicks that they have published. The daemon sets the bits
+//! after its commit, from the outbox. A: the daemon commits a like. B: a reader asks the filter. C: the daemon sets the
+//! bits. The answer to B is the state before A. Usually C follows A within milliseconds. If the outbox is behind, the
+//! client stops asking filters at most three seconds after A.
+
+use tokio::time::timeout;
+
+use super::error::require;
+use super::filters::Filters;
+use super::gateway::HINT_MAX;
+use super::{Client, Result};
+use tallyd_core::model::{Target, UserId};
+use tallyd_core::rules::Writes;
+use tallyd_redis::published::Published;
+use tallyd_redis::recent::Seen;
+
+/// The largest number of targets of one call of [`Client::liked`]. The pipeline has two commands for each target, or
+/// three if there are filters.
+pub const STATUS_TARGETS_MAX: usize = 500;
+
+/// The server that knows whether a user likes a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LikedBy {
+    /// Redis remembers the click, or the target's Bloom filter does not have the user.
+    Redis,
+    /// The answer is from the row in MySQL, or MySQL has no row.
+    Mysql,
+    /// A gateway has published the click within the last minute, and the row in MySQL is older.
+    Gateway,
+}
+
+/// Whether a user likes a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liked {
+    /// Whether the user likes the target.
+    pub liked: bool,
+    /// The server that gave the answer.
+    pub by: LikedBy,
+}
+
+/// An answer of Redis about a user and a target.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    /// Whether the user likes the target.
+    Answer(bool),
+    /// A gateway has published this click. The row in MySQL can be newer.
+    Published(Published),
+    Nothing,
+}
+
+impl Client {
+    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in the order of `targets`. The call
+    /// makes one round trip to Redis, and further ones if there are filters. If Redis does not know some of the targets, the call also makes one query
+    /// to MySQL for each kind of these targets.
+    ///
+    /// # Errors
+    /// As [`Client::likes_of`].
+    pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
+        Ok(self.likes_of(user, targets).await?.into_iter().map(|known| known.liked).collect())
+    }
+
+    /// Does the same as [`Client::liked`], and also returns the server that gave each answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Invalid`](super::ClientError::Invalid) for more targets;
+    /// [`ClientError::MySql`](super::ClientError::MySql); [`ClientError::Redis`](super::ClientError::Redis), but only
+    /// if API servers count likes.
+    pub async fn likes_of(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
+        let in_range = targets.len() <= STATUS_TARGETS_MAX;
+        require(in_range, || format!("a call asks for at most {STATUS_TARGETS_MAX} targets"))?;
+        let known = self.known_to_redis(user, targets).await?;
+        let asked = targets.iter().zip(&known).filter(|(_, known)| !matches!(known, Known::Answer(_)));
+        let asked: Vec<Target> = asked.map(|(target, _)| *target).collect();
+        let rows = if asked.is_empty() { Default::default() } else { self.store.last_clicks(user, &asked).await? };
+        let liked = |(target, known): (&Target, Known)| {
+            let row = rows.get(target);
+            match known {
+                Known::Answer(liked) => Liked { liked, by: LikedBy::Redis },
+                Known::Published(click) if row.is_none_or(|row| row.at < click.at) => {
+                    Liked { liked: click.liked, by: LikedBy::Gateway }
+                }
+                _ => Liked { liked: row.is_some_and(|row| row.liked), by: LikedBy::Mysql },
+            }
+        };
+        Ok(targets.iter().zip(known).map(liked).collect())
+    }
+
+    async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        let is_by_api = |target: &Target| self.rules.of(target.kind, self.metric).writer == Writes::Api;
+        let (by_api, by_daemon): (Vec<Target>, Vec<Target>) = targets.iter().copied().partition(is_by_api);
+        let mut by_api = self.recent(user, &by_api).await?.into_iter();
+        // If Redis fails, use only MySQL's rows. These rows lack only clicks that the daemon has not written yet.
+        let asked = timeout(HINT_MAX, self.published(user, &by_daemon)).await;
+        let mut by_daemon = asked.ok().and_then(Result::ok).unwrap_or_default().into_iter();
+        let known = |target: &Target| if is_by_api(target) { by_api.next() } else { by_daemon.next() };
+        Ok(targets.iter().map(known).map(|known| known.unwrap_or(Known::Nothing)).collect())
+    }
+
+    /// Reads the recent clicks, and then the filters, in one round trip.
+    async fn recent(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        if targets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let seen = match &self.filters {
+            None => self.cache.recent_likes(&self.names, user, targets).await?,
+            Some(filters) => self.ask_filters(filters, user, targets, true).await?,
+        };
+        Ok(seen.into_iter().map(Known::from).collect())
+    }
+
+    /// Reads the clicks that gateways have published, and then the filters of the other targets.
+    async fn published(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        let published = self.cache.published(&self.names, user, targets).await?;
+        let mut known: Vec<Known> =
+            published.into_iter().map(|click| click.map_or(Known::Nothing, Known::Published)).collect();
+        let unknown = targets.iter().zip(&known).filter(|(_, known)| matches!(known, Known::Nothing));
+        let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();
+        if let (Some(filters), false) = (&self.filters, unknown.is_empty())
+            && filters.are_up_to_date(&self.store).await
+        {
+            let seen = self.ask_filters(filters, user, &unknown, false).await?;
+            let unknown = known.iter_mut().filter(|known| matches!(known, Known::Nothing));
+            unknown.zip(seen).for_each(|(known, seen)| *known = Known::from(seen));
+        }
+        Ok(known)
+    }
+
+    /// Asks the filters, and before that the recent clicks if they count. If a filter has another shape than the client
+    /// knows, asks this filter again.
+    async fn ask_filters(
+        &self,
+        filters: &Filters,
+        user: UserId,
+        targets: &[Target],
+        with_clicks: bool,
+    ) -> Result<Vec<Seen>> {
+        let (epoch, asked) = (filters.epoch(&self.cache).await, filters.shapes(targets));
+        let mut seen = match with_clicks {
+            true => self.cache.filtered_likes(&self.names, user, &epoch, &asked).await?,
+            false => self.cache.filter_answers(&self.names, user, &epoch, &asked).await?,
+        };
+        filters.learn(targets, &seen);
+        let has_other_shape = |seen: &Seen| matches!(seen, Seen::Unknown(Some(_)));
+        let again = targets.iter().zip(&seen).filter(|(_, seen)| has_other_shape(seen));
+        let again = filters.shapes(&again.map(|(target, _)| *target).collect::<Vec<_>>());
+        let answers = self.cache.filter_answers(&self.names, user, &epoch, &again).await?;
+        let others = seen.iter_mut().filter(|seen| has_other_shape(seen));
+        others.zip(answers).for_each(|(seen, answer)| *seen = answer);
+        Ok(seen)
+    }
+
+    /// Returns users who like the target, in the order of their ids: at most `limit` users whose id is above `after` (0
+    /// for the first page). The call reads MySQL, so likes of the last moments are missing.
+    ///
+    /// # Errors
+    /// [`ClientError::MySql`](super::ClientError::MySql).
+    pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
+        Ok(self.store.likers(target, after, limit).await?)
+    }
+}
+
+impl From<Seen> for Known {
+    fn from(seen: Seen) -> Self {
+        if let Seen::Known(liked) = seen { Self::Answer(liked) } else { Self::Nothing }
+    }
+}

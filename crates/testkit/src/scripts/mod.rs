@@ -1,0 +1,180 @@
+//! The API server of a site that counts before it publishes (`writer = "api"`). It calls the scripts of lua/, as docs/scripts.md
+//! describes, and then publishes the event with the client. Numbers that the daemon counts are only published.
+//!
+//! If the settings have a second layout (`[redis.also]`), each change is also made there, by a second call of the same
+//! script.
+
+mod boards;
+mod counts;
+mod error;
+mod filters;
+mod likes;
+
+use std::ops::Deref;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+pub use counts::{Changed, Counting};
+pub use error::{CountError, LikeError};
+use filters::Shapes;
+use tallyd::config::{Board, Config};
+use tallyd_client::{Client, ClientError, Event, Settings};
+use tallyd_core::click_limits::ClickLimits;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::kinds::Kinds;
+use tallyd_core::model::{Metric, Micros};
+use tallyd_core::rules::{Rules, Writes};
+use tallyd_mysql::Store;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::{Cache, Script};
+
+/// The largest number of connections to MySQL.
+const CONNECTIONS: u32 = 16;
+
+/// The timeout of a query to MySQL, and how long the server does not ask again after MySQL failed to answer.
+const ASK_MAX: Duration = Duration::from_secs(5);
+const AWAY_FOR: Duration = Duration::from_secs(5);
+
+static LIKE: Script = Script::new(include_str!("../../../../lua/like.lua"));
+static TAKE_BACK: Script = Script::new(include_str!("../../../../lua/take_back.lua"));
+static COUNT: Script = Script::new(include_str!("../../../../lua/count.lua"));
+static REMEMBER: Script = Script::new(include_str!("../../../../lua/remember.lua"));
+static NOTE_BESIDE: Script = Script::new(include_str!("../../../../lua/note_beside.lua"));
+
+/// The result of a call.
+type Result<T, E = ClientError> = std::result::Result<T, E>;
+
+/// An API server that counts before it publishes. It reads as its client does.
+pub struct ApiServer {
+    client: Client,
+    cache: Cache,
+    /// The second layout.
+    also: Option<Cache>,
+    kinds: Kinds,
+    names: KindNames,
+    /// The metric of likes.
+    metric: Metric,
+    boards: Vec<Board>,
+    rules: Rules,
+    store: Store,
+    /// The instant until which the server does not ask MySQL, because MySQL failed to answer.
+    unasked: Mutex<Option<Instant>>,
+    limits: ClickLimits,
+    /// `None` if there are no filters.
+    shapes: Option<Shapes>,
+}
+
+impl Deref for ApiServer {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// A member of a board. A like also adds to this member's score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnBoard<'a> {
+    /// The name of a `[[board]]`. The like is added in the current periods of all boards with that name.
+    pub board: &'a str,
+    /// The ranked user or object, for instance a video's id in decimal. Any bytes.
+    pub member: &'a [u8],
+}
+
+/// A like that was counted in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The event, with the `at` that Redis gave it.
+    pub event: LikeEvent,
+    /// The target's count of likes after the click. `None` if Redis has lost the number. Also `None` after
+    /// [`ApiServer::count`] in some layouts.
+    pub count: Option<i64>,
+    /// The number of boards to which the like could not be added.
+    pub boards_failed: usize,
+}
+
+/// The result of a click.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clicked {
+    /// The daemon counts these likes. The event of the click is published.
+    Published(LikeEvent),
+    /// The click changed what the user likes. The click was counted, and its event is published.
+    Counted(Counted),
+    /// The click changed nothing, and was not counted. The server published the user's last event again, because an
+    /// earlier request may have failed to publish this event.
+    Same {
+        /// The target's count of likes. `None` if Redis has lost the number.
+        count: Option<i64>,
+        /// The `at` of the user's last event.
+        at: Micros,
+    },
+    /// The user clicks too often: nothing was counted or published.
+    Limited {
+        /// How long the user must wait.
+        wait: Duration,
+    },
+}
+
+impl Clicked {
+    /// Returns the counted like, if there is one.
+    pub fn counted(self) -> Option<Counted> {
+        if let Self::Counted(counted) = self { Some(counted) } else { None }
+    }
+}
+
+/// Says whether Redis still counts a change that could not be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenBack {
+    /// The change no longer counts. The caller can make the same call again.
+    Yes,
+    /// The change was not taken back. There are three possible reasons: another request can still publish the same event
+    /// (a double click), the user has clicked again, or Redis does not remember the click.
+    Overtaken,
+    /// Redis failed to answer. The change may still count, until a reconcile corrects the number.
+    Unknown,
+}
+
+impl ApiServer {
+    /// Makes an API server with that configuration. It connects with the first call.
+    pub fn new(config: &Config) -> Self {
+        let Config { redis, metrics, kinds, .. } = config;
+        let cache = Cache::new(redis, metrics).unwrap();
+        Self {
+            client: Client::new(&Settings::from(config)).unwrap(),
+            also: cache.also(redis, metrics).unwrap(),
+            cache,
+            kinds: kinds.clone(),
+            names: KindNames::new(kinds),
+            metric: metrics.like(),
+            boards: config.boards.clone(),
+            rules: Rules::new(kinds, metrics, &config.rules),
+            store: Store::new(&config.mysql, CONNECTIONS).unwrap(),
+            unasked: Mutex::default(),
+            limits: config.client.clone(),
+            shapes: config.filter.is_on().then(Shapes::default),
+        }
+    }
+
+    /// Publishes the event of a like that [`ApiServer::count`] has counted. A repeated event changes nothing.
+    ///
+    /// # Errors
+    /// The broker did not confirm the event.
+    pub async fn publish_counted(&self, counted: &Counted) -> Result<()> {
+        self.client.publish(&Event::Like(counted.event), counted.count).await
+    }
+
+    fn is_by_daemon(&self, metric: Metric, kind: tallyd_core::model::Kind) -> bool {
+        self.rules.of(kind, metric).writer == Writes::Daemon
+    }
+
+    /// Asks MySQL. Returns `None` if MySQL fails to answer in time, or failed recently.
+    async fn ask_mysql<T>(&self, question: impl Future<Output = tallyd_mysql::Result<T>>) -> Option<T> {
+        let unasked = || self.unasked.lock().unwrap_or_else(PoisonError::into_inner);
+        if unasked().is_some_and(|until| until > Instant::now()) {
+            return None;
+        }
+        let answer = tokio::time::timeout(ASK_MAX, question).await.ok().and_then(Result::ok);
+        *unasked() = if answer.is_some() { None } else { Some(Instant::now() + AWAY_FOR) };
+        answer
+    }
+}
