@@ -13,7 +13,8 @@ class TallydError(Exception):
 
 
 class RefusedError(TallydError, ValueError):
-    """An argument is not valid. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md."""
+    """The call does not fit the site. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md, or
+    `counted-by-api`: API servers must count this number with a script (docs/scripts.md)."""
 
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(f"{reason}: {problem}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from typing import Any, Callable, Collection, Dict, Mapping, Optional, Union
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Union
 
+from .card import Card, refuse_counted
 from .errors import Event, RefusedError
 
 Id = Union[int, str]
@@ -56,20 +56,22 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
     return value
 
 
-def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics: Optional[Collection[str]]) -> Event:
-    """Checks an event. Returns the event with only the fields that the daemon reads, in their usual order and form."""
+def checked(event: Mapping[str, Any], card: Card) -> Event:
+    """Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and form."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")
-    result: Dict[str, Any] = {"type": event_type, "kind": a_name(event.get("kind"), "kind", kinds)}
+    result: Dict[str, Any] = {"type": event_type, "kind": a_name(event.get("kind"), "kind", card.kinds)}
     result["target_id"] = an_id(event.get("target_id"))
     if event_type in ("like", "unlike"):
         result["user_id"] = an_id(event.get("user_id"), "user_id")
     else:
-        metric = a_name(event.get("metric"), "metric", metrics)
+        metric = a_name(event.get("metric"), "metric", card.metrics)
         if metric == "like":
             raise RefusedError("unknown-metric", "metric is 'like': call like() and unlike() instead")
         result["metric"] = metric
+    if event_type in ("set", "reset") and card.settable is not None and number_of(result) not in card.settable:
+        raise RefusedError("not-settable", f"no rule of the site makes {number_of(result)} settable")
     if event_type == "count":
         result["delta"] = _integer(event.get("delta"), "delta", -DELTA_MAX, DELTA_MAX)
         event_id = event.get("event_id")
@@ -83,12 +85,38 @@ def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics:
     return result
 
 
+class Given(NamedTuple):
+    """An event from the caller, with all fields that it needs."""
+
+    event: Mapping[str, Any]
+    # Whether this package gave it its `at`, so that no script has counted it.
+    is_new: bool
+
+
+def checked_as(given: Given, card: Card) -> Event:
+    event = checked(given.event, card)
+    if given.is_new:
+        refuse_counted(number_of(event), card)
+    return event
+
+
+def checked_list(events: Iterable[Given], card: Card) -> List[Event]:
+    """Checks all events of a list, before any event is sent."""
+    known: List[Event] = []
+    for given in events:
+        try:
+            known.append(checked_as(given, card))
+        except RefusedError as error:
+            raise RefusedError(error.reason, f"event {len(known)} of the list: {error.problem}") from None
+    return known
+
+
 def body_of(event: Event) -> bytes:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def number_of(event: Event) -> str:
-    """Returns the name of the number that the event changes, for instance video:like. Daemons announce this name."""
+    """Returns the name of the number that the event changes, for instance video:like."""
     return f"{event['kind']}:{event.get('metric', 'like')}"
 
 
@@ -97,19 +125,16 @@ def routing_key_of(event: Event, partition_by: str) -> str:
 
 
 class Clock:
-    """Returns the time in microseconds since 1970. Each call in a process returns a later time, even if the clock goes back a
-    little."""
+    """Returns the time in microseconds since 1970. Each call returns a later time, even if the clock goes back a little."""
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
         self._now = now
         self._last = 0
-        self._lock = threading.Lock()
 
     def at(self) -> int:
-        with self._lock:
-            now = self._now()
-            # If the clock has gone back by a second or more, somebody corrected the clock: use the corrected time.
-            if 0 <= self._last - now < 1_000_000:
-                now = self._last + 1
-            self._last = now
-            return now
+        now = self._now()
+        # If the clock has gone back by a second or more, somebody corrected the clock: use the corrected time.
+        if 0 <= self._last - now < 1_000_000:
+            now = self._last + 1
+        self._last = now
+        return now
