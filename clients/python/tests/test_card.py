@@ -20,6 +20,8 @@ SITE = {
     "below_zero": ["video:unread"],
     "later": "a field of a later version",
 }
+# Newer versions of redis-py send these commands when they connect.
+GREETINGS = {"CLIENT": b"-ERR\r\n", "HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n"}
 PLAIN = {"form": "entity", "bucket_bits": 4, "counter_key": "{kind}/{id}"}
 
 
@@ -40,15 +42,20 @@ class Redis:
         return 1
 
     async def serve(self, reader, writer):
+        null = b"$-1\r\n"
         while line := await reader.readline():
             parts = []
             for _ in range(int(line[1:])):
                 size = int((await reader.readline())[1:])
                 parts.append((await reader.readexactly(size + 2))[:-2].decode())
-            if parts[0] != "CLIENT":
+            if parts[0] in GREETINGS:
+                answer = GREETINGS[parts[0]]
+                null = b"_\r\n" if parts[0] == "HELLO" else null
+            else:
                 self.commands.append(parts)
+                answer = encoded(self.answer(*parts), null)
             if not self.is_silent:
-                writer.write(b"-ERR\r\n" if parts[0] == "CLIENT" else encoded(self.answer(*parts)))
+                writer.write(answer)
         writer.close()
 
     async def start(self):
@@ -60,11 +67,11 @@ class Redis:
         return [command[0] for command in self.commands]
 
 
-def encoded(answer):
+def encoded(answer, null):
     if isinstance(answer, list):
-        return b"*%d\r\n" % len(answer) + b"".join(map(encoded, answer))
+        return b"*%d\r\n" % len(answer) + b"".join(encoded(value, null) for value in answer)
     if answer is None:
-        return b"$-1\r\n"
+        return null
     if isinstance(answer, int):
         return b":%d\r\n" % answer
     return f"{answer}\r\n".encode() if answer.startswith("-") else f"${len(answer.encode())}\r\n{answer}\r\n".encode()

@@ -74,10 +74,10 @@ def _blocking(method: Callable[Concatenate[AsyncTallyd, P], Coroutine[Any, Any, 
     """Returns the method for threads that calls a method for asyncio."""
 
     @functools.wraps(method)
-    def call(site: Tallyd, *arguments: P.args, **named: P.kwargs) -> T:
-        # Iterate in the caller's thread: lazy iterables can belong to it.
-        given = [list(value) if _is_list(value) else value for value in arguments]
-        options = {name: list(value) if _is_list(value) else value for name, value in named.items()}
+    def call(site: Tallyd, *arguments: Any, **named: Any) -> T:
+        # Iterate in the caller's thread: a lazy iterable can belong to it.
+        given = [_listed(value) for value in arguments]
+        options = {name: _listed(value) for name, value in named.items()}
         future = site._started(lambda inner: method(inner, *given, **options))
         try:
             return future.result()
@@ -86,11 +86,13 @@ def _blocking(method: Callable[Concatenate[AsyncTallyd, P], Coroutine[Any, Any, 
             future.cancel()
             raise
 
-    return call
+    typed: Any = call
+    return typed  # type: ignore[no-any-return]
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+def _listed(value: Any) -> Any:
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    return list(value) if is_list else value
 
 
 class Tallyd(Base):
