@@ -74,8 +74,8 @@ class ToGateway:
             else:
                 for place, verdict in zip(left, verdicts):
                     results[place] = _judged(events[place], verdict)
-                    why = str(verdict.get("message", "no explanation"))
                 left = [place for place in left if results[place] is None]
+                why = next((verdict["message"] for verdict in verdicts if verdict["verdict"] == "unconfirmed"), why)
             if left:
                 await asyncio.sleep(PAUSE_S)
         return [result or _unconfirmed(event, why) for event, result in zip(events, results)]
@@ -87,7 +87,7 @@ class ToGateway:
 
 def _judged(event: Event, verdict: Mapping[str, Any]) -> Optional[Result]:
     """Returns the result, or `None` if the gateway has not confirmed the event."""
-    name = verdict.get("verdict")
+    name = verdict["verdict"]
     if name == "confirmed":
         return event
     if name == "refused":
