@@ -10,7 +10,7 @@ export const EVENTS_MAX = 1_000;
 
 // The gateway did not answer. The gateway may have published the events nevertheless.
 export class NoAnswer extends Error {}
-// The gateway is away or busy. It has not processed the events.
+// The gateway is unreachable or busy. It has not processed the events.
 export class NotSent extends Error {}
 
 export class Gateway {

@@ -111,7 +111,7 @@ export class Tallyd {
     if (this.#isClosed) throw new Error('the client is closed: create another one');
   }
 
-  // Calls `use` with the site's card. If the card refuses the call, reads the card anew and tries once more.
+  // Calls `use` with the site's card. If the card refuses the call, reads the card again and tries once more.
   async #withCard(use) {
     this.#mustBeOpen();
     if (!this.#reader) return use(DEFAULT);

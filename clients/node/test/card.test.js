@@ -110,7 +110,7 @@ withSite('events go where the card says', async ({ redis, site, sent }) => {
   assert.deepEqual(redis.commands, [['GET', 'tally:c:site']]);
 });
 
-withSite('the card is read anew each minute', async ({ redis, site, sent, minute }) => {
+withSite('the card is read again each minute', async ({ redis, site, sent, minute }) => {
   await site.like('video', 42, 7);
   redis.site = { ...SITE, exchange: 'other.events' };
   minute();

@@ -79,7 +79,7 @@ test('what the gateway may have published is not sent again', async () => {
   await site.close();
 });
 
-test('a gateway that is away is asked until the deadline', async () => {
+test('an unreachable gateway is asked until the deadline', async () => {
   const [away] = await publish([LIKE], { gateway: 'http://127.0.0.1:1', deadlineMs: 300 });
   assert.ok(away instanceof UnconfirmedError && away.message.includes('no connection'), away);
 });

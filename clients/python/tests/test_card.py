@@ -129,7 +129,7 @@ class Cards(unittest.TestCase):
         self.assertEqual(self.redis.commands, [["GET", "tally:c:site"]])
 
     @with_site
-    async def test_the_card_is_read_anew_each_minute(self):
+    async def test_the_card_is_read_again_each_minute(self):
         await self.site.like("video", 42, 7)
         self.redis.site = {**SITE, "exchange": "other.events"}
         self.site._reader._due_at = 0

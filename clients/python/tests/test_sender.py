@@ -108,7 +108,7 @@ class Sending(WithGateway):
             time.sleep(0.05)
         self.assertEqual(len(self.server.posted), 3)
 
-    def test_a_gateway_that_is_away_is_asked_until_the_deadline(self):
+    def test_an_unreachable_gateway_is_asked_until_the_deadline(self):
         with Tallyd(gateway="http://127.0.0.1:1", deadline_s=0.3) as site, self.assertRaisesRegex(UnconfirmedError, "no connection"):
             site.publish(LIKE)
 

@@ -118,7 +118,7 @@ class AsyncTallyd(Base):
         return self._sender
 
     async def _with_card(self, use: Callable[[Card], T]) -> T:
-        """Calls `use` with the site's card. If the card refuses the call, reads the card anew and tries once more."""
+        """Calls `use` with the site's card. If the card refuses the call, reads the card again and tries once more."""
         if self._servers[1] is None:
             return use(Card())
         reader = self._reads()

@@ -37,7 +37,7 @@ class NoAnswer(Exception):
 
 
 class NotSent(Exception):
-    """The gateway is away or busy. It has not processed the events."""
+    """The gateway is unreachable or busy. It has not processed the events."""
 
 
 class Gateway:

@@ -57,7 +57,7 @@ class Reader:
         """Reads the card now."""
         self._due_at = asyncio.get_running_loop().time() + CARD_EVERY_S
         self._reading = reading = asyncio.ensure_future(self._read_card())
-        # The read goes on after the timeout, so its answer can't be taken for another command's.
+        # After the timeout the read continues, so its answer can't be taken for another command's.
         await asyncio.wait([reading], timeout=CARD_READ_MAX_S)
         return self._card
 
