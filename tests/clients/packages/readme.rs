@@ -3,22 +3,18 @@
 
 use std::fs;
 
-use super::{Example, Package, root, run};
+use super::{Example, Package, root, run, site_card};
 use crate::common::{World, stdout, target};
 
-/// Returns README.md's Python block with the test world's names.
+/// Returns README.md's Python block with the test world's servers.
 fn first_event(world: &World) -> String {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let block = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
-    let redis = &world.config.redis;
-    let names = format!(
-        ", prefix=\"{}\", key_prefix=\"{}\", bucket_bits={}) as site",
-        world.name, redis.key_prefix, redis.bucket_bits
-    );
+    let prefix = format!(", key_prefix=\"{}\") as site", world.config.redis.key_prefix);
     let changes = [
         ("amqp://tallyd_api:choose-another@127.0.0.1:5672/%2f", world.api.amqp.url.expose()),
         ("redis://tallyd_api:choose-another@127.0.0.1:6379/0", world.api.redis.url.expose()),
-        (") as site", &names),
+        (") as site", &prefix),
     ];
     changes.iter().fold(block.to_owned(), |block, (from, to)| {
         assert!(block.contains(from), "README.md has no {from}");
@@ -33,6 +29,7 @@ async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "5s")]);
     daemon.logged("\"consuming\"").await;
     daemon.logged("redis-loaded").await;
+    site_card::write_for_now(&world).await;
     let folder = Package::Threads.install();
     let program = folder.path().join("first.py");
     fs::write(&program, first_event(&world)).unwrap();
