@@ -1,8 +1,13 @@
 import asyncio
 import json
+import socket
+import threading
+import time
 import unittest
 
-from tallyd import AsyncTallyd, ReadError, RefusedError
+from redis.exceptions import ResponseError
+
+from tallyd import AsyncTallyd, NackedError, ReadError, RefusedError, Tallyd, UnconfirmedError
 from tallyd.card import Card, parsed
 from tallyd.reader import CARD_READ_MAX_S
 from tallyd.sender import ToRabbitmq
@@ -20,16 +25,14 @@ SITE = {
     "below_zero": ["video:unread"],
     "later": "a field of a later version",
 }
-# Newer versions of redis-py send these commands when they connect.
-GREETINGS = {"CLIENT": b"-ERR\r\n", "HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n"}
 PLAIN = {"form": "entity", "bucket_bits": 4, "counter_key": "{kind}/{id}"}
 
 
 class Redis:
-    """A fake Redis server. `answer` gets a command as text, and returns the answer. A text that begins with "-" is an error."""
+    """A fake node of Redis. It takes the place of a client of redis-py."""
 
     def __init__(self, site=SITE, numbers=None):
-        self.site, self.numbers, self.commands, self.is_silent = site, numbers or {}, [], False
+        self.site, self.numbers, self.commands = site, numbers or {}, []
 
     def answer(self, name, key, *arguments):
         if name == "GET":
@@ -41,40 +44,19 @@ class Redis:
             return [self.numbers.get((bucket, "_")), self.numbers.get((number, field))]
         return 1
 
-    async def serve(self, reader, writer):
-        null = b"$-1\r\n"
-        while line := await reader.readline():
-            parts = []
-            for _ in range(int(line[1:])):
-                size = int((await reader.readline())[1:])
-                parts.append((await reader.readexactly(size + 2))[:-2].decode())
-            if parts[0] in GREETINGS:
-                answer = GREETINGS[parts[0]]
-                null = b"_\r\n" if parts[0] == "HELLO" else null
-            else:
-                self.commands.append(parts)
-                answer = encoded(self.answer(*parts), null)
-            if not self.is_silent:
-                writer.write(answer)
-        writer.close()
+    def pipeline(self, transaction):
+        self.queued = []
+        return self
 
-    async def start(self):
-        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
-        return f"redis://127.0.0.1:{self.port}"
+    def execute_command(self, *command):
+        self.queued.append(command)
+
+    async def execute(self, raise_on_error):
+        self.commands += self.queued
+        return [self.answer(*command) for command in self.queued]
 
     def names(self):
         return [command[0] for command in self.commands]
-
-
-def encoded(answer, null):
-    if isinstance(answer, list):
-        return b"*%d\r\n" % len(answer) + b"".join(encoded(value, null) for value in answer)
-    if answer is None:
-        return null
-    if isinstance(answer, int):
-        return b":%d\r\n" % answer
-    return f"{answer}\r\n".encode() if answer.startswith("-") else f"${len(answer.encode())}\r\n{answer}\r\n".encode()
 
 
 class Broker:
@@ -96,11 +78,11 @@ def with_site(test):
     def run(self):
         async def main():
             self.redis, self.broker = Redis(), Broker()
-            self.site = AsyncTallyd("amqp://127.0.0.1:1", await self.redis.start())
+            self.site = AsyncTallyd("amqp://127.0.0.1:1", "redis://127.0.0.1:1")
             self.site._sender = ToRabbitmq(self.broker)
-            async with self.site:
-                await test(self)
-            self.redis.server.close()
+            self.reader = self.site._reads()
+            self.reader._first = self.redis
+            await test(self)
 
         asyncio.run(main())
 
@@ -126,16 +108,16 @@ class Cards(unittest.TestCase):
         await self.site.like("video", 42, 7)
         await self.site.count("video", 43, "view")
         self.assertEqual(self.broker.sent, [("site.events", "42"), ("site.events", "43")])
-        self.assertEqual(self.redis.commands, [["GET", "tally:c:site"]])
+        self.assertEqual(self.redis.commands, [("GET", "tally:c:site")])
 
     @with_site
     async def test_the_card_is_read_again_each_minute(self):
         await self.site.like("video", 42, 7)
         self.redis.site = {**SITE, "exchange": "other.events"}
-        self.site._reader._due_at = 0
+        self.reader._due_at = 0
         await asyncio.gather(*(self.site.like("video", 42, 7) for _ in range(9)))
         self.redis.site = {**SITE, "version": 2}
-        self.site._reader._due_at = 0
+        self.reader._due_at = 0
         await self.site.like("video", 42, 7)
         self.assertEqual((self.broker.sent[-1][0], self.redis.names()), ("other.events", ["GET"] * 3))
 
@@ -171,23 +153,25 @@ class Cards(unittest.TestCase):
         await self.site.like("song", 1, 7)
         self.assertEqual((self.broker.sent, self.redis.names()), ([("tally.events", "7")], ["GET"]))
 
-    def test_without_redis_events_are_published(self):
-        async def main():
-            broker, silent = Broker(), Redis()
-            silent.is_silent = True
-            for url in ("redis://127.0.0.1:1", await silent.start()):
-                async with AsyncTallyd("amqp://127.0.0.1:1", url, deadline_s=1) as site:
-                    site._sender = ToRabbitmq(broker)
-                    began = asyncio.get_running_loop().time()
-                    await site.like("song", 1, 7)
-                    self.assertLess(asyncio.get_running_loop().time() - began, 5 * CARD_READ_MAX_S)
-                    await asyncio.wait([site._reader._reading])
-                    with self.assertRaisesRegex(ReadError, "unknown"):
-                        await site.counts("video", [1])
-            self.assertEqual(broker.sent, [("tally.events", "7")] * 2)
-            silent.server.close()
+    @with_site
+    async def test_without_redis_events_are_published(self):
+        async def unreachable(raise_on_error):
+            raise OSError("unreachable")
 
-        asyncio.run(main())
+        async def silent(raise_on_error):
+            await asyncio.sleep(60)
+
+        for self.redis.execute in (unreachable, silent):
+            self.reader._due_at = 0
+            began = asyncio.get_running_loop().time()
+            await self.site.like("song", 1, 7)
+            self.assertLess(asyncio.get_running_loop().time() - began, 5 * CARD_READ_MAX_S)
+            if self.redis.execute is unreachable:
+                with self.assertRaisesRegex(ReadError, "unreachable.*unknown"):
+                    await self.site.counts("video", [1])
+            else:
+                self.assertEqual(await self.site.counts("video", [1]), {1: None})
+        self.assertEqual(self.broker.sent, [("tally.events", "7")] * 2)
 
     @with_site
     async def test_numbers_are_read_in_each_layout(self):
@@ -198,26 +182,67 @@ class Cards(unittest.TestCase):
         self.assertEqual(packed, [12, 3, -4])
         for layout in (PLAIN, {"form": "string", "bucket_bits": 4}):
             self.redis.site = {**SITE, "layout": layout}
-            self.site._reader._due_at = 0
+            self.reader._due_at = 0
             self.assertEqual(await self.site.counts("video", [42, "45"]), {42: 12, "45": None})
             self.assertEqual(await self.site.counts("video", [42], "unread"), {42: 0})
 
     @with_site
     async def test_lost_buckets_are_noted_for_an_hour(self):
         self.assertEqual(await self.site.counts("video", [42, 43]), {42: None, 43: None})
-        noted = [["SADD", "tally:c:missing", "video:201e", "video:3088"], ["EXPIRE", "tally:c:missing", "3600"]]
+        noted = [("SADD", "tally:c:missing", "video:201e", "video:3088"), ("EXPIRE", "tally:c:missing", 3600)]
         self.assertEqual(self.redis.commands[-2:], noted)
 
     @with_site
     async def test_a_cluster_is_read_at_each_keys_node(self):
         other = Redis(numbers={("tally:c:{video:3088}", "_"): "1:0", ("tally:c:{video:3088}", "42"): "5"})
-        await other.start()
+        self.reader._nodes[("10.0.0.2", 6380)] = other
         here = self.redis.answer
-        self.redis.answer = lambda name, key, *rest: f"-MOVED 1795 127.0.0.1:{other.port}" if "3088" in key else here(name, key, *rest)
+        moved = ResponseError("MOVED 1795 10.0.0.2:6380")
+        self.redis.answer = lambda name, key, *rest: moved if "3088" in key else here(name, key, *rest)
         for _ in range(2):
             self.assertEqual(await self.site.counts("video", [42, 43]), {42: 5, 43: None})
         self.assertEqual((self.redis.names().count("HMGET"), other.names()), (3, ["HMGET"] * 2))
-        other.server.close()
+
+
+class Lists(unittest.TestCase):
+    def test_results_keep_the_order_of_the_list(self):
+        class Broker:
+            async def publish(self, event, exchange, routing_key, body, ends_at, traceparent):
+                if event["target_id"] == "43":
+                    raise NackedError("full", event)
+
+        like = {"type": "like", "target_id": "42", "user_id": "7"}
+        events = [{**like, "target_id": "43"}, like, {**like, "user_id": "8"}]
+        nacked, *others = asyncio.run(ToRabbitmq(Broker()).publish(events, Card(), 0, None))
+        self.assertEqual((type(nacked), nacked.event, others), (NackedError, events[0], events[1:]))
+
+
+class Closing(unittest.TestCase):
+    def test_closing_ends_the_calls_of_other_threads(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            site = Tallyd(f"amqp://{address}", f"redis://{address}", deadline_s=60)
+            errors = []
+
+            def call(method, *arguments):
+                try:
+                    method(*arguments)
+                except Exception as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=call, args=(site.like, "video", 42, 7)), threading.Thread(target=call, args=(site.counts, "video", [1]))]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.7)
+            began = time.monotonic()
+            site.close()
+            for thread in threads:
+                thread.join(10)
+            self.assertLess(time.monotonic() - began, 5)
+            (error,) = errors
+            self.assertEqual((type(error), error.event["user_id"]), (UnconfirmedError, "7"))
+            with self.assertRaisesRegex(RuntimeError, "closed"):
+                site.like("video", 42, 7)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class AsyncTallyd(Base):
     _sender: Union[ToRabbitmq, ToGateway, None] = None
 
     async def __aenter__(self) -> AsyncTallyd:
-        if self._servers[0] is not None:
+        if self._amqp_url is not None:
             self._connected()
         return self
 
@@ -107,10 +107,9 @@ class AsyncTallyd(Base):
 
     def _connected(self) -> Union[ToRabbitmq, ToGateway]:
         self._must_be_open()
-        amqp_url, _, _ = self._servers
         if self._sender is None:
-            if amqp_url is not None:
-                self._sender = ToRabbitmq(Publisher(amqp_url, **self._connection))
+            if self._amqp_url is not None:
+                self._sender = ToRabbitmq(Publisher(self._amqp_url, **self._connection))
             elif self._gateway is not None:
                 self._sender = ToGateway(self._gateway)
             else:
@@ -119,7 +118,7 @@ class AsyncTallyd(Base):
 
     async def _with_card(self, use: Callable[[Card], T]) -> T:
         """Calls `use` with the site's card. If the card refuses the call, reads the card again and tries once more."""
-        if self._servers[1] is None:
+        if self._redis_url is None:
             return use(Card())
         reader = self._reads()
         try:
@@ -153,11 +152,10 @@ class AsyncTallyd(Base):
 
     def _reads(self) -> Reader:
         self._must_be_open()
-        _, redis_url, _ = self._servers
-        if redis_url is None:
+        if self._redis_url is None:
             raise ValueError("no server to read from: pass redis_url or gateway")
         if self._reader is None:
-            self._reader = Reader(redis_url, self._settings["key_prefix"], self._connection["deadline_s"])
+            self._reader = Reader(self._redis_url, self._settings["key_prefix"], self._connection["deadline_s"])
         return self._reader
 
     async def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import queue
 import selectors
 import socket
 import ssl
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from urllib.parse import unquote, urlencode, urlsplit
 
 from .errors import Event, GatewayError, ReadError
@@ -18,7 +19,7 @@ from .events import body_of
 # The largest number of targets or of events in a request.
 IDS_MAX = 500
 EVENTS_MAX = 1_000
-IDLE_MAX = 32
+THREADS_MAX = 32
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -51,7 +52,7 @@ class Gateway:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
-        self._idle: "queue.LifoQueue[http.client.HTTPConnection]" = queue.LifoQueue(IDLE_MAX)
+        self._idle: Deque[http.client.HTTPConnection] = deque()
 
     def counters(self, kind: str, target_ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
         found: Dict[str, Optional[int]] = {}
@@ -100,7 +101,7 @@ class Gateway:
         except (http.client.HTTPException, OSError):
             connection.close()
             raise
-        self._keep(connection)
+        self._idle.append(connection)
         try:
             return status, json.loads(text)
         except ValueError:
@@ -119,15 +120,15 @@ class Gateway:
         return connection
 
     def _idle_connection(self) -> Optional[http.client.HTTPConnection]:
-        while True:
-            try:
-                connection = self._idle.get_nowait()
-            except queue.Empty:
-                return None
-            if connection.sock is not None and not _is_readable(connection.sock):
-                return connection
-            # The gateway has closed it.
-            connection.close()
+        # Another thread can take the last one.
+        with contextlib.suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if connection.sock is not None and not _is_readable(connection.sock):
+                    return connection
+                # The gateway has closed it.
+                connection.close()
+        return None
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._url.hostname or "localhost", self._url.port
@@ -148,18 +149,9 @@ class Gateway:
         response = connection.getresponse()
         return response.status, response.read()
 
-    def _keep(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            self._idle.put_nowait(connection)
-        except queue.Full:
-            connection.close()
-
     def close(self) -> None:
-        while True:
-            try:
-                self._idle.get_nowait().close()
-            except queue.Empty:
-                return
+        while self._idle:
+            self._idle.pop().close()
 
 
 def _is_readable(sock: socket.socket) -> bool:

@@ -136,10 +136,12 @@ class Reader:
         return self._node_of_slot.get(key_slot(key.encode()), self._first) if self._node_of_slot else self._first
 
     def _move(self, moved: MovedError) -> None:
-        pool = self._first.connection_pool
-        address = (moved.host or pool.connection_kwargs["host"], int(moved.port))
+        address = (moved.host, int(moved.port))
         if address not in self._nodes:
-            settings = {**pool.connection_kwargs, "host": address[0], "port": address[1]}
+            pool = self._first.connection_pool
+            settings = {**pool.connection_kwargs, "port": address[1]}
+            # A node that does not know its address names none. It is the first node's.
+            settings["host"] = moved.host or settings["host"]
             others = redis.asyncio.ConnectionPool(connection_class=pool.connection_class, **settings)
             self._nodes[address] = redis.asyncio.Redis(connection_pool=others)
         self._node_of_slot[int(moved.slot_id)] = self._nodes[address]

@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Union
 from .card import Card
 from .errors import Event, GatewayError, LimitedError, PublishError, RefusedError, RejectedError, TallydError, UnconfirmedError
 from .events import body_of, routing_key_of
-from .gateway import EVENTS_MAX, IDLE_MAX, Gateway, NoAnswer, NotSent
+from .gateway import EVENTS_MAX, THREADS_MAX, Gateway, NoAnswer, NotSent
 from .publisher import Publisher
 
 PAUSE_S = 0.1
@@ -46,7 +46,7 @@ class ToGateway:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._threads = ThreadPoolExecutor(IDLE_MAX, "tallyd-gateway")
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "tallyd-gateway")
         self._is_closed = False
 
     async def publish(self, events: Sequence[Event], _card: Card, ends_at: float, traceparent: Optional[str]) -> List[Result]:

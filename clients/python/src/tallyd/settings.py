@@ -38,9 +38,11 @@ class Base:
     ) -> None:
         if deadline_s <= 0:
             raise ValueError(f"deadline_s is {deadline_s!r}, allowed is a number above 0")
-        self._servers = (amqp_url, redis_url, gateway)
+        self._amqp_url = amqp_url
+        self._redis_url = redis_url
         self._connection: Dict[str, Any] = {"deadline_s": deadline_s, "heartbeat_s": heartbeat_s, "in_flight_max": in_flight_max}
-        self._settings = {**self._connection, "token": token, "key_prefix": key_prefix, "traceparent": traceparent}
+        self._settings: Dict[str, Any] = {"token": token, "key_prefix": key_prefix, "traceparent": traceparent, **self._connection}
+        self._settings.update(amqp_url=amqp_url, redis_url=redis_url, gateway=gateway)
         self._gateway = None if gateway is None else Gateway(gateway, token, deadline_s)
         self._clock = Clock()
         self._is_closed = False

@@ -118,7 +118,7 @@ class Tallyd(Base):
         with _lock:
             self._must_be_open()
             if self._thread is None or self._thread.pid != os.getpid():
-                self._thread = _Thread(AsyncTallyd(*self._servers, **self._settings), self._connection["deadline_s"], self._thread)
+                self._thread = _Thread(AsyncTallyd(**self._settings), self._connection["deadline_s"], self._thread)
             return self._thread.start(call)
 
     like = _blocking(AsyncTallyd.like)
