@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
 import net from 'node:net';
 import { test } from 'node:test';
-import { parsed } from '../src/card.js';
-import { Tallyd } from '../src/index.js';
+import { DEFAULT, parsed } from '../src/card.js';
+import { NackedError, Tallyd, UnconfirmedError } from '../src/index.js';
 import { Publisher } from '../src/publisher.js';
 import { Reader } from '../src/reader.js';
+import { ToRabbitmq } from '../src/sender.js';
 
 const SITE = {
   version: 1,
@@ -210,4 +211,28 @@ withSite('an error reply leaves the connection open', async ({ redis, site }) =>
   await new Promise((resolve) => setImmediate(resolve));
   assert.deepEqual([warned, redis.connections], [[], 2]);
   reader.close();
+});
+
+test('closing ends the calls in flight', async () => {
+  const silent = net.createServer((socket) => socket.on('error', () => {})).listen(0, '127.0.0.1');
+  await new Promise((resolve) => silent.once('listening', resolve));
+  const site = new Tallyd({ amqpUrl: `amqp://127.0.0.1:${silent.address().port}`, deadlineMs: 60_000 });
+  const like = site.like('video', 42, 7);
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  const [, error] = await Promise.all([site.close(), like.catch((rejected) => rejected)]);
+  assert.ok(error instanceof UnconfirmedError && error.event.user_id === '7', error);
+  silent.close();
+});
+
+test('results keep the order of the list', async () => {
+  const broker = {
+    async publish(event) {
+      if (event.target_id === '43') throw new NackedError('full', event);
+    },
+  };
+  const like = { type: 'like', target_id: '42', user_id: '7' };
+  const events = [{ ...like, target_id: '43' }, like, { ...like, user_id: '8' }];
+  const [nacked, ...others] = await new ToRabbitmq(broker).publish(events, DEFAULT, 0);
+  assert.ok(nacked instanceof NackedError && nacked.event.target_id === '43', nacked);
+  assert.deepEqual(others, events.slice(1));
 });
