@@ -52,6 +52,8 @@ export interface Member {
   rank: number;
   member: string;
   score: number;
+  /** The second score. Only boards with `tie = "second"` have it. */
+  second?: number;
 }
 
 export interface Board {

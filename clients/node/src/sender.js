@@ -38,6 +38,7 @@ export class ToRabbitmq {
 // Publishes with POST /v1/events. Sends an event again only if the gateway said that it has not confirmed it.
 export class ToGateway {
   #gateway;
+  #isClosed = false;
 
   constructor(gateway) {
     this.#gateway = gateway;
@@ -56,7 +57,7 @@ export class ToGateway {
     const results = Array(events.length).fill(null);
     let left = [...events.keys()];
     let why = 'no answer';
-    while (left.length > 0 && performance.now() < endsAt) {
+    while (left.length > 0 && performance.now() < endsAt && !this.#isClosed) {
       try {
         const verdicts = await this.#gateway.publish(left.map((place) => events[place]), endsAt - performance.now(), traceparent);
         left.forEach((place, index) => (results[place] = judged(events[place], verdicts[index])));
@@ -73,7 +74,9 @@ export class ToGateway {
     return events.map((event, place) => results[place] ?? unconfirmed(event, why));
   }
 
-  async close() {}
+  async close() {
+    this.#isClosed = true;
+  }
 }
 
 // Returns the result, or `null` if the gateway has not confirmed the event.
