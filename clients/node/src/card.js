@@ -14,9 +14,9 @@ export const DEFAULT = { kinds: null, metrics: null, api: [], settable: null, be
 // Returns the card, or `null` if there is none that this version can read.
 export function parsed(text) {
   try {
-    const { version, layout, kinds, metrics, api = [], settable = [], below_zero: belowZero = [], exchange, partition_by: partitionBy } = JSON.parse(text);
+    const { version, layout, kinds, metrics, api, settable, below_zero: belowZero, exchange, partition_by: partitionBy } = JSON.parse(text);
     const { form, bucket_bits: bucketBits, counter_key: counterKey } = layout;
-    const isKnown = version === VERSION && FORMS.includes(form) && kinds && metrics && exchange;
+    const isKnown = version === VERSION && FORMS.includes(form) && [kinds, metrics, api, settable, belowZero, exchange, partitionBy].every(Boolean);
     return isKnown ? { kinds, metrics, api, settable, belowZero, exchange, partitionBy, form, bucketBits, counterKey } : null;
   } catch {
     return null;

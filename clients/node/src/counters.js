@@ -2,7 +2,6 @@
 
 // The first letter of a bucket's number.
 const LETTERS = { packed: '', entity: 'h', string: 's' };
-const COUNTER_KEYS = { entity: 'counter:{kind}:{id}', string: 'counter:{id}:{metric}' };
 
 // Reads the bucket's field `_` and the number at one instant. With two commands, a flush of Redis between them would
 // look like zero.
@@ -37,7 +36,7 @@ export function read(redis, card, keyPrefix, kind, metric, targetId) {
   const bucket = `${keyPrefix}c:{${bucketOf(card, kind, targetId)}}`;
   if (card.form === 'packed') return redis.hmGet(bucket, ['_', targetId]);
   const names = { '{kind}': kind, '{id}': targetId, '{metric}': metric };
-  const key = (card.counterKey || COUNTER_KEYS[card.form]).replace(/\{(kind|id|metric)\}/g, (name) => names[name]);
+  const key = card.counterKey.replace(/\{(kind|id|metric)\}/g, (name) => names[name]);
   return redis.eval(READ_SCRIPT, { keys: [bucket, keyPrefix + key], arguments: [card.form === 'entity' ? metric : ''] });
 }
 

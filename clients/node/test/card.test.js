@@ -171,7 +171,7 @@ withSite('numbers are read in each layout', async ({ redis, site, minute }) => {
   redis.numbers = { ...loaded, 'tally:c:{video:3088} 42': '12,3,-4', 'tally:video/42 like': '12', 'tally:counter:42:like ': '12' };
   const packed = await Promise.all(['like', 'view', 'unread'].map((metric) => site.counts('video', [42], metric)));
   assert.deepEqual(packed.map((found) => found.get(42)), [12, 3, -4]);
-  for (const layout of [PLAIN, { form: 'string', bucket_bits: 4 }]) {
+  for (const layout of [PLAIN, { form: 'string', bucket_bits: 4, counter_key: 'counter:{id}:{metric}' }]) {
     redis.site = { ...SITE, layout };
     minute();
     assert.deepEqual(await site.counts('video', [42, '45']), new Map([[42, 12], ['45', null]]));

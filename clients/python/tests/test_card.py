@@ -180,7 +180,7 @@ class Cards(unittest.TestCase):
         self.redis.numbers = {**loaded, **numbers}
         packed = [(await self.site.counts("video", [42], metric))[42] for metric in ("like", "view", "unread")]
         self.assertEqual(packed, [12, 3, -4])
-        for layout in (PLAIN, {"form": "string", "bucket_bits": 4}):
+        for layout in (PLAIN, {"form": "string", "bucket_bits": 4, "counter_key": "counter:{id}:{metric}"}):
             self.redis.site = {**SITE, "layout": layout}
             self.reader._due_at = 0
             self.assertEqual(await self.site.counts("video", [42, "45"]), {42: 12, "45": None})

@@ -39,9 +39,9 @@ def parsed(text: Union[bytes, str, None]) -> Optional[Card]:
         return Card(
             kinds=dict(card["kinds"]),
             metrics=dict(card["metrics"]),
-            api=frozenset(card.get("api", ())),
-            settable=frozenset(card.get("settable", ())),
-            below_zero=frozenset(card.get("below_zero", ())),
+            api=frozenset(card["api"]),
+            settable=frozenset(card["settable"]),
+            below_zero=frozenset(card["below_zero"]),
             exchange=card["exchange"],
             partition_by=card["partition_by"],
             form=layout["form"],

@@ -12,7 +12,6 @@ Command = Tuple[Union[str, int], ...]
 
 # The first letter of a bucket's number.
 _LETTERS = {"packed": "", "entity": "h", "string": "s"}
-_COUNTER_KEYS = {"entity": "counter:{kind}:{id}", "string": "counter:{id}:{metric}"}
 _NUMBER = re.compile("-?[0-9]+")
 
 # Reads the bucket's field `_` and the number at one instant. With two commands, a flush of Redis between them would look like zero.
@@ -38,10 +37,8 @@ def read_of(card: Card, key_prefix: str, kind: str, metric: str, target_id: str)
     bucket = f"{key_prefix}c:{{{bucket_of(card, kind, target_id)}}}"
     if card.form == "packed":
         return ("HMGET", bucket, "_", target_id)
-    key = card.counter_key or _COUNTER_KEYS[card.form]
-    for name, value in (("{kind}", kind), ("{id}", target_id), ("{metric}", metric)):
-        key = key.replace(name, value)
-    return ("EVAL", READ_SCRIPT, 2, bucket, key_prefix + key, metric if card.form == "entity" else "")
+    key = key_prefix + card.counter_key.replace("{kind}", kind).replace("{id}", target_id).replace("{metric}", metric)
+    return ("EVAL", READ_SCRIPT, 2, bucket, key, metric if card.form == "entity" else "")
 
 
 def number_in(card: Card, kind: str, metric: str, loaded: Optional[str], value: Optional[str]) -> Optional[int]:
