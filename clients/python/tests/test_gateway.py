@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 import unittest
+from contextvars import ContextVar
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -177,10 +178,13 @@ class Reading(WithGateway):
 
 class Publishing(WithGateway):
     def test_the_client_asks_for_the_trace_at_each_publish(self):
-        traces = iter(("trace-1", "trace-2", None))
-        site = self.site(traceparent=lambda: next(traces))
+        trace = ContextVar("trace")
+        site = self.site(traceparent=trace.get)
+        trace.set("trace-1")
         site.like("video", 42, 7)
+        trace.set("trace-2")
         site.publish_many([LIKE, COUNT])
+        trace.set(None)
         site.publish(LIKE)
         self.assertEqual(self.server.traces, ["trace-1", "trace-2", None])
 

@@ -20,7 +20,8 @@ class Base:
     deadline_s    the timeout of a call
     heartbeat_s   [amqp] heartbeat_s
     in_flight_max the most events in flight, without a confirm. Further calls wait
-    traceparent   called for each publish. Returns the header `traceparent` (W3C Trace Context) of the messages, or `None` for no header
+    traceparent   called for each publish, with the caller's context variables but not in its thread. Returns the header `traceparent` (W3C
+                  Trace Context) of the messages, or `None` for no header
     """
 
     def __init__(
