@@ -93,11 +93,11 @@ export class Reader {
     try {
       return await within(link.ready.then(() => ask(link.redis)), this.#timeoutMs);
     } catch (error) {
-      const isMoved = error instanceof ErrorReply && error.message.startsWith('MOVED ') && !this.#isCluster;
-      if (isMoved) this.#isCluster = true;
+      if (error instanceof ErrorReply && error.message.startsWith('MOVED ')) this.#isCluster = true;
+      const needsCluster = this.#isCluster && !link.isCluster;
       // Drop a connection that failed. The next call connects again. After an error reply it still works.
-      if (isMoved || !(error instanceof ErrorReply) || !link.redis.isOpen) this.#drop(link);
-      if (isMoved) return this.#asked(ask);
+      if (needsCluster || !(error instanceof ErrorReply) || !link.redis.isOpen) this.#drop(link);
+      if (needsCluster) return this.#asked(ask);
       throw error;
     }
   }
@@ -107,7 +107,7 @@ export class Reader {
     const redis = this.#isCluster ? this.#cluster(socket) : createClient({ url: this.#url, disableOfflineQueue: true, socket: { ...socket, reconnectStrategy: false } });
     // Ignore these errors, because each call reports its own error.
     redis.on('error', () => {});
-    return { redis, ready: redis.connect() };
+    return { redis, isCluster: this.#isCluster, ready: redis.connect() };
   }
 
   #cluster(socket) {
