@@ -217,7 +217,7 @@ withSite('an error reply leaves the connection open', async ({ redis, site }) =>
 test('closing ends the calls in flight', async () => {
   const silent = net.createServer((socket) => socket.on('error', () => {})).listen(0, '127.0.0.1');
   await new Promise((resolve) => silent.once('listening', resolve));
-  const site = new Tallyd({ amqpUrl: `amqp://127.0.0.1:${silent.address().port}`, deadlineMs: 60_000 });
+  const site = new Tallyd({ amqpUrl: `amqp://127.0.0.1:${silent.address().port}`, deadlineMs: 4_000 });
   const like = site.like('video', 42, 7);
   await new Promise((resolve) => setTimeout(resolve, 50));
   const [, error] = await Promise.all([site.close(), like.catch((rejected) => rejected)]);
