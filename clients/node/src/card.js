@@ -1,7 +1,5 @@
 // The site card: the site's settings, which the daemons write to Redis.
 
-import { RefusedError } from './errors.js';
-
 const VERSION = 1;
 const FORMS = ['packed', 'entity', 'string'];
 // A refusal for one of these reasons can come from an outdated card.
@@ -21,11 +19,4 @@ export function parsed(text) {
   } catch {
     return null;
   }
-}
-
-// Throws RefusedError if API servers count the number. A script must count its events, and gives them their `at`.
-export function refuseCounted(number, { api }) {
-  if (!api.includes(number)) return;
-  const problem = `API servers count ${number} themselves: call the script in docs/scripts.md, then publish the event with the script's \`at\``;
-  throw new RefusedError('counted-by-api', problem);
 }

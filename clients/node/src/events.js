@@ -1,7 +1,6 @@
 // Validates events by the rules of docs/events.md. The daemon rejects the same events, for the same reasons.
 
 import { inspect } from 'node:util';
-import { refuseCounted } from './card.js';
 import { RefusedError } from './errors.js';
 
 const ID_MAX = 2n ** 63n - 1n;
@@ -47,8 +46,9 @@ function integer(given, field, least, most) {
   return value;
 }
 
-// Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and form.
-export function checked(event, card) {
+// Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and
+// form. `isNew` says that this package gave the event its `at`, so that no script has counted it.
+export function checked(event, card, isNew = false) {
   const { type } = event;
   if (!TYPES.includes(type)) {
     throw new RefusedError('unknown-type', `type is ${inspect(type)}, allowed are like, unlike, count, set and reset`);
@@ -73,13 +73,10 @@ export function checked(event, card) {
   }
   if (type === 'set') result.value = integer(event.value, 'value', -VALUE_MAX, VALUE_MAX);
   result.at = integer(event.at, 'at', 1, AT_MAX);
-  return result;
-}
-
-// Checks an event. `isNew` says that this package gave it its `at`, so that no script has counted it.
-export function checkedAs({ event, isNew }, card) {
-  const result = checked(event, card);
-  if (isNew) refuseCounted(numberOf(result), card);
+  if (isNew && card.api.includes(numberOf(result))) {
+    const problem = `API servers count ${numberOf(result)}: call the script in docs/scripts.md, then publish the event with the script's \`at\``;
+    throw new RefusedError('counted-by-api', problem);
+  }
   return result;
 }
 

@@ -3,7 +3,7 @@
 import { randomUUID } from 'node:crypto';
 import { DEFAULT, REASONS } from './card.js';
 import { PublishManyError, RefusedError, TallydError } from './errors.js';
-import { aName, anId, checkedAs, Clock } from './events.js';
+import { aName, anId, checked, Clock } from './events.js';
 import { Gateway } from './gateway.js';
 import { Publisher } from './publisher.js';
 import { Reader } from './reader.js';
@@ -61,7 +61,7 @@ export class Tallyd {
   // Publishes an event again, for instance the event of an error, or an event that a script has counted. The event keeps
   // its `at`, because with a new `at` it would be another event.
   async publish(event) {
-    return one(await this.#publish((card) => [checkedAs({ event, isNew: false }, card)]));
+    return one(await this.#publish((card) => [checked(event, card)]));
   }
 
   // Publishes a list of events, with one message per event. An event without `at` gets the current time. A count
@@ -70,9 +70,9 @@ export class Tallyd {
     const given = [...events].map((event) => this.#completed(event));
     // Check all events before publishing the first event.
     const checkedList = (card) =>
-      given.map((event, place) => {
+      given.map(({ event, isNew }, place) => {
         try {
-          return checkedAs(event, card);
+          return checked(event, card, isNew);
         } catch (error) {
           throw error instanceof RefusedError ? new RefusedError(error.reason, `event ${place} of the list: ${error.problem}`) : error;
         }
@@ -83,8 +83,8 @@ export class Tallyd {
   }
 
   async #publishNew(event) {
-    const given = { ...this.#completed(event), isNew: true };
-    return one(await this.#publish((card) => [checkedAs(given, card)]));
+    const { event: given } = this.#completed(event);
+    return one(await this.#publish((card) => [checked(given, card, true)]));
   }
 
   #completed(event) {
@@ -92,10 +92,10 @@ export class Tallyd {
     return { event: { ...event, ...eventId, at: event.at ?? this.#clock.at() }, isNew: (event.at ?? null) === null };
   }
 
-  async #publish(checked) {
+  async #publish(check) {
     const endsAt = performance.now() + this.#settings.deadlineMs;
     const sender = this.#connected();
-    const [card, events] = await this.#withCard((known) => [known, checked(known)]);
+    const [card, events] = await this.#withCard((known) => [known, check(known)]);
     return sender.publish(events, card, endsAt, this.#settings.traceparent?.());
   }
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 from urllib.parse import quote
 
 from .card import REASONS, Card
 from .errors import Event, PublishManyError, RefusedError, TallydError
-from .events import Given, Id, a_name, an_id, checked_as, checked_list
+from .events import Id, a_name, an_id, checked, checked_list
 from .gateway import Gateway
 from .publisher import Publisher
 from .reader import Reader
@@ -73,7 +73,7 @@ class AsyncTallyd(Base):
     async def publish(self, event: Mapping[str, Any]) -> Event:
         """Publishes an event again, for instance the event of an error, or an event that a script has counted. The event keeps its
         `at`, because with a new `at` it would be another event."""
-        (result,) = await self._publish(lambda card: [checked_as(Given(event, False), card)])
+        (result,) = await self._publish(lambda card: [checked(event, card)])
         return _event(result)
 
     async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
@@ -87,22 +87,22 @@ class AsyncTallyd(Base):
         return confirmed
 
     async def _new(self, event: Mapping[str, Any]) -> Event:
-        given = Given(self._completed(event).event, True)
-        (result,) = await self._publish(lambda card: [checked_as(given, card)])
+        given, _ = self._completed(event)
+        (result,) = await self._publish(lambda card: [checked(given, card, is_new=True)])
         return _event(result)
 
-    def _completed(self, event: Mapping[str, Any]) -> Given:
+    def _completed(self, event: Mapping[str, Any]) -> Tuple[Mapping[str, Any], bool]:
         is_new = event.get("at") is None
         if is_new:
             event = {**event, "at": self._clock.at()}
         if event.get("type") == "count" and event.get("event_id") is None:
             event = {**event, "event_id": str(uuid.uuid4())}
-        return Given(event, is_new)
+        return event, is_new
 
-    async def _publish(self, checked: Callable[[Card], List[Event]]) -> List[Result]:
+    async def _publish(self, check: Callable[[Card], List[Event]]) -> List[Result]:
         ends_at = asyncio.get_running_loop().time() + self._connection["deadline_s"]
         sender = self._connected()
-        card, events = await self._with_card(lambda card: (card, checked(card)))
+        card, events = await self._with_card(lambda card: (card, check(card)))
         return await sender.publish(events, card, ends_at, self._settings["traceparent"]())
 
     def _connected(self) -> Union[ToRabbitmq, ToGateway]:

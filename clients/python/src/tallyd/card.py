@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import FrozenSet, Mapping, NamedTuple, Optional, Union
 
-from .errors import RefusedError
-
 VERSION = 1
 FORMS = ("packed", "entity", "string")
 # A refusal for one of these reasons can come from an outdated card.
@@ -50,10 +48,3 @@ def parsed(text: Union[bytes, str, None]) -> Optional[Card]:
         )
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def refuse_counted(number: str, card: Card) -> None:
-    """Raises RefusedError if API servers count the number. A script must count its events, and gives them their `at`."""
-    if number in card.api:
-        problem = f"API servers count {number} themselves: call the script in docs/scripts.md, then publish the event with the script's `at`"
-        raise RefusedError("counted-by-api", problem)

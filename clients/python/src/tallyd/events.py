@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
-from .card import Card, refuse_counted
+from .card import Card
 from .errors import Event, RefusedError
 
 Id = Union[int, str]
@@ -56,8 +56,9 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
     return value
 
 
-def checked(event: Mapping[str, Any], card: Card) -> Event:
-    """Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and form."""
+def checked(event: Mapping[str, Any], card: Card, is_new: bool = False) -> Event:
+    """Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and
+    form. `is_new` says that this package gave the event its `at`, so that no script has counted it."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")
@@ -82,30 +83,18 @@ def checked(event: Mapping[str, Any], card: Card) -> Event:
     if event_type == "set":
         result["value"] = _integer(event.get("value"), "value", -VALUE_MAX, VALUE_MAX)
     result["at"] = _integer(event.get("at"), "at", 1, AT_MAX)
+    if is_new and number_of(result) in card.api:
+        problem = f"API servers count {number_of(result)}: call the script in docs/scripts.md, then publish the event with the script's `at`"
+        raise RefusedError("counted-by-api", problem)
     return result
 
 
-class Given(NamedTuple):
-    """An event from the caller, with all fields that it needs."""
-
-    event: Mapping[str, Any]
-    # Whether this package gave it its `at`, so that no script has counted it.
-    is_new: bool
-
-
-def checked_as(given: Given, card: Card) -> Event:
-    event = checked(given.event, card)
-    if given.is_new:
-        refuse_counted(number_of(event), card)
-    return event
-
-
-def checked_list(events: Iterable[Given], card: Card) -> List[Event]:
-    """Checks all events of a list, before any event is sent."""
+def checked_list(given: Iterable[Tuple[Mapping[str, Any], bool]], card: Card) -> List[Event]:
+    """Checks all events of a list, each with its `is_new`, before any event is sent."""
     known: List[Event] = []
-    for given in events:
+    for event, is_new in given:
         try:
-            known.append(checked_as(given, card))
+            known.append(checked(event, card, is_new))
         except RefusedError as error:
             raise RefusedError(error.reason, f"event {len(known)} of the list: {error.problem}") from None
     return known
