@@ -46,8 +46,8 @@ function integer(given, field, least, most) {
   return value;
 }
 
-// Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and
-// form. `isNew` says that this package gave the event its `at`, so that no script has counted it.
+// Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual
+// order and form. `isNew` says that this package gave the event its `at`, so that no script has counted it.
 export function checked(event, card, isNew = false) {
   const { type } = event;
   if (!TYPES.includes(type)) {
