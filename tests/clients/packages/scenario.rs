@@ -37,8 +37,7 @@ struct Site {
 impl Site {
     async fn open(&self, amqp: &str, redis: &str, deadline_s: u64) {
         let key_prefix = &self.world.config.redis.key_prefix;
-        let options =
-            json!({"amqp_url": amqp, "redis_url": redis, "key_prefix": key_prefix, "deadline_s": deadline_s});
+        let options = json!({"amqp_url": amqp, "redis_url": redis, "key_prefix": key_prefix, "deadline_s": deadline_s});
         self.driver.call("open", json!([]), options).await.unwrap();
     }
 
