@@ -9,7 +9,8 @@ class Named extends Error {
 // Base class of all errors of this package.
 export class TallydError extends Named {}
 
-// An argument is not valid. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md.
+// The call does not fit the site. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md,
+// or `counted-by-api`: API servers must count this number with a script (docs/scripts.md).
 export class RefusedError extends TallydError {
   constructor(reason, problem) {
     super(`${reason}: ${problem}`);

@@ -26,8 +26,8 @@ export function anId(value, field = 'target_id') {
 
 // Checks the name of a kind or a metric. Without a list of known names, any text is allowed.
 export function aName(value, field, known) {
-  if (!isText(value) || (known && !known.includes(value))) {
-    const allowed = known ? known.join(', ') : 'non-empty text';
+  if (!isText(value) || (known && !Object.hasOwn(known, value))) {
+    const allowed = known ? Object.keys(known).join(', ') : 'non-empty text';
     throw new RefusedError(`unknown-${field}`, `${field} is ${inspect(value)}, allowed is ${allowed}`);
   }
   return value;
@@ -46,18 +46,22 @@ function integer(given, field, least, most) {
   return value;
 }
 
-// Checks an event. Returns the event with only the fields that the daemon reads, in their usual order and form.
-export function checked(event, kinds, metrics) {
+// Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual
+// order and form. `isNew` says that this package gave the event its `at`, so that no script has counted it.
+export function checked(event, card, isNew = false) {
   const { type } = event;
   if (!TYPES.includes(type)) {
     throw new RefusedError('unknown-type', `type is ${inspect(type)}, allowed are like, unlike, count, set and reset`);
   }
-  const result = { type, kind: aName(event.kind, 'kind', kinds), target_id: anId(event.target_id) };
+  const result = { type, kind: aName(event.kind, 'kind', card.kinds), target_id: anId(event.target_id) };
   if (type === 'like' || type === 'unlike') {
     result.user_id = anId(event.user_id, 'user_id');
   } else {
-    result.metric = aName(event.metric, 'metric', metrics);
+    result.metric = aName(event.metric, 'metric', card.metrics);
     if (result.metric === 'like') throw new RefusedError('unknown-metric', "metric is 'like': call like() and unlike() instead");
+  }
+  if ((type === 'set' || type === 'reset') && card.settable && !card.settable.includes(numberOf(result))) {
+    throw new RefusedError('not-settable', `no rule of the site makes ${numberOf(result)} settable`);
   }
   if (type === 'count') {
     result.delta = integer(event.delta, 'delta', -DELTA_MAX, DELTA_MAX);
@@ -69,11 +73,15 @@ export function checked(event, kinds, metrics) {
   }
   if (type === 'set') result.value = integer(event.value, 'value', -VALUE_MAX, VALUE_MAX);
   result.at = integer(event.at, 'at', 1, AT_MAX);
+  if (isNew && card.api.includes(numberOf(result))) {
+    const problem = `API servers count ${numberOf(result)}: call the script in docs/scripts.md, then publish the event with the script's \`at\``;
+    throw new RefusedError('counted-by-api', problem);
+  }
   return result;
 }
 
-// Returns the name of the number that the event changes, for instance video:like. Daemons announce this name.
-export const numberOf = ({ kind, metric = 'like' }) => `${kind}:${metric}`;
+// Returns the name of the number that the event changes, for instance video:like.
+const numberOf = ({ kind, metric = 'like' }) => `${kind}:${metric}`;
 
 export function routingKeyOf(event, partitionBy) {
   return partitionBy === 'user' && event.user_id !== undefined ? event.user_id : event.target_id;

@@ -10,8 +10,8 @@ export const EVENTS_MAX = 1_000;
 
 // The gateway did not answer. The gateway may have published the events nevertheless.
 export class NoAnswer extends Error {}
-// The gateway answered that it is busy. It has not processed the events.
-export class Busy extends NoAnswer {}
+// The gateway is unreachable or busy. It has not processed the events.
+export class NotSent extends Error {}
 
 export class Gateway {
   #client;
@@ -59,26 +59,24 @@ export class Gateway {
     throw errorOf(status, answer);
   }
 
-  // Publishes events, and resolves with the gateway's decision on each event. Throws NoAnswer, or GatewayError if the
-  // request is wrong.
+  // Publishes events, and resolves with the gateway's decision on each event. Throws NotSent, NoAnswer, or
+  // GatewayError if the request is wrong. After NoAnswer the gateway may have published the events: do not send them
+  // again.
   async publish(events, timeoutMs, traceparent) {
     const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs, traceparent).catch((error) => {
+      if (!error.wasSent) throw new NotSent(`no connection (${error.message})`, { cause: error });
       throw new NoAnswer(`no answer (${error.message})`, { cause: error });
     });
     if (answer?.events?.length === events.length) return answer.events;
     const error = errorOf(status, answer);
-    if (status === 408 || status === 503) throw new Busy(error.message, { cause: error });
+    if (status === 408 || status === 503) throw new NotSent(error.message, { cause: error });
     throw status >= 500 ? new NoAnswer(error.message, { cause: error }) : error;
   }
 
   // Sends GET, or POST if there is a body. Resolves with the status and the parsed JSON, or `null` if the answer is not
   // JSON.
   async #call(path, body, timeoutMs, traceparent) {
-    const { status, text } = await this.#ask(path, body, timeoutMs, traceparent).catch((error) => {
-      // The gateway had closed the idle connection, so the gateway never got the request.
-      if (!error.reusedSocket) throw error;
-      return this.#ask(path, body, timeoutMs, traceparent);
-    });
+    const { status, text } = await this.#ask(path, body, timeoutMs, traceparent);
     try {
       return { status, answer: JSON.parse(text) };
     } catch {
@@ -95,12 +93,16 @@ export class Gateway {
       const signal = AbortSignal.timeout(Math.max(1, Math.ceil(timeoutMs)));
       const request = this.#client.request({ ...options, signal }, (response) => {
         const parts = [];
-        response.on('data', (part) => parts.push(part)).on('error', reject);
+        response.on('data', (part) => parts.push(part)).on('error', (error) => reject(Object.assign(error, { wasSent })));
         response.on('end', () => resolve({ status: response.statusCode, text: Buffer.concat(parts).toString() }));
       });
+      let wasSent = false;
+      request.on('socket', (socket) => {
+        if (socket.connecting) socket.once(socket.encrypted ? 'secureConnect' : 'connect', () => (wasSent = true));
+        else wasSent = true;
+      });
       request.on('error', (error) => {
-        const isLate = signal.aborted;
-        reject(Object.assign(isLate ? new Error(`no answer in ${Math.ceil(timeoutMs)} ms`) : error, { reusedSocket: request.reusedSocket && !isLate }));
+        reject(Object.assign(signal.aborted ? new Error(`no answer in ${Math.ceil(timeoutMs)} ms`) : error, { wasSent }));
       });
       request.end(body);
     });

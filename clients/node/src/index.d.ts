@@ -19,31 +19,20 @@ export interface TallydEvent {
 /** An event of a list. Without `at` it gets the current time. A count without `event_id` gets a new id. */
 export type NewEvent = Omit<TallydEvent, 'at' | 'target_id' | 'user_id'> & At & { target_id: Id; user_id?: Id };
 
-/** All settings have the daemon's defaults. They must have the same values as in the daemon's config.toml. */
+/** A client needs only the addresses of servers. It reads the site's settings from Redis, where the daemons keep them.
+ * Without Redis it publishes with the daemon's default settings. */
 export interface Settings {
   /** RabbitMQ, for publishing. Without this setting, the gateway publishes. */
   amqpUrl?: string;
-  /** Redis, for reading numbers, and for reading which numbers API servers count. */
+  /** Redis or a node of a Redis Cluster, for reading the site's settings and numbers. */
   redisUrl?: string;
-  /** URL of `tallyd gateway`: http://, https:// or unix:///path. The client reads through the gateway instead of Redis.
-   * The gateway counts the numbers that API servers must count. */
+  /** URL of `tallyd gateway`: http://, https:// or unix:///path. It replaces Redis for reading numbers. */
   gateway?: string;
   /** The gateway's token. */
   token?: string;
-  /** [amqp] prefix */
-  prefix?: string;
-  /** [amqp] partition_by */
-  partitionBy?: 'user' | 'target';
   /** [redis] key_prefix */
   keyPrefix?: string;
-  /** [redis] bucket_bits */
-  bucketBits?: number;
-  /** [metrics]: names and codes, for reading from Redis. The client refuses other names. Without this
-   * setting, all names are allowed. */
-  metrics?: Record<string, number>;
-  /** [kinds]: names. The client refuses other names. Without this setting, all names are allowed. */
-  kinds?: readonly string[];
-  /** The timeout of a call. */
+  /** The timeout of a call, in milliseconds. */
   deadlineMs?: number;
   /** [amqp] heartbeat_s */
   heartbeatS?: number;
@@ -55,7 +44,7 @@ export interface Settings {
 }
 
 export interface At {
-  /** Microseconds since 1970, by the sender's clock at the click. A retry of the same click has the same `at`. */
+  /** The time of the click in microseconds since 1970, by default now. A retry of the same click has the same `at`. */
   at?: number | bigint;
 }
 
@@ -63,6 +52,8 @@ export interface Member {
   rank: number;
   member: string;
   score: number;
+  /** The second score. Only boards with `tie = "second"` have it. */
+  second?: number;
 }
 
 export interface Board {
@@ -74,18 +65,19 @@ export interface Board {
 
 export class Tallyd implements AsyncDisposable {
   constructor(settings?: Settings);
-  /** Resolves with the event once the broker has it on disk, in a queue. */
+  /** Resolves with the event once the broker has it on disk, in a queue. Rejects with RefusedError, or with PublishError
+   * if no confirm arrived. */
   like(kind: string, targetId: Id, userId: Id, options?: At): Promise<TallydEvent>;
   unlike(kind: string, targetId: Id, userId: Id, options?: At): Promise<TallydEvent>;
   count(kind: string, targetId: Id, metric: string, delta?: number, options?: At & { eventId?: string }): Promise<TallydEvent>;
   set(kind: string, targetId: Id, metric: string, value: number, options?: At): Promise<TallydEvent>;
   reset(kind: string, targetId: Id, metric: string, options?: At): Promise<TallydEvent>;
-  /** Publishes an event again, for instance the event of an error. */
+  /** Publishes an event again, for instance the event of an error, or an event that a script has counted. */
   publish(event: TallydEvent): Promise<TallydEvent>;
   /** Publishes events together, each as one message. Rejects with PublishManyError if an event was not confirmed. */
   publishMany(events: Iterable<NewEvent>): Promise<TallydEvent[]>;
   /** Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not
-   * zero. */
+   * zero. Rejects with ReadError if no server answered. */
   counts<T extends Id>(kind: string, targetIds: Iterable<T>, metric?: string): Promise<Map<T, number | null>>;
   /** Reads whether the user likes each target. Needs the gateway. */
   liked<T extends Id>(kind: string, targetIds: Iterable<T>, userId: Id): Promise<Map<T, boolean>>;
@@ -97,9 +89,10 @@ export class Tallyd implements AsyncDisposable {
 
 /** Base class of all errors of this package. */
 export class TallydError extends Error {}
-/** An argument is not valid. Nothing was sent. */
+/** The call does not fit the site. Nothing was sent. */
 export class RefusedError extends TallydError {
-  /** The daemon's code for the problem, as in docs/events.md. */
+  /** The daemon's code for the problem, as in docs/events.md, or `counted-by-api`: API servers must count this number
+   * with a script (docs/scripts.md). */
   readonly reason: string;
 }
 /** The broker did not confirm `event`. `site.publish(error.event)` publishes the same event again. */

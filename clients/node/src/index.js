@@ -1,30 +1,20 @@
 // Publishes likes and counts to tallyd, and reads the numbers.
 
 import { randomUUID } from 'node:crypto';
+import { DEFAULT, REASONS } from './card.js';
 import { PublishManyError, RefusedError, TallydError } from './errors.js';
 import { aName, anId, checked, Clock } from './events.js';
 import { Gateway } from './gateway.js';
 import { Publisher } from './publisher.js';
 import { Reader } from './reader.js';
-import { Sender } from './sender.js';
-import { Writers } from './writers.js';
+import { ToGateway, ToRabbitmq } from './sender.js';
 
 export * from './errors.js';
 
-// The daemon's defaults.
-const DEFAULTS = {
-  prefix: 'tally',
-  partitionBy: 'user',
-  keyPrefix: 'tally:',
-  bucketBits: 13,
-  deadlineMs: 5_000,
-  heartbeatS: 5,
-  inFlightMax: 1_000,
-};
+const DEFAULTS = { keyPrefix: 'tally:', deadlineMs: 5_000, heartbeatS: 5, inFlightMax: 1_000 };
 
 export class Tallyd {
   #settings;
-  #metrics;
   #clock = new Clock();
   #sender = null;
   #gateway = null;
@@ -33,12 +23,10 @@ export class Tallyd {
 
   constructor(settings = {}) {
     this.#settings = { ...DEFAULTS, ...settings };
-    const { partitionBy, keyPrefix, bucketBits, deadlineMs, metrics, gateway, token, redisUrl } = this.#settings;
-    if (!['user', 'target'].includes(partitionBy)) throw new TypeError(`partitionBy is ${partitionBy}, allowed are 'user' and 'target'`);
+    const { keyPrefix, deadlineMs, gateway, token, redisUrl } = this.#settings;
     if (!(deadlineMs > 0)) throw new TypeError(`deadlineMs is ${deadlineMs}, allowed is a number above 0`);
-    this.#metrics = { like: 1, ...metrics };
     if (gateway) this.#gateway = new Gateway(gateway, token, deadlineMs);
-    if (redisUrl) this.#reader = new Reader(redisUrl, { keyPrefix, bucketBits, metrics: this.#metrics }, deadlineMs);
+    if (redisUrl) this.#reader = new Reader(redisUrl, keyPrefix, deadlineMs);
   }
 
   async close() {
@@ -70,55 +58,69 @@ export class Tallyd {
     return this.#publishNew({ type: 'reset', kind, target_id: targetId, metric, at });
   }
 
-  // Publishes an event again, for instance the event of an error. The event keeps its `at`, because with a new `at` it
-  // would be another event.
+  // Publishes an event again, for instance the event of an error, or an event that a script has counted. The event keeps
+  // its `at`, because with a new `at` it would be another event.
   async publish(event) {
-    const known = this.#checked(event);
-    const [result] = await this.#connected().publish([known], this.#settings.traceparent?.());
-    if (result instanceof TallydError) throw result;
-    return result;
+    return one(await this.#publish((card) => [checked(event, card)]));
   }
 
   // Publishes a list of events, with one message per event. An event without `at` gets the current time. A count
   // without `event_id` gets a new id.
   async publishMany(events) {
+    const given = [...events].map((event) => this.#completed(event));
     // Check all events before publishing the first event.
-    const known = [...events].map((event, place) => {
-      try {
-        return this.#checked(this.#completed(event));
-      } catch (error) {
-        throw error instanceof RefusedError ? new RefusedError(error.reason, `event ${place} of the list: ${error.problem}`) : error;
-      }
-    });
-    const results = await this.#connected().publish(known, this.#settings.traceparent?.());
+    const checkedList = (card) =>
+      given.map(({ event, isNew }, place) => {
+        try {
+          return checked(event, card, isNew);
+        } catch (error) {
+          throw error instanceof RefusedError ? new RefusedError(error.reason, `event ${place} of the list: ${error.problem}`) : error;
+        }
+      });
+    const results = await this.#publish(checkedList);
     if (results.some((result) => result instanceof TallydError)) throw new PublishManyError(results);
     return results;
   }
 
-  #publishNew(event) {
-    return this.publish(this.#completed(event));
+  async #publishNew(event) {
+    const { event: given } = this.#completed(event);
+    return one(await this.#publish((card) => [checked(given, card, true)]));
   }
 
   #completed(event) {
     const eventId = event.type === 'count' ? { event_id: event.event_id ?? randomUUID() } : {};
-    return { ...event, ...eventId, at: event.at ?? this.#clock.at() };
+    return { event: { ...event, ...eventId, at: event.at ?? this.#clock.at() }, isNew: (event.at ?? null) === null };
   }
 
-  #checked(event) {
-    const { kinds, metrics } = this.#settings;
-    return checked(event, kinds, metrics && Object.keys(metrics));
+  async #publish(check) {
+    const endsAt = performance.now() + this.#settings.deadlineMs;
+    const sender = this.#connected();
+    const [card, events] = await this.#withCard((known) => [known, check(known)]);
+    return sender.publish(events, card, endsAt, this.#settings.traceparent?.());
   }
 
   #connected() {
-    if (this.#isClosed) throw new Error('the client is closed: create another one');
-    const { prefix, amqpUrl, deadlineMs, heartbeatS, inFlightMax, partitionBy } = this.#settings;
+    this.#mustBeOpen();
+    const { amqpUrl, deadlineMs, heartbeatS, inFlightMax } = this.#settings;
     if (!amqpUrl && !this.#gateway) throw new TypeError('no server to publish to: pass amqpUrl or gateway');
-    if (this.#sender) return this.#sender;
-    const publisher = amqpUrl ? new Publisher({ amqpUrl, exchange: `${prefix}.events`, deadlineMs, heartbeatS, inFlightMax }) : null;
-    const reader = this.#reader;
-    const writers = reader && new Writers(() => reader.writers());
-    this.#sender = new Sender({ publisher, gateway: this.#gateway, writers, partitionBy, deadlineMs });
+    this.#sender ??= amqpUrl ? new ToRabbitmq(new Publisher({ amqpUrl, deadlineMs, heartbeatS, inFlightMax })) : new ToGateway(this.#gateway);
     return this.#sender;
+  }
+
+  #mustBeOpen() {
+    if (this.#isClosed) throw new Error('the client is closed: create another one');
+  }
+
+  // Calls `use` with the site's card. If the card refuses the call, reads the card again and tries once more.
+  async #withCard(use) {
+    this.#mustBeOpen();
+    if (!this.#reader) return use(DEFAULT);
+    try {
+      return use(await this.#reader.card());
+    } catch (error) {
+      if (!REASONS.includes(error.reason)) throw error;
+    }
+    return use(await this.#reader.freshCard());
   }
 
   // ---------------------------------------------------------------- reading
@@ -126,19 +128,23 @@ export class Tallyd {
   // Reads the number of each target. In the returned map, each key is an id as the caller passed it. `null` means that
   // the number is unknown, not zero.
   async counts(kind, targetIds, metric = 'like') {
-    const { given, ids } = this.#asked(kind, targetIds);
+    const given = [...targetIds];
+    const ids = given.map((id) => anId(id));
+    const card = await this.#withCard((known) => {
+      aName(kind, 'kind', known.kinds);
+      aName(metric, 'metric', known.metrics);
+      return known;
+    });
     if (ids.length === 0) return new Map();
-    if (!this.#gateway && !Object.hasOwn(this.#metrics, metric)) {
-      throw new RefusedError('unknown-metric', `the code of '${metric}' is unknown: pass metrics: { like: 1, ${metric}: CODE }`);
-    }
-    const reader = this.#gateway ?? this.#reader;
-    if (!reader) throw new TypeError('no server to read from: pass redisUrl or gateway');
-    return asGiven(given, ids, await reader.counters(kind, ids, metric));
+    if (this.#gateway) return asGiven(given, ids, await this.#gateway.counters(kind, ids, metric));
+    if (!this.#reader) throw new TypeError('no server to read from: pass redisUrl or gateway');
+    return asGiven(given, ids, await this.#reader.counters(card, kind, ids, metric));
   }
 
   // Reads whether the user likes each target. Needs the gateway.
   async liked(kind, targetIds, userId) {
-    const { given, ids } = this.#asked(kind, targetIds);
+    const given = [...targetIds];
+    const ids = given.map((id) => anId(id));
     return asGiven(given, ids, await this.#needsGateway().likes(kind, ids, anId(userId, 'user_id')));
   }
 
@@ -147,12 +153,6 @@ export class Tallyd {
     const asked = { period, top, around, radius };
     const query = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== undefined));
     return this.#needsGateway().get(`/v1/boards/${encodeURIComponent(name)}`, query);
-  }
-
-  #asked(kind, targetIds) {
-    aName(kind, 'kind', this.#settings.kinds);
-    const given = [...targetIds];
-    return { given, ids: given.map((id) => anId(id)) };
   }
 
   #needsGateway() {
@@ -168,6 +168,11 @@ if (Symbol.asyncDispose) {
       return this.close();
     },
   });
+}
+
+function one([result]) {
+  if (result instanceof TallydError) throw result;
+  return result;
 }
 
 const asGiven = (given, ids, found) => new Map(given.map((key, place) => [key, found.get(ids[place]) ?? null]));

@@ -19,6 +19,8 @@ class Nack extends Error {}
 class Return extends Error {}
 // The broker refused the user or the password.
 class LoginRefused extends Error {}
+// The client was closed during the call.
+class Closed extends Error {}
 // The session ended before the confirm. The message may have arrived.
 class Lost extends Error {}
 
@@ -66,7 +68,7 @@ class Session {
     });
   }
 
-  async publish(call, exchange, routingKey, body, traceparent) {
+  async publish(call, { exchange, routingKey, body, traceparent }) {
     if (this.#error) throw this.#lost();
     this.#published += 1;
     // `messageId` identifies a message that the broker returns.
@@ -163,10 +165,10 @@ export class Publisher {
   #lastError = null;
   #isClosed = false;
 
-  constructor({ amqpUrl, exchange, deadlineMs, heartbeatS, inFlightMax }) {
+  constructor({ amqpUrl, deadlineMs, heartbeatS, inFlightMax }) {
     const url = new URL(amqpUrl);
     if (!url.searchParams.has('heartbeat')) url.searchParams.set('heartbeat', heartbeatS);
-    this.#settings = { url: url.href, exchange, deadlineMs };
+    this.#settings = { url: url.href, deadlineMs };
     // The client detects a stalled broker after half of the deadline. The other half is for the next connection.
     this.#silenceMs = deadlineMs / 2;
     this.#limit = new Limit(inFlightMax);
@@ -197,31 +199,33 @@ export class Publisher {
     }
   }
 
-  // Publishes an event. Resolves when the broker has the event on disk, in a queue.
-  async publish(event, routingKey, body, timeoutMs, traceparent) {
+  // Publishes an event as a message of `exchange`, `routingKey`, `body` and `traceparent`. Resolves when the broker has the
+  // event on disk, in a queue.
+  async publish(event, message, timeoutMs) {
     const call = new Call(timeoutMs);
     try {
-      await this.#untilConfirmed(call, routingKey, body, traceparent);
+      await this.#untilConfirmed(call, message);
     } catch (error) {
-      throw this.#explained(error, event);
+      throw this.#explained(error, event, message.exchange);
     } finally {
       call.end();
     }
   }
 
-  async #untilConfirmed(call, routingKey, body, traceparent) {
+  async #untilConfirmed(call, message) {
     await this.#limit.enter(call);
     try {
       let wasSent = false;
       while (true) {
         while (!this.#session) {
+          if (this.#isClosed) throw new Closed();
           await call.wait(this.#waiting).catch((error) => {
             // If an earlier session has sent the event, the event may have arrived. Then wait for the next session.
             if (!(error instanceof LoginRefused) || !wasSent) throw error;
           });
         }
         wasSent = true;
-        const error = await this.#tried(this.#session, call, routingKey, body, traceparent);
+        const error = await this.#tried(this.#session, call, message);
         if (!error) return;
         this.#lastError = error;
         // Let the outer loop remove the session first.
@@ -233,9 +237,9 @@ export class Publisher {
   }
 
   // Publishes in this session. Returns the error if a retry in the next session can help. Throws any other error.
-  async #tried(session, call, routingKey, body, traceparent) {
+  async #tried(session, call, message) {
     try {
-      await session.publish(call, this.#settings.exchange, routingKey, body, traceparent);
+      await session.publish(call, message);
       return null;
     } catch (error) {
       if (!(error instanceof Lost) || [403, 404].includes(error.cause?.code)) throw error;
@@ -243,12 +247,15 @@ export class Publisher {
     }
   }
 
-  #explained(error, event) {
-    const { exchange, deadlineMs } = this.#settings;
+  #explained(error, event, exchange) {
+    if (error instanceof Closed) {
+      const message = 'the client was closed before RabbitMQ confirmed the event. It may have arrived: publish `event` again, which is safe';
+      return new UnconfirmedError(message, event);
+    }
     if (error instanceof Late) {
       const blocked = this.#session?.blocked;
       const why = blocked ? `RabbitMQ blocks publishers: ${blocked}` : (this.#lastError?.message ?? 'no answer');
-      const message = `RabbitMQ did not confirm the event in ${deadlineMs} ms (${why}). It may have arrived: publish \`event\` again, which is safe`;
+      const message = `RabbitMQ did not confirm the event in ${this.#settings.deadlineMs} ms (${why}). It may have arrived: publish \`event\` again, which is safe`;
       return new UnconfirmedError(message, event, { cause: this.#lastError });
     }
     if (error instanceof LoginRefused) {
@@ -264,7 +271,7 @@ export class Publisher {
       return new ReturnedError(message, event);
     }
     if (error.cause?.code === 404) {
-      const message = `${error.message}. Start the daemon once, which declares the exchange, and check \`prefix\`; then publish \`event\` again`;
+      const message = `${error.message}. Start the daemon once, which declares the exchange; then publish \`event\` again`;
       return new ReturnedError(message, event, { cause: error });
     }
     const message = `${error.message}. Allow the account to write to ${exchange}, then publish \`event\` again`;
@@ -273,6 +280,9 @@ export class Publisher {
 
   async close() {
     this.#isClosed = true;
-    await this.#session?.close();
+    const session = this.#session;
+    this.#session = null;
+    for (const entry of taken(this.#waiting)) entry.reject(new Closed());
+    await session?.close();
   }
 }

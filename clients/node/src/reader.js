@@ -1,83 +1,134 @@
-// Reads from Redis.
+// Reads the site card and numbers from Redis, or from a Redis Cluster.
 
-import { createClient } from 'redis';
-import { bucketOf, keyOf, numbersIn } from './counters.js';
+import { createClient, createCluster, ErrorReply } from 'redis';
+import { DEFAULT, parsed } from './card.js';
+import { bucketOf, numberIn, read } from './counters.js';
 import { ReadError } from './errors.js';
 import { within } from './waiting.js';
 
+const CARD_EVERY_MS = 60_000;
+// The pause after a read without a card.
+const CARD_AGAIN_MS = 1_000;
+// How long a call waits for the card.
+const CARD_READ_MAX_MS = 500;
+const MISSING_KEPT_S = 3_600;
+
 export class Reader {
   #url;
-  #layout;
+  #keyPrefix;
   #timeoutMs;
-  #redis = null;
+  #isCluster = false;
+  #link = null;
+  #card = DEFAULT;
+  #cardError = null;
+  #reading = null;
+  #dueAt = 0;
 
-  constructor(url, layout, timeoutMs) {
+  constructor(url, keyPrefix, timeoutMs) {
     this.#url = url;
-    this.#layout = layout;
+    this.#keyPrefix = keyPrefix;
     this.#timeoutMs = timeoutMs;
   }
 
-  async counters(kind, targetIds, metric) {
-    try {
-      const redis = await this.#connected();
-      // node-redis sends commands together if the caller does not wait between them.
-      const asked = targetIds.map((id) => redis.hmGet(keyOf(this.#layout, bucketOf(this.#layout, kind, id)), ['_', id]));
-      const answers = await this.#within(Promise.all(asked));
-      const { numbers, missing } = numbersIn(this.#layout, kind, metric, targetIds, answers);
-      // The daemon then loads the noted buckets. Reading must not fail if this write fails, for instance on a replica.
-      if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}c:missing`, missing)).catch(() => {});
-      return new Map(targetIds.map((id, place) => [id, numbers[place]]));
-    } catch (error) {
-      this.#failed(error);
-      const isLogin = /^(WRONGPASS|NOAUTH)/.test(error.message);
-      const [fault, check] = isLogin ? ['refused the login', 'user and password in `redisUrl`'] : ['did not answer', 'that it runs'];
-      const message = `Redis ${fault} (${error.message}): treat the numbers as unknown, and check ${check}`;
-      throw new ReadError(message, { cause: error });
-    }
+  // ---------------------------------------------------------------- the card
+
+  // Resolves with the site's card, at most a minute old while Redis answers. If Redis has no card that can be read,
+  // resolves with the last one.
+  async card() {
+    if (performance.now() >= this.#dueAt) return this.freshCard();
+    if (!this.#card.kinds) await this.#reading;
+    return this.#card;
   }
 
-  // Reads the daemons' announcement of the numbers that API servers count. Returns `null` if there is no announcement.
-  async writers() {
+  // Reads the card now.
+  async freshCard() {
+    this.#dueAt = performance.now() + CARD_EVERY_MS;
+    this.#reading = within(this.#readCard(), CARD_READ_MAX_MS).catch(() => {});
+    await this.#reading;
+    return this.#card;
+  }
+
+  async #readCard() {
+    let card = null;
+    this.#cardError = null;
     try {
-      const redis = await this.#connected();
-      return await this.#within(redis.get(`${this.#layout.keyPrefix}c:writers`));
+      card = parsed(await this.#asked((redis) => redis.get(`${this.#keyPrefix}c:site`)));
     } catch (error) {
-      this.#failed(error);
+      this.#cardError = error;
+    }
+    if (card) this.#card = card;
+    else this.#dueAt = performance.now() + CARD_AGAIN_MS;
+  }
+
+  // ---------------------------------------------------------------- numbers
+
+  // Reads the numbers. `null` means that a number is unknown. Throws ReadError if Redis does not answer.
+  async counters(card, kind, targetIds, metric) {
+    // Without a card the layout is unknown.
+    if (!card.metrics && this.#cardError) throw readError(this.#cardError);
+    if (!card.metrics) return new Map();
+    // node-redis sends commands together if the caller does not wait between them.
+    const reads = (redis) => Promise.all(targetIds.map((id) => read(redis, card, this.#keyPrefix, kind, metric, id)));
+    const answers = await this.#asked(reads).catch((error) => {
+      throw readError(error);
+    });
+    const missing = targetIds.filter((_, place) => answers[place][0] === null).map((id) => bucketOf(card, kind, id));
+    if (missing.length > 0) await this.#note([...new Set(missing)].sort());
+    return new Map(targetIds.map((id, place) => [id, numberIn(card, kind, metric, answers[place])]));
+  }
+
+  // Notes the buckets that Redis has lost. A daemon then loads them. Reading must not fail if this write fails, for
+  // instance on a replica.
+  async #note(buckets) {
+    const key = `${this.#keyPrefix}c:missing`;
+    await this.#asked((redis) => Promise.all([redis.sAdd(key, buckets), redis.expire(key, MISSING_KEPT_S)])).catch(() => {});
+  }
+
+  // ---------------------------------------------------------------- connections
+
+  async #asked(ask) {
+    // Concurrent calls wait for one connection.
+    this.#link ??= this.#open();
+    const link = this.#link;
+    try {
+      return await within(link.ready.then(() => ask(link.redis)), this.#timeoutMs);
+    } catch (error) {
+      if (error instanceof ErrorReply && error.message.startsWith('MOVED ')) this.#isCluster = true;
+      const needsCluster = this.#isCluster && !link.isCluster;
+      // Drop a connection that failed. The next call connects again. After an error reply it still works.
+      if (needsCluster || !(error instanceof ErrorReply) || !link.redis.isOpen) this.#drop(link);
+      if (needsCluster) return this.#asked(ask);
       throw error;
     }
   }
 
-  async #connected() {
-    if (!this.#redis) {
-      // A call without a connection fails immediately, and node-redis does not send it later.
-      const socket = { connectTimeout: this.#timeoutMs };
-      this.#redis = createClient({ url: this.#url, disableOfflineQueue: true, socket });
-      // Ignore these errors, because each call reports its own error.
-      this.#redis.on('error', () => {});
-      this.#redis.connect().catch(() => {});
-    }
-    const redis = this.#redis;
-    if (!redis.isReady) {
-      const ready = new Promise((resolve, reject) => redis.once('ready', resolve).once('error', reject));
-      await this.#within(ready);
-    }
-    return redis;
+  #open() {
+    const socket = { connectTimeout: this.#timeoutMs };
+    const redis = this.#isCluster ? this.#cluster(socket) : createClient({ url: this.#url, disableOfflineQueue: true, socket: { ...socket, reconnectStrategy: false } });
+    // Ignore these errors, because each call reports its own error.
+    redis.on('error', () => {});
+    return { redis, isCluster: this.#isCluster, ready: redis.connect() };
   }
 
-  // Drops a connection that no longer answers. The next call connects again.
-  #failed(error) {
-    if (!this.#redis?.isReady || error.isLate) this.close();
+  #cluster(socket) {
+    const { username, password, protocol } = new URL(this.#url);
+    const [user, secret] = [username, password].map((text) => decodeURIComponent(text) || undefined);
+    const defaults = { username: user, password: secret, disableOfflineQueue: true, socket: { ...socket, tls: protocol === 'rediss:' || undefined } };
+    return createCluster({ rootNodes: [{ url: this.#url }], defaults });
   }
 
-  #within(promise) {
-    return within(promise, this.#timeoutMs).catch((error) => {
-      throw Object.assign(error, { isLate: true });
-    });
+  #drop(link) {
+    if (this.#link === link) this.#link = null;
+    if (link.redis.isOpen) link.redis.destroy();
   }
 
   close() {
-    const redis = this.#redis;
-    this.#redis = null;
-    if (redis?.isOpen) redis.destroy();
+    if (this.#link) this.#drop(this.#link);
   }
+}
+
+function readError(error) {
+  const isLogin = /^(WRONGPASS|NOAUTH)/.test(error.message);
+  const [fault, check] = isLogin ? ['refused the login', 'user and password in `redisUrl`'] : ['did not answer', 'that it runs'];
+  return new ReadError(`Redis ${fault} (${error.message}): treat the numbers as unknown, and check ${check}`, { cause: error });
 }

@@ -1,15 +1,21 @@
 import asyncio
 import json
 import os
+import pickle
 import socketserver
 import tempfile
 import threading
+import time
 import unittest
+from contextvars import ContextVar
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from tallyd import AsyncTallyd, GatewayError, ReadError, Tallyd
+from tallyd import AsyncTallyd, GatewayError, LimitedError, PublishManyError, ReadError, RefusedError, RejectedError, Tallyd, UnconfirmedError
+
+LIKE = {"type": "like", "kind": "video", "target_id": "42", "user_id": "7", "at": 5}
+COUNT = {"type": "count", "kind": "video", "target_id": "42", "metric": "share", "delta": 1, "event_id": "e", "at": 6}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -30,7 +36,20 @@ class Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         asked = {name: values[0] for name, values in parse_qs(url.query).items()}
         self.server.asked.append((url.path, asked, self.headers["Authorization"]))
-        status, answer = self.server.answer(url.path, asked)
+        self.reply(*self.server.answer(url.path, asked))
+
+    def do_POST(self):
+        events = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.posted.append(events)
+        self.server.traces.append(self.headers["traceparent"])
+        answers = self.server.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is None:
+            self.close_connection = True
+        else:
+            self.reply(*answer(events))
+
+    def reply(self, status, answer):
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -59,7 +78,23 @@ def answer(path, asked):
     return 500, "no object"
 
 
-class Gateway(unittest.TestCase):
+def confirmed(events):
+    return 202, {"events": [{"verdict": "confirmed", "at": event["at"]} for event in events]}
+
+
+def unconfirmed(events):
+    return 503, {"events": [{"verdict": "unconfirmed", "at": event["at"], "message": "the broker is unreachable"} for event in events]}
+
+
+def busy(_):
+    return 503, {"error": {"code": "busy", "message": "try again"}}
+
+
+def unauthorized(_):
+    return 401, {"error": {"code": "unauthorized", "message": "send the token"}}
+
+
+class WithGateway(unittest.TestCase):
     def setUp(self):
         self.start(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -67,11 +102,19 @@ class Gateway(unittest.TestCase):
     def start(self, server):
         server.daemon_threads = True
         server.asked, server.connections, server.answer = [], 0, answer
+        server.posted, server.traces, server.answers = [], [], [confirmed]
         self.server = server
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         self.addCleanup(server.server_close)
         self.addCleanup(server.shutdown)
 
+    def site(self, **settings):
+        site = Tallyd(gateway=self.url, **settings)
+        self.addCleanup(site.close)
+        return site
+
+
+class Reading(WithGateway):
     def test_numbers_come_by_the_ids_as_they_were_given(self):
         with Tallyd(gateway=self.url, token="secret") as site:
             self.assertEqual(site.counts("video", [1, "2", 3]), {1: 12, "2": 3, 3: None})
@@ -131,6 +174,100 @@ class Gateway(unittest.TestCase):
             self.start(UnixServer(str(path), Handler))
             with Tallyd(gateway=f"unix://{path}") as site:
                 self.assertEqual(site.counts("video", [2]), {2: 3})
+
+
+class Publishing(WithGateway):
+    def test_the_client_asks_for_the_trace_at_each_publish(self):
+        trace = ContextVar("trace")
+        site = self.site(traceparent=trace.get)
+        trace.set("trace-1")
+        site.like("video", 42, 7)
+        trace.set("trace-2")
+        site.publish_many([LIKE, COUNT])
+        trace.set(None)
+        site.publish(LIKE)
+        self.assertEqual(self.server.traces, ["trace-1", "trace-2", None])
+
+    def test_what_the_gateway_has_not_confirmed_is_sent_again(self):
+        self.server.answers = [busy, unconfirmed, confirmed]
+        self.assertEqual(self.site().publish_many([LIKE, COUNT]), [LIKE, COUNT])
+        self.assertEqual(self.server.posted, [[LIKE, COUNT]] * 3)
+        self.server.answers = [unconfirmed]
+        with self.assertRaisesRegex(UnconfirmedError, "the broker is unreachable") as raised:
+            self.site(deadline_s=0.3).publish(LIKE)
+        self.assertEqual(raised.exception.event, LIKE)
+
+    def test_what_the_gateway_may_have_published_is_not_sent_again(self):
+        site = self.site()
+        site.publish(LIKE)
+        self.server.answers = [None, confirmed]
+        with self.assertRaisesRegex(UnconfirmedError, "no answer") as raised:
+            site.publish(COUNT)
+        self.assertEqual((raised.exception.event, self.server.posted), (COUNT, [[LIKE], [COUNT]]))
+
+    def test_a_connection_that_the_gateway_closed_is_not_used(self):
+        site = self.site()
+        Handler.ends = True
+        self.addCleanup(setattr, Handler, "ends", False)
+        for _ in range(3):
+            site.publish(COUNT)
+            time.sleep(0.05)
+        self.assertEqual(len(self.server.posted), 3)
+
+    def test_an_unreachable_gateway_is_asked_until_the_deadline(self):
+        with Tallyd(gateway="http://127.0.0.1:1", deadline_s=0.3) as site, self.assertRaisesRegex(UnconfirmedError, "no connection"):
+            site.publish(LIKE)
+
+    def test_a_wrong_request_is_not_tried_again(self):
+        self.server.answers = [unauthorized]
+        with self.assertRaisesRegex(RejectedError, r"401 \(unauthorized\)") as raised:
+            self.site().publish(LIKE)
+        self.assertEqual((raised.exception.event, len(self.server.posted)), (LIKE, 1))
+
+
+class Many(WithGateway):
+    def judge(self, events):
+        verdicts = [
+            {"verdict": "confirmed", "at": 5},
+            {"verdict": "refused", "reason": "unknown-kind", "message": "kind is song"},
+            {"verdict": "limited", "wait_ms": 1_500},
+        ]
+        return 400, {"events": verdicts}
+
+    def test_a_list_that_is_not_whole_says_the_fate_of_each_event(self):
+        self.server.answers = [self.judge]
+        events = [LIKE, {**LIKE, "kind": "song"}, {**LIKE, "user_id": "8"}]
+        with Tallyd(gateway=self.url) as site, self.assertRaises(PublishManyError) as raised:
+            site.publish_many(events)
+        for error in (raised.exception, pickle.loads(pickle.dumps(raised.exception))):
+            self.assertEqual(error.results[0], LIKE)
+            refused, limited = error.results[1:]
+            self.assertEqual((type(refused), refused.reason), (RefusedError, "unknown-kind"))
+            self.assertEqual((type(limited), limited.wait_s), (LimitedError, 1.5))
+            self.assertEqual(error.events, [events[2]])
+            self.assertIn("2 of 3 events were not confirmed (RefusedError 1, LimitedError 1)", str(error))
+
+    def test_new_events_get_what_they_lack(self):
+        like, count = ({key: value for key, value in event.items() if key not in ("at", "event_id")} for event in (LIKE, COUNT))
+
+        async def both():
+            async with AsyncTallyd(gateway=self.url) as site:
+                return await site.publish_many(event for event in (like, count)), await site.publish_many([])
+
+        self.assertEqual([len(events) for events in asyncio.run(both())], [2, 0])
+        (posted,) = self.server.posted
+        self.assertLess(posted[0]["at"], posted[1]["at"])
+        self.assertEqual(len(posted[1]["event_id"]), 36)
+
+    def test_one_event_that_is_refused_keeps_the_list_from_being_sent(self):
+        with Tallyd(gateway=self.url) as site, self.assertRaisesRegex(RefusedError, "event 1 of the list") as raised:
+            site.publish_many([LIKE, {**LIKE, "target_id": 0}])
+        self.assertEqual((raised.exception.reason, self.server.posted), ("target-id-out-of-range", []))
+
+    def test_a_long_list_is_several_requests(self):
+        with Tallyd(gateway=self.url) as site:
+            self.assertEqual(len(site.publish_many([LIKE] * 1_001)), 1_001)
+        self.assertEqual([len(events) for events in self.server.posted], [1_000, 1])
 
 
 if __name__ == "__main__":

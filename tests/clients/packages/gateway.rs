@@ -1,11 +1,12 @@
-//! Tests the packages' reads and the documented samples through a real gateway.
+//! Tests the packages and the documented samples through a real gateway.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{Package, root, run};
+use super::{Driver, Package, root, run};
 use crate::common::{World, eventually};
+use crate::stalling::{Stall, Stalling};
 
 const TOKEN: &str = "of-sixteen-or-more-letters";
 const SETTINGS: &str = "[metrics]\nlike = 1\nview = 2\n[gateway]\nlisten = \"127.0.0.1:0\"\n[[rule]]\nmetric = \"like\"\nboard = \"clicked\"\n\
@@ -56,11 +57,32 @@ async fn samples_and_packages_agree_with_the_gateway() {
         assert_eq!(members[0], json!({"rank": 1, "member": "42", "score": 3}), "{board}");
         let unknown = site.fails("counts", json!(["song", [1]])).await;
         assert!(unknown.class == "GatewayError" && unknown.message.contains("unknown-kind"), "{unknown:?}");
+        publishes(&site, &world, &url).await;
         site.call("open", json!([]), json!({"gateway": url, "token": "wrong"})).await.unwrap();
         assert!(site.fails("board", json!(["clicked"])).await.message.contains("401 (unauthorized)"));
         site.close().await;
     }
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     gateway.process.stop();
     assert!(daemon.stop().success());
     world.close().await;
+}
+
+/// Without RabbitMQ's address a client publishes over HTTP.
+async fn publishes(site: &Driver, world: &World, gateway: &str) {
+    let like = |kind: &str| json!({"type": "like", "kind": kind, "target_id": 44, "user_id": 7});
+    let unlike = site.done("unlike", json!(["video", 44, 7])).await;
+    assert_eq!(site.done("publish", json!([unlike])).await, unlike);
+    let partly = site.fails("publish_many", json!([[like("video"), like("song")]])).await;
+    assert_eq!((partly.class.as_str(), &partly.event), ("PublishManyError", &json!([])), "{partly:?}");
+    assert!(partly.message.contains("1 of 2 events were not confirmed (RefusedError 1)"), "{partly:?}");
+    let liked = "SELECT COUNT(*) FROM like_record WHERE target_id = 44 AND user_id = 7 AND is_del = 0";
+    eventually("the like is in MySQL", || async { world.count(liked).await == 1 }).await;
+
+    // The gateway publishes the event, but its answer is lost. The client must not send the event again.
+    let stalling = Stalling::before(gateway, Stall { after: "event_id", callers: 1 }).await;
+    site.call("open", json!([]), json!({"gateway": stalling.url, "token": TOKEN, "deadline_s": 2})).await.unwrap();
+    let late = site.fails("count", json!(["video", 45, "view"])).await;
+    assert_eq!((late.class.as_str(), stalling.stalled(), stalling.callers()), ("UnconfirmedError", 1, 1), "{late:?}");
+    assert_eq!(site.done("publish", json!([late.event])).await, late.event);
 }

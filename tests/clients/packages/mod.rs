@@ -3,8 +3,8 @@
 mod gateway;
 mod readme;
 mod scenario;
+mod site_card;
 mod unit;
-mod writers;
 
 use std::collections::HashMap;
 use std::fs;

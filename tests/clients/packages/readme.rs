@@ -1,29 +1,42 @@
-//! Runs the README's first example as a new user does, in a folder with only the package. The example publishes the
-//! first event.
+//! Runs the first samples of the READMEs as a new user does, in a folder with only the package. The root's sample
+//! publishes the first event.
 
 use std::fs;
+use std::process::Command;
 
-use super::{Example, Package, root, run};
+use super::{Example, Package, root, run, site_card};
 use crate::common::{World, stdout, target};
 
-/// Returns README.md's Python block with the test world's names.
-fn first_event(world: &World) -> String {
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let block = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
-    let redis = &world.config.redis;
-    let names = format!(
-        ", prefix=\"{}\", key_prefix=\"{}\", bucket_bits={}) as site",
-        world.name, redis.key_prefix, redis.bucket_bits
-    );
+/// Returns the document's first sample in that language, with the test world's servers.
+fn sample(world: &World, document: &str, language: &str) -> String {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let block = text.split(&format!("```{language}\n")).nth(1).unwrap().split("```").next().unwrap();
+    let prefix = &world.config.redis.key_prefix;
+    let (end, with_prefix) = match language {
+        "js" => (" });", format!(", keyPrefix: '{prefix}' }});")),
+        _ => (") as site", format!(", key_prefix=\"{prefix}\") as site")),
+    };
     let changes = [
         ("amqp://tallyd_api:choose-another@127.0.0.1:5672/%2f", world.api.amqp.url.expose()),
         ("redis://tallyd_api:choose-another@127.0.0.1:6379/0", world.api.redis.url.expose()),
-        (") as site", &names),
+        (end, &with_prefix),
     ];
     changes.iter().fold(block.to_owned(), |block, (from, to)| {
-        assert!(block.contains(from), "README.md has no {from}");
+        assert!(block.contains(from), "{document} has no {from}");
         block.replacen(from, to, 1)
     })
+}
+
+/// Runs the document's first sample.
+fn run_sample(world: &World, document: &str, package: Package) -> String {
+    let folder = package.install();
+    let (language, mut command) = match package {
+        Package::Node => ("js", Command::new("node")),
+        _ => ("python", Example::Python.interpreter()),
+    };
+    let program = folder.path().join("sample.mjs");
+    fs::write(&program, sample(world, document, language)).unwrap();
+    run(command.arg(&program).env("PYTHONPATH", folder.path().join("installed")))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -33,12 +46,12 @@ async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "5s")]);
     daemon.logged("\"consuming\"").await;
     daemon.logged("redis-loaded").await;
-    let folder = Package::Threads.install();
-    let program = folder.path().join("first.py");
-    fs::write(&program, first_event(&world)).unwrap();
-    let mut python = Example::Python.interpreter();
-    let said = run(python.arg(&program).env("PYTHONPATH", folder.path().join("installed")));
+    site_card::write_for_now(&world).await;
+    let said = run_sample(&world, "README.md", Package::Threads);
     assert_eq!(said, "{42: 1}\n", "the example must work on the very first run");
+    // The same user likes the same target.
+    assert_eq!(run_sample(&world, "clients/python/README.md", Package::Threads), "{42: 1}\n");
+    assert_eq!(run_sample(&world, "clients/node/README.md", Package::Node), "Map(1) { '42' => 1 }\n");
     let shown = stdout(&world.tallyd(&["show", "video:42"]));
     assert!(shown.split_whitespace().collect::<Vec<_>>().ends_with(&["like", "1", "1", "1"]), "{shown}");
     assert_eq!(world.counters().await[&target(42)], 1);

@@ -12,7 +12,7 @@ use redis::AsyncCommands;
 use serde_json::{Value, json};
 use sqlx::Row;
 
-use super::{Driver, Failure, Package};
+use super::{Driver, Failure, Package, site_card};
 use crate::common::proxy::Proxy;
 use crate::common::{World, eventually, lose};
 use crate::quickstart::logged_in;
@@ -36,11 +36,8 @@ struct Site {
 
 impl Site {
     async fn open(&self, amqp: &str, redis: &str, deadline_s: u64) {
-        let config = &self.world.config;
-        let options = json!({
-            "amqp_url": amqp, "redis_url": redis, "prefix": self.world.name, "key_prefix": config.redis.key_prefix,
-            "bucket_bits": config.redis.bucket_bits, "metrics": {"like": 1, "view": 2}, "deadline_s": deadline_s,
-        });
+        let key_prefix = &self.world.config.redis.key_prefix;
+        let options = json!({"amqp_url": amqp, "redis_url": redis, "key_prefix": key_prefix, "deadline_s": deadline_s});
         self.driver.call("open", json!([]), options).await.unwrap();
     }
 
@@ -93,6 +90,7 @@ async fn from_the_first_event_to_the_last(package: Package) {
     let folder = package.install();
     let settings = "[metrics]\nlike = 1\nview = 2";
     let world = World::new(&format!("package_{}", package.name()), settings).await;
+    site_card::write_for_now(&world).await;
     let mut site = Site { driver: package.start(folder.path()), world, likes: BTreeSet::new() };
     let mut rejected = refused_logins(&site).await;
     site.open(site.amqp(), site.redis(), DEADLINE_S).await;
@@ -191,6 +189,7 @@ async fn clicks(site: &mut Site) {
         ("like", json!(["video", 0, 1]), "target-id-out-of-range"),
         ("like", json!(["video", 1, 1.5]), "user-id-out-of-range"),
         ("count", json!(["video", 1, "share"]), "unknown-metric"),
+        ("set", json!(["video", 1, "view", 5]), "not-settable"),
         ("publish", json!([{"type": "flip"}]), "unknown-type"),
     ] {
         assert_is(&site.driver.fails(method, with).await, "RefusedError", reason);

@@ -1,27 +1,29 @@
-"""Publishes and reads with asyncio."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+import uuid
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 from urllib.parse import quote
 
-import redis.asyncio
-from redis.exceptions import RedisError
+from .card import REASONS, Card
+from .errors import Event, PublishManyError, RefusedError, TallydError
+from .events import Id, a_name, an_id, checked, checked_list
+from .gateway import Gateway
+from .publisher import Publisher
+from .reader import Reader
+from .sender import Result, ToGateway, ToRabbitmq
+from .settings import Base
 
-from .counters import Answer, read_error
-from .errors import Event
-from .events import Id
-from .sender import Sender
-from .settings import Base, all_of, as_given, board_query, one_of
-from .writers import close
+T = TypeVar("T")
 
 
 class AsyncTallyd(Base):
     __doc__ = f"Publishes and reads with asyncio. A client belongs to the event loop that uses it first.\n\n{Base.__doc__}"
 
-    _sender: Optional[Sender] = None
-    _redis: Any = None
+    _reader: Optional[Reader] = None
+    _sender: Union[ToRabbitmq, ToGateway, None] = None
 
     async def __aenter__(self) -> AsyncTallyd:
         if self._amqp_url is not None:
@@ -32,99 +34,157 @@ class AsyncTallyd(Base):
         await self.close()
 
     async def close(self) -> None:
+        """Closes the connections. A call that waits for a confirm raises UnconfirmedError; through the gateway it first waits for the
+        gateway's answer."""
         self._is_closed = True
         if self._sender is not None:
             await self._sender.close()
-        if self._redis is not None:
-            await close(self._redis)
+        if self._reader is not None:
+            await self._reader.close()
         if self._gateway is not None:
             self._gateway.close()
 
     # ------------------------------------------------------------------ publishing
 
     async def like(self, kind: str, target_id: Id, user_id: Id, *, at: Optional[int] = None) -> Event:
-        return await self._publish(self._click("like", kind, target_id, user_id, at))
+        """Publishes a like. Returns the event when the broker has it on disk, in a queue. `at` is the time of the click in
+        microseconds since 1970, by default now. Raises RefusedError, and PublishError if no confirm arrived."""
+        return await self._new({"type": "like", "kind": kind, "target_id": target_id, "user_id": user_id, "at": at})
 
     async def unlike(self, kind: str, target_id: Id, user_id: Id, *, at: Optional[int] = None) -> Event:
-        return await self._publish(self._click("unlike", kind, target_id, user_id, at))
+        """Publishes that the user no longer likes the target. Otherwise like `like`."""
+        return await self._new({"type": "unlike", "kind": kind, "target_id": target_id, "user_id": user_id, "at": at})
 
     async def count(
         self, kind: str, target_id: Id, metric: str, delta: int = 1, *, event_id: Optional[str] = None, at: Optional[int] = None
     ) -> Event:
-        return await self._publish(self._change("count", kind, target_id, metric, at, delta=delta, event_id=event_id))
+        """Publishes that a number changed by `delta`. Otherwise like `like`."""
+        event = {"type": "count", "kind": kind, "target_id": target_id, "metric": metric, "delta": delta, "event_id": event_id, "at": at}
+        return await self._new(event)
 
     async def set(self, kind: str, target_id: Id, metric: str, value: int, *, at: Optional[int] = None) -> Event:
-        return await self._publish(self._change("set", kind, target_id, metric, at, value=value))
+        """Publishes a new value of a settable number. Otherwise like `like`."""
+        return await self._new({"type": "set", "kind": kind, "target_id": target_id, "metric": metric, "value": value, "at": at})
 
     async def reset(self, kind: str, target_id: Id, metric: str, *, at: Optional[int] = None) -> Event:
-        return await self._publish(self._change("reset", kind, target_id, metric, at))
+        """Publishes that a settable number is zero. Otherwise like `like`."""
+        return await self._new({"type": "reset", "kind": kind, "target_id": target_id, "metric": metric, "at": at})
 
     async def publish(self, event: Mapping[str, Any]) -> Event:
-        """Publishes an event again, for instance the event of an error."""
-        return await self._publish(self._again(event))
+        """Publishes an event again, for instance the event of an error, or an event that a script has counted. The event keeps its
+        `at`, because with a new `at` it would be another event."""
+        (result,) = await self._publish(lambda card: [checked(event, card)])
+        return _event(result)
 
     async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
         """Publishes events together, each as one message. An event without `at` gets the current time. A count without `event_id`
-        gets a new id."""
-        known = self._many(events)
-        return all_of(await self._connected().publish(known, self._traceparent()))
+        gets a new id. Raises PublishManyError if an event was not confirmed."""
+        given = [self._completed(event) for event in events]
+        results = await self._publish(lambda card: checked_list(given, card))
+        confirmed = [result for result in results if not isinstance(result, TallydError)]
+        if len(confirmed) < len(results):
+            raise PublishManyError(results)
+        return confirmed
 
-    async def _publish(self, event: Event) -> Event:
-        return one_of(await self._connected().publish([event], self._traceparent()))
+    async def _new(self, event: Mapping[str, Any]) -> Event:
+        given, _ = self._completed(event)
+        (result,) = await self._publish(lambda card: [checked(given, card, is_new=True)])
+        return _event(result)
 
-    def _connected(self) -> Sender:
-        self._may_publish()
+    def _completed(self, event: Mapping[str, Any]) -> Tuple[Mapping[str, Any], bool]:
+        is_new = event.get("at") is None
+        if is_new:
+            event = {**event, "at": self._clock.at()}
+        if event.get("type") == "count" and event.get("event_id") is None:
+            event = {**event, "event_id": str(uuid.uuid4())}
+        return event, is_new
+
+    async def _publish(self, check: Callable[[Card], List[Event]]) -> List[Result]:
+        ends_at = asyncio.get_running_loop().time() + self._connection["deadline_s"]
+        sender = self._connected()
+        card, events = await self._with_card(lambda card: (card, check(card)))
+        return await sender.publish(events, card, ends_at, self._settings["traceparent"]())
+
+    def _connected(self) -> Union[ToRabbitmq, ToGateway]:
+        self._must_be_open()
         if self._sender is None:
-            self._sender = self._new_sender()
+            if self._amqp_url is not None:
+                self._sender = ToRabbitmq(Publisher(self._amqp_url, **self._connection))
+            elif self._gateway is not None:
+                self._sender = ToGateway(self._gateway)
+            else:
+                raise ValueError("no server to publish to: pass amqp_url or gateway")
         return self._sender
+
+    async def _with_card(self, use: Callable[[Card], T]) -> T:
+        """Calls `use` with the site's card. If the card refuses the call, reads the card again and tries once more."""
+        if self._redis_url is None:
+            return use(Card())
+        reader = self._reads()
+        try:
+            return use(await reader.card())
+        except RefusedError as error:
+            if error.reason not in REASONS:
+                raise
+        return use(await reader.fresh_card())
 
     # ------------------------------------------------------------------ reading
 
     async def counts(self, kind: str, target_ids: Iterable[Id], metric: str = "like") -> Dict[Id, Optional[int]]:
-        """Reads the number of each target. `None` means that the number is unknown, not zero."""
-        kind, given, ids = self._asked(kind, target_ids)
-        metric = self._metric(metric)
+        """Reads the number of each target. `None` means that the number is unknown, not zero. Raises ReadError if no server
+        answered."""
+        given = list(target_ids)
+        ids = [an_id(target_id) for target_id in given]
+
+        def named(card: Card) -> Card:
+            a_name(kind, "kind", card.kinds)
+            a_name(metric, "metric", card.metrics)
+            return card
+
+        card = await self._with_card(named)
         if not ids:
             return {}
         if self._gateway is not None:
-            return as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
+            return _as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
         # Shield the command from cancellation. Otherwise the next command on this connection would get the cancelled
         # command's answer.
-        return as_given(given, ids, await asyncio.shield(self._from_redis(kind, ids, metric)))
+        return _as_given(given, ids, await asyncio.shield(self._reads().counters(card, kind, ids, metric)))
 
-    async def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
+    def _reads(self) -> Reader:
+        self._must_be_open()
         if self._redis_url is None:
             raise ValueError("no server to read from: pass redis_url or gateway")
-        if self._redis is None:
-            timeouts: Dict[str, Any] = {"socket_timeout": self._deadline_s, "socket_connect_timeout": self._deadline_s}
-            self._redis = redis.asyncio.Redis.from_url(self._redis_url, **timeouts)
-        try:
-            pipeline = self._redis.pipeline(transaction=False)
-            for key, field in self._layout.fetches(kind, ids):
-                pipeline.hmget(key, ["_", field])
-            answers: List[Answer] = await pipeline.execute()
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
-            raise read_error(error) from error
-        found, missing = self._layout.numbers(kind, metric, ids, answers)
-        if missing:
-            try:
-                # The daemon then loads the noted buckets.
-                await self._redis.sadd(self._layout.missing, *missing)
-            except (RedisError, OSError, asyncio.TimeoutError):
-                # Reading must not fail if this write fails, for instance on a replica.
-                pass
-        return found
+        if self._reader is None:
+            self._reader = Reader(self._redis_url, self._settings["key_prefix"], self._connection["deadline_s"])
+        return self._reader
 
     async def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:
         """Reads whether the user likes each target. Needs the gateway."""
-        kind, given, ids = self._asked(kind, target_ids)
-        user = self._user(user_id)
-        return as_given(given, ids, await asyncio.to_thread(self._needs_gateway().likes, kind, ids, user))
+        given = list(target_ids)
+        ids, user = [an_id(target_id) for target_id in given], an_id(user_id, "user_id")
+        return _as_given(given, ids, await asyncio.to_thread(self._needs_gateway().likes, kind, ids, user))
 
     async def board(
         self, name: str, period: Optional[str] = None, *, top: int = 100, around: Optional[Id] = None, radius: Optional[int] = None
     ) -> Dict[str, Any]:
         """Reads a board's members with rank and score. Needs the gateway."""
-        query = board_query(period, top, around, radius)
+        asked = {"period": period, "top": top, "around": around, "radius": radius}
+        query = {name: value for name, value in asked.items() if value is not None}
         answer: Dict[str, Any] = await asyncio.to_thread(self._needs_gateway().get, f"/v1/boards/{quote(name, safe='')}", query)
         return answer
+
+    def _needs_gateway(self) -> Gateway:
+        if self._gateway is None:
+            raise ValueError("only the gateway can read this: pass gateway=URL")
+        return self._gateway
+
+
+def _event(result: Result) -> Event:
+    if isinstance(result, TallydError):
+        raise result
+    return result
+
+
+def _as_given(given: Sequence[Id], ids: Sequence[str], found: Mapping[str, Any]) -> Dict[Id, Any]:
+    """Returns the found values, with the ids as the caller passed them."""
+    return {key: found.get(target_id) for key, target_id in zip(given, ids)}

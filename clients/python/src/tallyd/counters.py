@@ -1,70 +1,55 @@
-"""Counters in Redis: the layout `packed` of docs/scripts.md."""
+"""The places of numbers in Redis, as docs/layouts.md and docs/scripts.md have them."""
 
 from __future__ import annotations
 
+import re
 import zlib
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Optional, Tuple, Union
 
-from redis.exceptions import AuthenticationError
+from .card import Card
 
-from .errors import ReadError
+Command = Tuple[Union[str, int], ...]
 
-Answer = Sequence[Union[bytes, str, None]]
+# The first letter of a bucket's number.
+_LETTERS = {"packed": "", "entity": "h", "string": "s"}
+_NUMBER = re.compile("-?[0-9]+")
 
-
-class Layout(NamedTuple):
-    key_prefix: str
-    bucket_bits: int
-    metrics: Mapping[str, int]
-
-    def bucket_of(self, kind: str, target_id: str) -> str:
-        """Returns the bucket's name, for instance video:3a2f."""
-        bucket = 1 << self.bucket_bits | zlib.crc32(target_id.encode()) & ((1 << self.bucket_bits) - 1)
-        return f"{kind}:{bucket:x}"
-
-    def key_of(self, bucket: str) -> str:
-        return f"{self.key_prefix}c:{{{bucket}}}"
-
-    @property
-    def missing(self) -> str:
-        """Returns the key of the set of buckets that the daemon must load."""
-        return f"{self.key_prefix}c:missing"
-
-    def fetches(self, kind: str, target_ids: Sequence[str]) -> List[Tuple[str, str]]:
-        """Returns the key and the field of each target. HMGET must read `_` and the field."""
-        return [(self.key_of(self.bucket_of(kind, target_id)), target_id) for target_id in target_ids]
-
-    def numbers(
-        self, kind: str, metric: str, target_ids: Sequence[str], answers: Sequence[Answer]
-    ) -> Tuple[Dict[str, Optional[int]], List[str]]:
-        """Returns the numbers, and the names of the buckets that Redis has lost."""
-        found: Dict[str, Optional[int]] = {}
-        missing: Dict[str, None] = {}
-        for target_id, (loaded, value) in zip(target_ids, answers):
-            loaded, value = _text(loaded), _text(value)
-            found[target_id] = number_in(loaded, value, self.metrics[metric])
-            if loaded is None:
-                missing[self.bucket_of(kind, target_id)] = None
-        return found, list(missing)
+# Reads the bucket's field `_` and the number at one instant. With two commands, a flush of Redis between them would look like zero.
+READ_SCRIPT = """
+local number
+if ARGV[1] == '' then
+    number = redis.pcall('GET', KEYS[2])
+else
+    number = redis.pcall('HGET', KEYS[2], ARGV[1])
+end
+return { redis.call('HGET', KEYS[1], '_'), type(number) == 'table' and '?' or number }
+"""
 
 
-def _text(value: Union[bytes, str, None]) -> Optional[str]:
-    return value.decode() if isinstance(value, bytes) else value
+def bucket_of(card: Card, kind: str, target_id: str) -> str:
+    """Returns the bucket's name, for instance video:3a2f."""
+    bucket = 1 << card.bucket_bits | zlib.crc32(target_id.encode()) & ((1 << card.bucket_bits) - 1)
+    return f"{kind}:{_LETTERS[card.form]}{bucket:x}"
 
 
-def read_error(error: BaseException) -> ReadError:
-    # Older versions of redis-py have no class for WRONGPASS.
-    if isinstance(error, AuthenticationError) or str(error).startswith("WRONGPASS"):
-        return ReadError(f"Redis refused the login ({error}): treat the numbers as unknown, and check user and password in `redis_url`")
-    return ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that Redis runs")
+def read_of(card: Card, key_prefix: str, kind: str, metric: str, target_id: str) -> Command:
+    """Returns the command that reads a target's number. Its answer is the bucket's field `_`, and the number's field or key."""
+    bucket = f"{key_prefix}c:{{{bucket_of(card, kind, target_id)}}}"
+    if card.form == "packed":
+        return ("HMGET", bucket, "_", target_id)
+    key = key_prefix + card.counter_key.replace("{kind}", kind).replace("{id}", target_id).replace("{metric}", metric)
+    return ("EVAL", READ_SCRIPT, 2, bucket, key, metric if card.form == "entity" else "")
 
 
-def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:
-    """Returns the number at `place` in a bucket's field `value`. `loaded` is the bucket's field `_`. `None` means that the number is unknown, not zero."""
-    if loaded is None or loaded.startswith("~"):
+def number_in(card: Card, kind: str, metric: str, loaded: Optional[str], value: Optional[str]) -> Optional[int]:
+    """Returns the number from the answer to `read_of`. `None` means that the number is unknown, not zero."""
+    if loaded is None or loaded.startswith("~") or card.metrics is None:
         return None
-    numbers = value.split(",") if value else []
-    try:
-        return int(numbers[place - 1]) if len(numbers) >= place else 0
-    except ValueError:
+    text = value or "0"
+    if card.form == "packed":
+        numbers, place = text.split(","), card.metrics[metric]
+        text = numbers[place - 1] if len(numbers) >= place else "0"
+    if not _NUMBER.fullmatch(text):
         return None
+    # Late events can push a number below zero for a moment.
+    return int(text) if f"{kind}:{metric}" in card.below_zero else max(int(text), 0)

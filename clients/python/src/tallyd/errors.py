@@ -9,30 +9,31 @@ Event = Dict[str, Any]
 
 
 class TallydError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of this package. Its first argument is the message."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RefusedError(TallydError, ValueError):
-    """An argument is not valid. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md."""
+    """The call does not fit the site. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md, or
+    `counted-by-api`: API servers must count this number with a script (docs/scripts.md)."""
 
     def __init__(self, reason: str, problem: str) -> None:
-        super().__init__(f"{reason}: {problem}")
+        super().__init__(reason, problem)
         self.reason = reason
         self.problem = problem
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.reason, self.problem)
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.problem}"
 
 
 class PublishError(TallydError):
     """The broker did not confirm `event`. Call `site.publish(error.event)` to publish the same event again."""
 
     def __init__(self, message: str, event: Event) -> None:
-        super().__init__(message)
+        super().__init__(message, event)
         self.event = event
-
-    def __reduce__(self) -> Any:
-        return type(self), (str(self), self.event)
 
 
 class UnconfirmedError(PublishError):
@@ -60,10 +61,8 @@ class LimitedError(RejectedError):
 
     def __init__(self, message: str, event: Event, wait_s: float) -> None:
         super().__init__(message, event)
+        self.args = (message, event, wait_s)
         self.wait_s = wait_s
-
-    def __reduce__(self) -> Any:
-        return type(self), (str(self), self.event, self.wait_s)
 
 
 class PublishManyError(TallydError):
@@ -73,17 +72,17 @@ class PublishManyError(TallydError):
     """
 
     def __init__(self, results: Sequence[Union[Event, TallydError]]) -> None:
+        super().__init__(results)
         self.results = list(results)
+
+    def __str__(self) -> str:
         errors = [result for result in self.results if isinstance(result, TallydError)]
         classes = ", ".join(f"{name} {count}" for name, count in Counter(type(error).__name__ for error in errors).items())
-        super().__init__(f"{len(errors)} of {len(self.results)} events were not confirmed ({classes}). The first error: {errors[0]}")
+        return f"{len(errors)} of {len(self.results)} events were not confirmed ({classes}). The first error: {errors[0]}"
 
     @property
     def events(self) -> List[Event]:
         return [result.event for result in self.results if isinstance(result, PublishError)]
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.results,)
 
 
 class ReadError(TallydError):
@@ -94,9 +93,6 @@ class GatewayError(ReadError):
     """The gateway rejected the request. `code` is the gateway's code for the problem."""
 
     def __init__(self, message: str, status: int, code: Optional[str]) -> None:
-        super().__init__(message)
+        super().__init__(message, status, code)
         self.status = status
         self.code = code
-
-    def __reduce__(self) -> Any:
-        return type(self), (str(self), self.status, self.code)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from typing import Any, Callable, Collection, Dict, Mapping, Optional, Union
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
+from .card import Card
 from .errors import Event, RefusedError
 
 Id = Union[int, str]
@@ -56,20 +56,23 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
     return value
 
 
-def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics: Optional[Collection[str]]) -> Event:
-    """Checks an event. Returns the event with only the fields that the daemon reads, in their usual order and form."""
+def checked(event: Mapping[str, Any], card: Card, is_new: bool = False) -> Event:
+    """Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and
+    form. `is_new` says that this package gave the event its `at`, so that no script has counted it."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")
-    result: Dict[str, Any] = {"type": event_type, "kind": a_name(event.get("kind"), "kind", kinds)}
+    result: Dict[str, Any] = {"type": event_type, "kind": a_name(event.get("kind"), "kind", card.kinds)}
     result["target_id"] = an_id(event.get("target_id"))
     if event_type in ("like", "unlike"):
         result["user_id"] = an_id(event.get("user_id"), "user_id")
     else:
-        metric = a_name(event.get("metric"), "metric", metrics)
+        metric = a_name(event.get("metric"), "metric", card.metrics)
         if metric == "like":
             raise RefusedError("unknown-metric", "metric is 'like': call like() and unlike() instead")
         result["metric"] = metric
+    if event_type in ("set", "reset") and card.settable is not None and number_of(result) not in card.settable:
+        raise RefusedError("not-settable", f"no rule of the site makes {number_of(result)} settable")
     if event_type == "count":
         result["delta"] = _integer(event.get("delta"), "delta", -DELTA_MAX, DELTA_MAX)
         event_id = event.get("event_id")
@@ -80,7 +83,21 @@ def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics:
     if event_type == "set":
         result["value"] = _integer(event.get("value"), "value", -VALUE_MAX, VALUE_MAX)
     result["at"] = _integer(event.get("at"), "at", 1, AT_MAX)
+    if is_new and number_of(result) in card.api:
+        problem = f"API servers count {number_of(result)}: call the script in docs/scripts.md, then publish the event with the script's `at`"
+        raise RefusedError("counted-by-api", problem)
     return result
+
+
+def checked_list(given: Iterable[Tuple[Mapping[str, Any], bool]], card: Card) -> List[Event]:
+    """Checks all events of a list, each with its `is_new`, before any event is sent."""
+    known: List[Event] = []
+    for event, is_new in given:
+        try:
+            known.append(checked(event, card, is_new))
+        except RefusedError as error:
+            raise RefusedError(error.reason, f"event {len(known)} of the list: {error.problem}") from None
+    return known
 
 
 def body_of(event: Event) -> bytes:
@@ -88,7 +105,7 @@ def body_of(event: Event) -> bytes:
 
 
 def number_of(event: Event) -> str:
-    """Returns the name of the number that the event changes, for instance video:like. Daemons announce this name."""
+    """Returns the name of the number that the event changes, for instance video:like."""
     return f"{event['kind']}:{event.get('metric', 'like')}"
 
 
@@ -97,19 +114,16 @@ def routing_key_of(event: Event, partition_by: str) -> str:
 
 
 class Clock:
-    """Returns the time in microseconds since 1970. Each call in a process returns a later time, even if the clock goes back a
-    little."""
+    """Returns the time in microseconds since 1970. Each call returns a later time, even if the clock goes back a little."""
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
         self._now = now
         self._last = 0
-        self._lock = threading.Lock()
 
     def at(self) -> int:
-        with self._lock:
-            now = self._now()
-            # If the clock has gone back by a second or more, somebody corrected the clock: use the corrected time.
-            if 0 <= self._last - now < 1_000_000:
-                now = self._last + 1
-            self._last = now
-            return now
+        now = self._now()
+        # If the clock has gone back by a second or more, somebody corrected the clock: use the corrected time.
+        if 0 <= self._last - now < 1_000_000:
+            now = self._last + 1
+        self._last = now
+        return now

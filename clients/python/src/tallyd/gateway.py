@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import os
-import queue
+import selectors
 import socket
 import ssl
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from urllib.parse import unquote, urlencode, urlsplit
 
 from .errors import Event, GatewayError, ReadError
@@ -18,7 +19,7 @@ from .events import body_of
 # The largest number of targets or of events in a request.
 IDS_MAX = 500
 EVENTS_MAX = 1_000
-IDLE_MAX = 32
+THREADS_MAX = 32
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -36,8 +37,8 @@ class NoAnswer(Exception):
     """The gateway did not answer. The gateway may have published the events nevertheless."""
 
 
-class Busy(NoAnswer):
-    """The gateway answered that it is busy. It has not processed the events."""
+class NotSent(Exception):
+    """The gateway is unreachable or busy. It has not processed the events."""
 
 
 class Gateway:
@@ -51,11 +52,7 @@ class Gateway:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
-        self._empty()
-
-    def _empty(self) -> None:
-        self._pid = os.getpid()
-        self._idle: "queue.LifoQueue[http.client.HTTPConnection]" = queue.LifoQueue(IDLE_MAX)
+        self._idle: Deque[http.client.HTTPConnection] = deque()
 
     def counters(self, kind: str, target_ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
         found: Dict[str, Optional[int]] = {}
@@ -74,15 +71,15 @@ class Gateway:
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
         try:
             status, answer = self._call(f"{path}?{urlencode(query)}", None, self._timeout_s)
-        except (http.client.HTTPException, OSError) as error:
+        except (NotSent, http.client.HTTPException, OSError) as error:
             raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that the gateway runs") from error
         if status == 200 and answer:
             return answer
         raise _error(status, answer)
 
     def publish(self, events: Sequence[Event], until: float, traceparent: Optional[str] = None) -> List[Dict[str, Any]]:
-        """Publishes events, and returns the verdict on each. `until` is a time of time.monotonic(). Raises NoAnswer, or
-        GatewayError if the request is wrong."""
+        """Publishes events, and returns the verdict on each. `until` is a time of time.monotonic(). Raises NotSent, NoAnswer, or
+        GatewayError if the request is wrong. After NoAnswer the gateway may have published the events: do not send them again."""
         body = b"[" + b",".join(map(body_of, events)) + b"]"
         try:
             status, answer = self._call("/v1/events", body, max(until - time.monotonic(), 0.01), traceparent)
@@ -93,32 +90,45 @@ class Gateway:
             return verdicts
         error = _error(status, answer)
         if status in (408, 503):
-            raise Busy(str(error))
+            raise NotSent(str(error))
         raise NoAnswer(str(error)) if status >= 500 else error
 
     def _call(self, target: str, body: Optional[bytes], timeout_s: float, traceparent: Optional[str] = None) -> Tuple[int, Any]:
         """Sends GET, or POST if there is a body. Returns the status and the parsed JSON, or `None` if the answer is not JSON."""
-        if self._pid != os.getpid():
-            # After a fork the connections still belong to the parent.
-            self._empty()
+        connection = self._connected(timeout_s)
         try:
-            connection, is_kept = self._idle.get_nowait(), True
-        except queue.Empty:
-            connection, is_kept = self._connection(), False
-        try:
-            status, text = self._ask(connection, target, body, timeout_s, traceparent)
-        except (http.client.HTTPException, OSError) as error:
+            status, text = self._ask(connection, target, body, traceparent)
+        except (http.client.HTTPException, OSError):
             connection.close()
-            if not is_kept or isinstance(error, socket.timeout):
-                raise
-            # The gateway had closed the idle connection, so the gateway never got the request.
-            connection = self._connection()
-            status, text = self._ask(connection, target, body, timeout_s, traceparent)
-        self._keep(connection)
+            raise
+        self._idle.append(connection)
         try:
             return status, json.loads(text)
         except ValueError:
             return status, None
+
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        connection = self._idle_connection() or self._connection()
+        connection.timeout = timeout_s
+        if connection.sock is None:
+            try:
+                connection.connect()
+            except OSError as error:
+                connection.close()
+                raise NotSent(f"no connection ({error})") from error
+        connection.sock.settimeout(timeout_s)
+        return connection
+
+    def _idle_connection(self) -> Optional[http.client.HTTPConnection]:
+        # Another thread can take the last one.
+        with contextlib.suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if connection.sock is not None and not _is_readable(connection.sock):
+                    return connection
+                # The gateway has closed it.
+                connection.close()
+        return None
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._url.hostname or "localhost", self._url.port
@@ -129,11 +139,8 @@ class Gateway:
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
     def _ask(
-        self, connection: http.client.HTTPConnection, target: str, body: Optional[bytes], timeout_s: float, traceparent: Optional[str]
+        self, connection: http.client.HTTPConnection, target: str, body: Optional[bytes], traceparent: Optional[str]
     ) -> Tuple[int, bytes]:
-        connection.timeout = timeout_s
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout_s)
         path = "" if self._url.scheme == "unix" else self._url.path.rstrip("/")
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
         if traceparent is not None:
@@ -142,18 +149,15 @@ class Gateway:
         response = connection.getresponse()
         return response.status, response.read()
 
-    def _keep(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            self._idle.put_nowait(connection)
-        except queue.Full:
-            connection.close()
-
     def close(self) -> None:
-        while True:
-            try:
-                self._idle.get_nowait().close()
-            except queue.Empty:
-                return
+        while self._idle:
+            self._idle.pop().close()
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[List[str]]:

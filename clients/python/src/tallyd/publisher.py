@@ -43,6 +43,10 @@ class _Refused(Exception):
     """The broker closed the channel for a reason that a retry does not change."""
 
 
+class _Closed(Exception):
+    """The client was closed during the call."""
+
+
 class _LoginRefused(Exception):
     """The broker refused the user or the password."""
 
@@ -226,7 +230,7 @@ def _named(error: Optional[BaseException]) -> str:
 class Publisher:
     """Publishes events. A publisher belongs to one event loop."""
 
-    def __init__(self, url: str, exchange: str, *, deadline_s: float, heartbeat_s: int, in_flight_max: int) -> None:
+    def __init__(self, url: str, *, deadline_s: float, heartbeat_s: int, in_flight_max: int) -> None:
         self._parameters = pika.URLParameters(url)
         self._parameters.heartbeat = heartbeat_s
         self._parameters.connection_attempts = 1
@@ -234,7 +238,6 @@ class Publisher:
         self._silence_s = deadline_s / 2
         # The session has its own timeout.
         self._parameters.socket_timeout = self._parameters.stack_timeout = None
-        self._exchange = exchange
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
         self._in_flight = asyncio.Semaphore(in_flight_max)
@@ -288,14 +291,14 @@ class Publisher:
                 self._session = self._loop.create_future()
 
     async def publish(
-        self, event: Event, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
+        self, event: Event, exchange: str, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
     ) -> None:
         """Publishes an event. Returns when the broker has the event on disk, in a queue.
 
         `ends_at` is the deadline on the event loop's clock (`loop.time()`).
         """
         try:
-            await asyncio.wait_for(self._until_confirmed(routing_key, body, traceparent), ends_at - self._loop.time())
+            await asyncio.wait_for(self._until_confirmed(exchange, routing_key, body, traceparent), ends_at - self._loop.time())
         except asyncio.TimeoutError:
             why = self._blocked() or _named(self._last_error)
             raise UnconfirmedError(
@@ -303,6 +306,10 @@ class Publisher:
                 "which is safe",
                 event,
             ) from self._last_error
+        except _Closed:
+            raise UnconfirmedError(
+                "the client was closed before RabbitMQ confirmed the event. It may have arrived: publish `event` again, which is safe", event
+            ) from None
         except _LoginRefused as refused:
             raise LoginError(
                 f"RabbitMQ refused the login ({refused}): check user and password in `amqp_url`, then publish `event` again", event
@@ -313,25 +320,21 @@ class Publisher:
             ) from None
         except _Return as returned:
             raise ReturnedError(
-                f"no queue takes the event ({returned}): exchange {self._exchange} has no binding for it. Start the daemon once: it "
+                f"no queue takes the event ({returned}): exchange {exchange} has no binding for it. Start the daemon once: it "
                 "declares the queues. Then publish `event` again",
                 event,
             ) from None
         except _Refused as refused:
-            raise self._refused(refused, event) from refused
+            closed = refused.args[0]
+            if closed.reply_code == 404:
+                raise ReturnedError(
+                    f"{closed.reply_text}. Start the daemon once, which declares the exchange; then publish `event` again", event
+                ) from refused
+            raise RejectedError(
+                f"{closed.reply_text}. Allow the account to write to {exchange}, then publish `event` again", event
+            ) from refused
 
-    def _refused(self, refused: _Refused, event: Event) -> RejectedError:
-        closed = refused.args[0]
-        if closed.reply_code == 404:
-            return ReturnedError(
-                f"{closed.reply_text}. Start the daemon once, which declares the exchange, and check `prefix`; then publish `event` again",
-                event,
-            )
-        return RejectedError(
-            f"{closed.reply_text}. Allow the account to write to {self._exchange}, then publish `event` again", event
-        )
-
-    async def _until_confirmed(self, routing_key: str, body: bytes, traceparent: Optional[str]) -> None:
+    async def _until_confirmed(self, exchange: str, routing_key: str, body: bytes, traceparent: Optional[str]) -> None:
         was_sent = False
         async with self._in_flight:
             while True:
@@ -345,14 +348,14 @@ class Publisher:
                     raise
                 was_sent = True
                 try:
-                    return await session.publish(self._exchange, routing_key, body, traceparent)
+                    return await session.publish(exchange, routing_key, body, traceparent)
                 except _Lost as lost:
                     self._last_error = lost
                     # Let the outer loop remove the session first.
                     await asyncio.sleep(0)
 
     def _blocked(self) -> Optional[str]:
-        if not self._session.done():
+        if not self._session.done() or self._session.exception() is not None:
             return None
         blocked = self._session.result().blocked
         return blocked and f"RabbitMQ blocks publishers: {blocked}"
@@ -363,3 +366,8 @@ class Publisher:
             await self._task
         except asyncio.CancelledError:
             pass
+        # Calls that still wait for a confirm must not wait for their deadline.
+        if not self._session.done():
+            self._session.set_exception(_Closed())
+            # Mark the exception as read, because perhaps no call waits for it.
+            self._session.exception()
