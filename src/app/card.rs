@@ -89,7 +89,7 @@ fn differences(own: &Card, row: &CardRow) -> Option<Vec<String>> {
         Ok(card) => Some(own.differences(&card)),
         // A daemon of another version has written the card.
         Err(CardError::Version(_)) => Some(vec!["version".to_owned()]),
-        Err(CardError::Invalid(_)) => None,
+        Err(_) => None,
     }
 }
 

@@ -3,9 +3,11 @@
 //! This machine's clock decides which period is the current period. A [`Ranking`] decides the places of members with
 //! equal scores.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::require;
+use super::site::Known;
 use super::{Client, ClientError, Result, now};
 use tallyd_core::board::Board;
 use tallyd_core::model::BoardPeriod;
@@ -51,8 +53,8 @@ impl Client {
         ranking: Ranking,
     ) -> Result<Page> {
         let after = after(from)?;
-        let (at, rule) = self.current(board, period)?;
-        self.read_part(&at, Part::Page { after, count }, rule, ranking).await
+        let (known, at, rule) = self.current_of(board, period).await?;
+        read_part(&known, &at, Part::Page { after, count }, rule, ranking).await
     }
 
     /// Reads a member of the current period with up to `count` neighbours on each side. The page is empty if the member
@@ -67,8 +69,8 @@ impl Client {
         count: u64,
         ranking: Ranking,
     ) -> Result<Page> {
-        let (at, rule) = self.current(board, period)?;
-        self.read_part(&at, Part::Around { member, count }, rule, ranking).await
+        let (known, at, rule) = self.current_of(board, period).await?;
+        read_part(&known, &at, Part::Around { member, count }, rule, ranking).await
     }
 
     /// Reads the `members` that are on the board of the current period, and ranks only these members. For example, this
@@ -82,8 +84,8 @@ impl Client {
         members: &[Vec<u8>],
         ranking: Ranking,
     ) -> Result<Vec<Entry>> {
-        let (at, rule) = self.current(board, period)?;
-        let placed = self.cache.board_of(&at, members, ranking).await?;
+        let (known, at, rule) = self.current_of(board, period).await?;
+        let placed = known.cache.board_of(&at, members, ranking).await?;
         Ok(entries(placed, rule))
     }
 
@@ -102,7 +104,7 @@ impl Client {
     ) -> Result<Page> {
         let after = after(from)?;
         let kind = period.parse::<Period>()?.kind();
-        let rule = self.board(board, kind)?.rule();
+        let (known, rule) = self.board(board, kind).await.map(|(known, board)| (known, board.rule()))?;
         let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
         let is_frozen = match self.store.read_archived(&at, after, count, ranking).await? {
             Archived::Page { members, placed } => return Ok(Page { members, entries: entries(placed, rule) }),
@@ -110,7 +112,7 @@ impl Client {
             Archived::Frozen => true,
             Archived::Absent => false,
         };
-        self.read_unarchived(at, is_frozen, Part::Page { after, count }, rule, ranking).await
+        read_unarchived(&known, at, is_frozen, Part::Page { after, count }, rule, ranking).await
     }
 
     /// Reads a member with neighbours, in any period that is not archived, by the period's name. The call works like
@@ -125,7 +127,8 @@ impl Client {
         count: u64,
         ranking: Ranking,
     ) -> Result<Page> {
-        let rule = self.board(board, period.parse::<Period>()?.kind())?.rule();
+        let (known, board_of) = self.board(board, period.parse::<Period>()?.kind()).await?;
+        let rule = board_of.rule();
         let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
         let is_frozen = match self.store.read_archived(&at, 0, 1, ranking).await? {
             Archived::Page { .. } => return Err(ClientError::Archived(at)),
@@ -133,58 +136,71 @@ impl Client {
             Archived::Frozen => true,
             Archived::Absent => false,
         };
-        self.read_unarchived(at, is_frozen, Part::Around { member, count }, rule, ranking).await
+        read_unarchived(&known, at, is_frozen, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Returns the name of the current period of a board. The call asks no server.
+    /// Returns the name of the current period of a board.
     ///
     /// # Errors
-    /// [`ClientError::NoBoard`].
-    pub fn board_period(&self, board: &str, period: PeriodKind) -> Result<String> {
-        Ok(self.current(board, period)?.0.period)
+    /// [`ClientError::NoBoard`]; [`ClientError::NoCard`].
+    pub async fn board_period(&self, board: &str, period: PeriodKind) -> Result<String> {
+        Ok(self.current_of(board, period).await?.1.period)
     }
 
-    async fn read_unarchived(
-        &self,
-        at: BoardPeriod,
-        is_frozen: bool,
-        part: Part<'_>,
-        rule: Rule,
-        ranking: Ranking,
-    ) -> Result<Page> {
-        let read = self.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
-        let (members, placed) = read.ok_or(ClientError::Lost(at))?;
-        Ok(Page { members, entries: entries(placed, rule) })
-    }
-
-    /// Returns the time until the current period of the board ends. Returns `None` for a board of all time. The call
-    /// asks no server.
+    /// Returns the time until the current period of the board ends. Returns `None` for a board of all time.
     ///
     /// # Errors
-    /// [`ClientError::NoBoard`].
-    pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
-        let board = self.board(board, period)?;
+    /// [`ClientError::NoBoard`]; [`ClientError::NoCard`].
+    pub async fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
+        let (_, board) = self.board(board, period).await?;
         let (calendar, now) = (board.calendar(jiff::tz::db()).map_err(GainError::from)?, now());
         let ends = Period::containing(period, now, &calendar).end(&calendar);
         let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
         Ok(if period == PeriodKind::Total { None } else { Some(left) })
     }
 
-    fn board(&self, name: &str, period: PeriodKind) -> Result<&Board> {
-        let found = self.boards.iter().find(|board| board.name == name && board.period == period);
-        found.ok_or_else(|| ClientError::NoBoard { board: name.to_owned(), period })
+    /// Finds a board. If the card lacks it, reads the card again first.
+    async fn board(&self, name: &str, period: PeriodKind) -> Result<(Arc<Known>, Board)> {
+        let find = |known: &Known| {
+            known.site.boards.iter().find(|board| board.name == name && board.period == period).cloned()
+        };
+        let mut known = self.sites.current().await;
+        let mut found = find(&known);
+        if found.is_none() {
+            known = self.sites.anew().await;
+            found = find(&known);
+        }
+        match found {
+            Some(board) => Ok((known, board)),
+            None if known.site.is_known => Err(ClientError::NoBoard { board: name.to_owned(), period }),
+            None => Err(ClientError::NoCard),
+        }
     }
 
-    fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
-        let board = self.board(name, period)?;
+    /// Returns the board's current period.
+    async fn current_of(&self, name: &str, period: PeriodKind) -> Result<(Arc<Known>, BoardPeriod, Rule)> {
+        let (known, board) = self.board(name, period).await?;
         let current = Period::containing(period, now(), &board.calendar(jiff::tz::db()).map_err(GainError::from)?);
-        Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
+        Ok((known, BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
     }
+}
 
-    async fn read_part(&self, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
-        let (members, placed) = self.cache.read_board(at, Zset::Live, part, ranking).await?;
-        Ok(Page { members, entries: entries(placed, rule) })
-    }
+async fn read_part(known: &Known, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
+    let (members, placed) = known.cache.read_board(at, Zset::Live, part, ranking).await?;
+    Ok(Page { members, entries: entries(placed, rule) })
+}
+
+async fn read_unarchived(
+    known: &Known,
+    at: BoardPeriod,
+    is_frozen: bool,
+    part: Part<'_>,
+    rule: Rule,
+    ranking: Ranking,
+) -> Result<Page> {
+    let read = known.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
+    let (members, placed) = read.ok_or(ClientError::Lost(at))?;
+    Ok(Page { members, entries: entries(placed, rule) })
 }
 
 /// Returns the number of members that are before a place.

@@ -46,8 +46,11 @@ impl Client {
     async fn change(&self, target: Target, metric: Metric, change: Change) -> Result<Changed, PublishError> {
         let changed = Changed { target, metric, change, at: now() };
         let event = Event::Change(changed.clone());
-        self.check(&event).and_then(|()| self.is_by_daemon(target.kind, metric)).map_err(PublishError::NotSent)?;
-        match self.send(&event, None).await {
+        let known = self.sites.current().await;
+        let message = self.message(&known, &event, None);
+        let by_daemon = self.is_by_daemon(&known, target.kind, Some(metric));
+        let message = message.and_then(|message| by_daemon.map(|()| message));
+        match self.send(&message.map_err(PublishError::NotSent)?).await {
             Ok(()) => Ok(changed),
             Err(source) => Err(PublishError::NotConfirmed { event: Box::new(event), source }),
         }

@@ -1,5 +1,6 @@
 //! Errors that say why a call failed, and what the call did before it failed.
 
+use tallyd_core::card::CardError;
 use tallyd_core::model::{BoardPeriod, Kind, Metric};
 use tallyd_core::period::{PeriodError, PeriodKind};
 use tallyd_mysql::StoreError;
@@ -15,19 +16,36 @@ pub enum ClientError {
     /// An argument is outside its range. Nothing was sent to a server.
     #[error("{0}")]
     Invalid(String),
-    /// The settings have no such kind. Nothing was sent to a server.
-    #[error("kind {0} is not in [kinds]")]
+    /// The site card has no kind or metric with this name. Nothing was published.
+    #[error("unknown {what} {name:?}: the site card has {}", .has.join(", "))]
+    UnknownName {
+        /// `kind` or `metric`.
+        what: &'static str,
+        /// The requested name.
+        name: String,
+        /// The names in the card.
+        has: Vec<String>,
+    },
+    /// The site card has no kind with this code. Nothing was sent to a server. Possibly the code is from
+    /// [`Client::kind`](crate::Client::kind) while the client had no card: call it again.
+    #[error("the site card has no kind with the code {0}")]
     NoKind(Kind),
-    /// The settings have no such metric. Nothing was sent to a server.
-    #[error("metric {} is not in [metrics]", .0.0)]
+    /// The site card has no metric with this code. Apart from this, the error is like [`ClientError::NoKind`].
+    #[error("the site card has no metric with the code {}", .0.0)]
     NoMetric(Metric),
+    /// The client has not seen a site card yet, so it can't read. A daemon writes the card.
+    #[error("no site card could be read yet: start a daemon, or check the address and `key_prefix` of Redis")]
+    NoCard,
+    /// The card passed to [`Client::with_card`](crate::Client::with_card) can't be used.
+    #[error(transparent)]
+    Card(#[from] CardError),
     /// The rule of this number says `writer = "api"`, so an event that was not counted in Redis would be missing there.
     /// Nothing was sent to a server.
     #[error(
         "API servers count {0} (writer = \"api\"): call the scripts of docs/scripts.md, and publish the event with the `at` that the script returns"
     )]
     CountedByApi(String),
-    /// The settings have no board with that name and that kind of period. Nothing was sent to a server.
+    /// The site card has no board with that name and that kind of period. Nothing was sent to a server.
     #[error("no [[board]] is named {board} and has period \"{period}\"")]
     NoBoard {
         /// The requested name.
@@ -59,6 +77,9 @@ pub enum ClientError {
     /// MySQL refused the query, timed out, or is unreachable.
     #[error(transparent)]
     MySql(#[from] StoreError),
+    /// MySQL did not answer in time, or failed within the last five seconds.
+    #[error("MySQL did not answer")]
+    MySqlRests,
     /// RabbitMQ refused the message, did not confirm it in time, or is unreachable. RabbitMQ may still have received
     /// the message.
     #[error(transparent)]

@@ -1,12 +1,14 @@
 //! The events that a client publishes.
 
 use super::error::require;
-use super::{Client, ClientError, Result};
+use super::site::Known;
+use super::{Client, Result};
 use tallyd_core::event::{
     DELTA_MAX, EVENT_ID_MAX, ID_MAX, LikeEvent, encode_count, encode_like, encode_reset, encode_set,
 };
-use tallyd_core::model::{Kind, Metric, Micros, Target};
-use tallyd_core::rules::Writes;
+use tallyd_core::kinds::LIKE;
+use tallyd_core::model::{Metric, Micros, Target};
+use tallyd_core::rules::Ruled;
 use tallyd_rabbitmq::BrokerError;
 
 /// The largest number that is counted exactly: 2^53-1. The smallest number is -2^53+1.
@@ -50,6 +52,13 @@ pub struct Changed {
     pub at: Micros,
 }
 
+/// A checked event, ready for the broker.
+pub(crate) struct Message {
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
+    pub(crate) body: Vec<u8>,
+}
+
 impl Client {
     /// Publishes an event as it is, and waits until the broker has it on disk. Use it to repeat an event that was not
     /// confirmed: an event that arrives twice changes nothing. Also use it if lua/like.lua or lua/count.lua has counted
@@ -60,90 +69,82 @@ impl Client {
     /// The daemon would reject the event, or [`ClientError::Broker`]: the broker is unreachable, refused the event, or
     /// did not confirm it in time. In this case, the broker may have the event nevertheless.
     pub async fn publish(&self, event: &Event, count: Option<i64>) -> Result<()> {
-        self.check(event)?;
-        Ok(self.send(event, count).await?)
+        let known = self.sites.current().await;
+        let message = self.message(&known, event, count)?;
+        Ok(self.send(&message).await?)
     }
 
-    /// Publishes an event that was checked before, and retries once after a failure.
-    pub(super) async fn send(&self, event: &Event, count: Option<i64>) -> Result<(), BrokerError> {
-        let (routing_key, body) = self.message(event, count);
-        self.twice(|| self.publish_body(&routing_key, &body)).await
-    }
-
-    /// Returns the routing key and the body of an event's message.
-    fn message(&self, event: &Event, count: Option<i64>) -> (String, Vec<u8>) {
-        let (Changed { target, metric, change, at }, kind) = match event {
-            Event::Like(like) => {
-                let key = self.partition_by.routing_key(like.target, like.user);
-                return (key, encode_like(like, &self.kinds.name(like.target.kind), count));
-            }
-            Event::Change(changed) => (changed, self.kinds.name(changed.target.kind)),
-        };
-        let names = (kind.as_str(), self.cache.keys.metric(*metric));
-        let body = match change {
-            Change::Add { delta, event_id } => encode_count(target.id, names, *delta, *at, event_id, count),
-            Change::Set(value) => encode_set(target.id, names, *value, *at),
-            Change::Reset => encode_reset(target.id, names, *at),
-        };
-        // The routing key is the target's id. So all changes of one number go through one partition in order, and
-        // change one row of `counter`. The routing key of a like is the user's id, because this spreads the likes of a
-        // popular target over all partitions. For counts, one partition per target is enough, because a batch adds up
-        // all changes of a target.
-        (target.id.to_string(), body)
+    /// Publishes a message, and retries once after a failure.
+    pub(super) async fn send(&self, message: &Message) -> Result<(), BrokerError> {
+        self.twice(|| self.publish_message(message)).await
     }
 
     /// Fails if the daemon would reject the event.
     ///
     /// # Errors
-    /// [`ClientError::Invalid`]; [`ClientError::NoKind`]; [`ClientError::NoMetric`].
-    pub fn check(&self, event: &Event) -> Result<()> {
-        let (target, changed) = match event {
-            Event::Like(like) => (like.target, None),
-            Event::Change(changed) => (changed.target, Some(changed)),
+    /// [`ClientError::Invalid`](super::ClientError::Invalid); [`ClientError::NoKind`](super::ClientError::NoKind);
+    /// [`ClientError::NoMetric`](super::ClientError::NoMetric).
+    pub async fn check(&self, event: &Event) -> Result<()> {
+        self.message(&*self.sites.current().await, event, None).map(drop)
+    }
+
+    /// Checks an event, and returns its message.
+    pub(super) fn message(&self, known: &Known, event: &Event, count: Option<i64>) -> Result<Message> {
+        let target = match event {
+            Event::Like(like) => like.target,
+            Event::Change(changed) => changed.target,
         };
         let is_id = |id: u64| (1..=ID_MAX).contains(&id);
         require(is_id(target.id.0), || format!("the target's id is {}, allowed are 1 to {ID_MAX}", target.id))?;
-        if let Event::Like(like) = event {
-            require(is_id(like.user.0), || format!("the user's id is {}, allowed are 1 to {ID_MAX}", like.user))?;
-        }
-        self.names.get(target.kind).ok_or(ClientError::NoKind(target.kind))?;
-        changed.map_or(Ok(()), |changed| self.check_change(changed))
+        let kind = self.kind_name(known, target.kind)?;
+        let (routing_key, body) = match event {
+            Event::Like(like) => {
+                require(is_id(like.user.0), || format!("the user's id is {}, allowed are 1 to {ID_MAX}", like.user))?;
+                let routing_key = known.site.terms.partition_by.routing_key(target, like.user);
+                (routing_key, encode_like(like, &kind, count))
+            }
+            // The routing key is the target's id. So all changes of one number go through one partition in order, and
+            // change one row of `counter`. The routing key of a like is the user's id, because this spreads the likes
+            // of a popular target over all partitions. For counts, one partition per target is enough, because a batch
+            // adds up all changes of a target.
+            Event::Change(changed) => (target.id.to_string(), self.change_body(known, changed, &kind, count)?),
+        };
+        Ok(Message { exchange: known.site.exchange.clone(), routing_key, body })
     }
 
-    fn check_change(&self, Changed { target, metric, change, .. }: &Changed) -> Result<()> {
-        let is_like = *metric == self.metric;
-        require(!is_like, || "likes are counted only by `like` and `unlike`".to_owned())?;
-        if !self.metrics.contains(metric) {
-            return Err(ClientError::NoMetric(*metric));
-        }
-        match change {
-            Change::Add { delta, event_id } => {
-                let in_range = delta.unsigned_abs() <= DELTA_MAX;
-                require(in_range, || format!("delta is {delta}, allowed are -{DELTA_MAX} to {DELTA_MAX}"))?;
-                let length = event_id.chars().count();
-                let in_range = (1..=EVENT_ID_MAX).contains(&length);
-                require(in_range, || format!("event_id has {length} characters, allowed are 1 to {EVENT_ID_MAX}"))
-            }
-            Change::Set(_) | Change::Reset => {
-                let name = self.cache.keys.metric(*metric);
-                let ruled = self.rules.of(target.kind, *metric);
-                require(ruled.settable, || format!("no [[rule]] says that {name} is settable"))?;
-                let Change::Set(value) = *change else { return Ok(()) };
-                let in_range = value.unsigned_abs() <= NUMBER_MAX.unsigned_abs();
-                require(in_range, || format!("the number is {value}, and must be below 2^53"))?;
-                let in_range = value >= 0 || ruled.below_zero;
-                require(in_range, || format!("{name} can't be set to {value}: no [[rule]] says below_zero"))
-            }
-        }
+    fn change_body(&self, known: &Known, changed: &Changed, kind: &str, count: Option<i64>) -> Result<Vec<u8>> {
+        let Changed { target, metric, change, at } = changed;
+        let name = self.metric_name(known, *metric)?;
+        require(name != LIKE, || "likes are counted only by `like` and `unlike`".to_owned())?;
+        // Without a card, the daemon checks the rules.
+        let ruled = Some(known.site.ruled(target.kind, *metric)).filter(|_| known.site.is_known);
+        check_change(change, &name, ruled)?;
+        let names = (kind, name.as_str());
+        Ok(match change {
+            Change::Add { delta, event_id } => encode_count(target.id, names, *delta, *at, event_id, count),
+            Change::Set(value) => encode_set(target.id, names, *value, *at),
+            Change::Reset => encode_reset(target.id, names, *at),
+        })
     }
+}
 
-    /// Fails if API servers count the number in Redis, because an event that was not counted there would be missing
-    /// until a reconcile.
-    pub(super) fn is_by_daemon(&self, kind: Kind, metric: Metric) -> Result<()> {
-        if self.rules.of(kind, metric).writer == Writes::Daemon {
-            return Ok(());
+fn check_change(change: &Change, name: &str, ruled: Option<Ruled>) -> Result<()> {
+    match change {
+        Change::Add { delta, event_id } => {
+            let in_range = delta.unsigned_abs() <= DELTA_MAX;
+            require(in_range, || format!("delta is {delta}, allowed are -{DELTA_MAX} to {DELTA_MAX}"))?;
+            let length = event_id.chars().count();
+            let in_range = (1..=EVENT_ID_MAX).contains(&length);
+            require(in_range, || format!("event_id has {length} characters, allowed are 1 to {EVENT_ID_MAX}"))
         }
-        let name = format!("{}:{}", self.kinds.name(kind), self.cache.keys.metric(metric));
-        Err(ClientError::CountedByApi(name))
+        Change::Set(_) | Change::Reset => {
+            let is_settable = ruled.is_none_or(|ruled| ruled.settable);
+            require(is_settable, || format!("no [[rule]] says that {name} is settable"))?;
+            let Change::Set(value) = *change else { return Ok(()) };
+            let in_range = value.unsigned_abs() <= NUMBER_MAX.unsigned_abs();
+            require(in_range, || format!("the number is {value}, and must be below 2^53"))?;
+            let in_range = value >= 0 || ruled.is_none_or(|ruled| ruled.below_zero);
+            require(in_range, || format!("{name} can't be set to {value}: no [[rule]] says below_zero"))
+        }
     }
 }

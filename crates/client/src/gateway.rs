@@ -56,8 +56,8 @@ impl Client {
 
     async fn publish_once(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let publisher = self.publisher().await?;
-        let traceparent = traced::current();
-        let results = publisher.publish_all(&self.broker.exchange(), messages, traceparent.as_deref()).await;
+        let (known, traceparent) = (self.sites.current().await, traced::current());
+        let results = publisher.publish_all(&known.site.exchange, messages, traceparent.as_deref()).await;
         if results.iter().any(|result| matches!(result, Err(error) if error.fate() != Fate::Item)) {
             self.drop_publisher(&publisher).await;
         }
@@ -74,18 +74,20 @@ impl Client {
         if max == 0 {
             return Ok(vec![None; users.len()]);
         }
-        let call = |user: &UserId| Call::new(&LIMIT, self.cache.keys.limit(*user)).number(max).number(window);
+        let cache = &self.sites.current().await.cache;
+        let call = |user: &UserId| Call::new(&LIMIT, cache.keys.limit(*user)).number(max).number(window);
         let calls: Vec<Call> = users.iter().map(call).collect();
-        let answers = self.cache.eval("check a user's limit", &calls).await?;
+        let answers = cache.eval("check a user's limit", &calls).await?;
         answers.iter().map(wait).collect()
     }
 
     /// Remembers published likes and unlikes, so that [`Client::likes_of`] returns them.
     ///
     /// # Errors
-    /// [`ClientError::Redis`].
+    /// [`ClientError::Redis`]; [`ClientError::NoCard`].
     pub async fn remember_published(&self, clicks: &[LikeEvent]) -> Result<()> {
-        Ok(self.cache.remember_published(&self.names, clicks).await?)
+        let known = self.known().await?;
+        Ok(known.cache.remember_published(&known.site.names, clicks).await?)
     }
 
     /// Checks that the broker answers, without changing anything.
@@ -108,7 +110,7 @@ impl Client {
     ///
     /// [`ClientError::Redis`]: Redis is unreachable, or fails to answer.
     pub async fn redis_answers(&self) -> Result<()> {
-        Ok(self.cache.now().await.map(drop)?)
+        Ok(self.sites.current().await.cache.now().await.map(drop)?)
     }
 }
 

@@ -18,8 +18,11 @@ mod filters;
 pub mod gateway;
 mod liked;
 mod likes;
+mod mysql;
 mod numbers;
+mod names;
 mod settings;
+mod site;
 mod traced;
 
 use std::sync::Arc;
@@ -33,20 +36,19 @@ pub use event::{Change, Changed, Event, NUMBER_MAX};
 use filters::Filters;
 pub use liked::{Liked, LikedBy, STATUS_TARGETS_MAX};
 pub use likes::Clicked;
-use numbers::Unasked;
-pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
+use mysql::Breaker;
+pub use numbers::{Looked, Number, Numbers, READ_TARGETS_MAX, Source};
 pub use settings::Settings;
-use tallyd_core::board::Board;
+use site::{Known, Sites, Unchecked};
+use tallyd_core::card::Card;
+pub use tallyd_core::card::CardError;
 use tallyd_core::click_limits::ClickLimits;
-use tallyd_core::kinds::Kinds;
-use tallyd_core::model::{Metric, Micros};
-use tallyd_core::partition::PartitionBy;
-use tallyd_core::rules::Rules;
+use tallyd_core::model::Micros;
+use tallyd_core::site::Site;
 use tallyd_mysql::Store;
 pub use tallyd_rabbitmq::BrokerError;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
-use tallyd_redis::keys::KindNames;
 pub use traced::traced;
 
 /// The result of a call.
@@ -63,59 +65,82 @@ const READS: usize = 4;
 /// [`Arc`]. The client has one connection to Redis (or to each node of a Cluster), one connection to RabbitMQ, and up to
 /// 16 connections to MySQL. These connections serve many calls at the same time.
 pub struct Client {
-    cache: Cache,
+    sites: Sites,
+    unchecked_kinds: Unchecked,
+    unchecked_metrics: Unchecked,
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
-    partition_by: PartitionBy,
-    kinds: Kinds,
-    names: KindNames,
-    metric: Metric,
-    /// All metrics, by code.
-    metrics: Vec<Metric>,
-    boards: Vec<Board>,
-    rules: Rules,
     /// MySQL, which the client asks if Redis can't answer.
     store: Store,
-    /// If MySQL fails while the client reads numbers, the client does not ask MySQL for numbers until this instant. The
-    /// client can still ask MySQL for the likes of users.
-    unasked: Unasked,
+    /// Stops reads of numbers from MySQL for a while after a failure.
+    numbers_breaker: Breaker,
+    /// Stops reads of likes from MySQL for a while after a failure.
+    likes_breaker: Breaker,
     /// Limits how many calls can read numbers from MySQL at the same time.
     reads: Semaphore,
     limits: ClickLimits,
     /// The timeout for publishing, with one retry.
     confirm_max: Duration,
-    /// `None` if there are no filters.
-    filters: Option<Filters>,
+    filters: Filters,
 }
 
 impl Client {
     /// Makes a client for the servers in `settings`. The client connects with the first call, and connects again after
     /// each failure.
     ///
+    /// The client reads the site card with the first call, at an unknown name, and every minute. If it can't read the
+    /// card, it uses the last card. Without any card it publishes nevertheless: then RabbitMQ and the daemon check the
+    /// events. All numbers are unknown until the client has seen a card.
+    ///
     /// # Errors
     ///
-    /// An address or `counter_key` is invalid. The call does not connect to a server.
+    /// An address is invalid. The call does not connect to a server.
     pub fn new(settings: &Settings) -> Result<Self> {
-        let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
-        let cache = Cache::new(redis, metrics)?;
+        let Settings { amqp, mysql, redis, limits } = settings;
         Ok(Self {
-            cache,
+            sites: Sites::new(Cache::found(redis)?),
+            unchecked_kinds: Unchecked::default(),
+            unchecked_metrics: Unchecked::default(),
             broker: Broker::new(amqp)?,
             publisher: Mutex::default(),
-            partition_by: amqp.partition_by,
-            kinds: kinds.clone(),
-            names: KindNames::new(kinds),
-            metric: metrics.like(),
-            metrics: metrics.codes(),
-            boards: boards.clone(),
-            rules: Rules::new(kinds, metrics, rules),
             store: Store::new(mysql, CONNECTIONS)?,
-            unasked: Unasked::default(),
+            numbers_breaker: Breaker::default(),
+            likes_breaker: Breaker::default(),
             reads: Semaphore::new(READS),
             limits: limits.clone(),
             confirm_max: amqp.timeout() * 2,
-            filters: has_filters.then(Filters::default),
+            filters: Filters::default(),
         })
+    }
+
+    /// Does the same as [`Client::new`], for a caller that has a card already. The client reads the card in Redis after
+    /// a minute, or at an unknown name.
+    ///
+    /// # Errors
+    ///
+    /// An address is invalid, or [`CardError::Wrong`].
+    pub fn with_card(settings: &Settings, card: &Card) -> Result<Self> {
+        let (client, site) = (Self::new(settings)?, Site::try_from(card)?);
+        Ok(Self { sites: client.sites.seen(site), ..client })
+    }
+
+    /// Returns the site, as the last card describes it.
+    pub async fn site(&self) -> Arc<Site> {
+        Arc::clone(&self.sites.current().await.site)
+    }
+
+    /// Does the same as [`Client::site`], and first reads the card, unless the client has read it within the last second.
+    pub async fn site_anew(&self) -> Arc<Site> {
+        Arc::clone(&self.sites.anew().await.site)
+    }
+
+    /// Returns the last card's site, and Redis with its key names.
+    ///
+    /// # Errors
+    /// [`ClientError::NoCard`].
+    async fn known(&self) -> Result<Arc<Known>> {
+        let known = self.sites.current().await;
+        if known.site.is_known { Ok(known) } else { Err(ClientError::NoCard) }
     }
 
     /// Publishes, and retries once after a failure, because perhaps only the connection had broken. A repeated event
@@ -140,10 +165,11 @@ impl Client {
         published
     }
 
-    async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<(), BrokerError> {
+    async fn publish_message(&self, message: &event::Message) -> Result<(), BrokerError> {
         let publisher = self.publisher().await?;
-        let (exchange, traceparent) = (self.broker.exchange(), traced::current());
-        let published = publisher.publish_traced(&exchange, routing_key, body, traceparent.as_deref()).await;
+        let event::Message { exchange, routing_key, body } = message;
+        let traceparent = traced::current();
+        let published = publisher.publish_traced(exchange, routing_key, body, traceparent.as_deref()).await;
         if published.is_err() {
             self.drop_publisher(&publisher).await;
         }

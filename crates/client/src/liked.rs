@@ -12,9 +12,9 @@
 use tokio::time::timeout;
 
 use super::error::require;
-use super::filters::Filters;
 use super::gateway::HINT_MAX;
-use super::{Client, Result};
+use super::site::Known as Site;
+use super::{Client, ClientError, Result};
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::rules::Writes;
 use tallyd_redis::published::Published;
@@ -68,16 +68,21 @@ impl Client {
     /// Does the same as [`Client::liked`], and also returns the server that gave each answer.
     ///
     /// # Errors
-    /// [`ClientError::Invalid`](super::ClientError::Invalid) for more targets;
-    /// [`ClientError::MySql`](super::ClientError::MySql); [`ClientError::Redis`](super::ClientError::Redis), but only
-    /// if API servers count likes.
+    /// [`ClientError::Invalid`] for more targets; [`ClientError::NoCard`]; [`ClientError::NoKind`];
+    /// [`ClientError::MySql`]; [`ClientError::MySqlRests`]; [`ClientError::Redis`], but only if API servers count likes.
     pub async fn likes_of(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
         let in_range = targets.len() <= STATUS_TARGETS_MAX;
         require(in_range, || format!("a call asks for at most {STATUS_TARGETS_MAX} targets"))?;
-        let known = self.known_to_redis(user, targets).await?;
+        let site = self.known().await?;
+        let unnamed = targets.iter().find(|target| site.site.names.get(target.kind).is_none());
+        unnamed.map_or(Ok(()), |target| Err(ClientError::NoKind(target.kind)))?;
+        let known = self.known_to_redis(&site, user, targets).await?;
         let asked = targets.iter().zip(&known).filter(|(_, known)| !matches!(known, Known::Answer(_)));
         let asked: Vec<Target> = asked.map(|(target, _)| *target).collect();
-        let rows = if asked.is_empty() { Default::default() } else { self.store.last_clicks(user, &asked).await? };
+        let rows = match asked.is_empty() {
+            true => Default::default(),
+            false => self.likes_breaker.ask(self.store.last_clicks(user, &asked)).await?,
+        };
         let liked = |(target, known): (&Target, Known)| {
             let row = rows.get(target);
             match known {
@@ -91,40 +96,39 @@ impl Client {
         Ok(targets.iter().zip(known).map(liked).collect())
     }
 
-    async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
-        let is_by_api = |target: &Target| self.rules.of(target.kind, self.metric).writer == Writes::Api;
+    async fn known_to_redis(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        let metric = site.site.metrics.like();
+        let is_by_api = |target: &Target| site.site.ruled(target.kind, metric).writer == Writes::Api;
         let (by_api, by_daemon): (Vec<Target>, Vec<Target>) = targets.iter().copied().partition(is_by_api);
-        let mut by_api = self.recent(user, &by_api).await?.into_iter();
+        let mut by_api = self.recent(site, user, &by_api).await?.into_iter();
         // If Redis fails, use only MySQL's rows. These rows lack only clicks that the daemon has not written yet.
-        let asked = timeout(HINT_MAX, self.published(user, &by_daemon)).await;
+        let asked = timeout(HINT_MAX, self.published(site, user, &by_daemon)).await;
         let mut by_daemon = asked.ok().and_then(Result::ok).unwrap_or_default().into_iter();
         let known = |target: &Target| if is_by_api(target) { by_api.next() } else { by_daemon.next() };
         Ok(targets.iter().map(known).map(|known| known.unwrap_or(Known::Nothing)).collect())
     }
 
     /// Reads the recent clicks, and then the filters, in one round trip.
-    async fn recent(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+    async fn recent(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
         if targets.is_empty() {
             return Ok(Vec::new());
         }
-        let seen = match &self.filters {
-            None => self.cache.recent_likes(&self.names, user, targets).await?,
-            Some(filters) => self.ask_filters(filters, user, targets, true).await?,
+        let seen = match site.site.has_filters {
+            false => site.cache.recent_likes(&site.site.names, user, targets).await?,
+            true => self.ask_filters(site, user, targets, true).await?,
         };
         Ok(seen.into_iter().map(Known::from).collect())
     }
 
     /// Reads the clicks that gateways have published, and then the filters of the other targets.
-    async fn published(&self, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
-        let published = self.cache.published(&self.names, user, targets).await?;
+    async fn published(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        let published = site.cache.published(&site.site.names, user, targets).await?;
         let mut known: Vec<Known> =
             published.into_iter().map(|click| click.map_or(Known::Nothing, Known::Published)).collect();
         let unknown = targets.iter().zip(&known).filter(|(_, known)| matches!(known, Known::Nothing));
         let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();
-        if let (Some(filters), false) = (&self.filters, unknown.is_empty())
-            && filters.are_up_to_date(&self.store).await
-        {
-            let seen = self.ask_filters(filters, user, &unknown, false).await?;
+        if site.site.has_filters && !unknown.is_empty() && self.filters.are_up_to_date(&self.store).await {
+            let seen = self.ask_filters(site, user, &unknown, false).await?;
             let unknown = known.iter_mut().filter(|known| matches!(known, Known::Nothing));
             unknown.zip(seen).for_each(|(known, seen)| *known = Known::from(seen));
         }
@@ -135,21 +139,22 @@ impl Client {
     /// knows, asks this filter again.
     async fn ask_filters(
         &self,
-        filters: &Filters,
+        site: &Site,
         user: UserId,
         targets: &[Target],
         with_clicks: bool,
     ) -> Result<Vec<Seen>> {
-        let (epoch, asked) = (filters.epoch(&self.cache).await, filters.shapes(targets));
+        let (filters, cache, names) = (&self.filters, &site.cache, &site.site.names);
+        let (epoch, asked) = (filters.epoch(cache).await, filters.shapes(targets));
         let mut seen = match with_clicks {
-            true => self.cache.filtered_likes(&self.names, user, &epoch, &asked).await?,
-            false => self.cache.filter_answers(&self.names, user, &epoch, &asked).await?,
+            true => cache.filtered_likes(names, user, &epoch, &asked).await?,
+            false => cache.filter_answers(names, user, &epoch, &asked).await?,
         };
         filters.learn(targets, &seen);
         let has_other_shape = |seen: &Seen| matches!(seen, Seen::Unknown(Some(_)));
         let again = targets.iter().zip(&seen).filter(|(_, seen)| has_other_shape(seen));
         let again = filters.shapes(&again.map(|(target, _)| *target).collect::<Vec<_>>());
-        let answers = self.cache.filter_answers(&self.names, user, &epoch, &again).await?;
+        let answers = cache.filter_answers(names, user, &epoch, &again).await?;
         let others = seen.iter_mut().filter(|seen| has_other_shape(seen));
         others.zip(answers).for_each(|(seen, answer)| *seen = answer);
         Ok(seen)

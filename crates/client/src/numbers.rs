@@ -1,29 +1,19 @@
 //! Reads the numbers of many targets from Redis. Reads from MySQL the numbers that Redis doesn't have.
 
 use std::collections::{BTreeMap, HashMap};
-use std::future::Future;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::error::require;
+use super::site::Known;
 use super::{Client, Result};
 use tallyd_core::chain::Chain;
 use tallyd_core::model::{Metric, Target};
 use tallyd_redis::read::Found;
 
-/// The timeout of a query to MySQL.
-const ASK_MAX: Duration = Duration::from_secs(5);
-
-/// How long the client does not ask MySQL after MySQL failed to answer.
-const AWAY_FOR: Duration = Duration::from_secs(5);
-
 /// The largest number of targets of one call of [`Client::read`].
 pub const READ_TARGETS_MAX: usize = 1_000;
-
-/// The instant until which the client does not ask MySQL, because MySQL failed to answer.
-pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 
 /// The server that a number was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +40,16 @@ pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
     /// Returns the target's number for the given metric, for example its likes. Returns `None` if no server knows the
-    /// number now, or if `[metrics]` does not name the metric.
+    /// number now, or if the site card lacks the metric.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }
+}
+
+/// What Redis knows of targets, read with one site card.
+pub struct Looked {
+    known: Arc<Known>,
+    found: Vec<Found>,
 }
 
 impl Client {
@@ -65,81 +61,77 @@ impl Client {
     /// at most four calls at a time ask MySQL. Further calls return `None` for these numbers. A number that is below
     /// zero for a moment is returned as zero, unless its rule says `below_zero`.
     ///
+    /// All numbers are unknown until the client has seen a site card.
+    ///
     /// # Errors
     /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). If only MySQL
     /// fails, the call succeeds.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
-        let found = self.find(targets).await?;
-        Ok(self.complete(targets, &found).await)
+        let looked = self.find(targets).await?;
+        Ok(self.complete(targets, Some(looked)).await)
     }
 
     /// Does the first half of [`Client::read`]: asks Redis. Use it if each half needs its own time limit.
     ///
     /// # Errors
     /// As [`Client::read`].
-    pub async fn find(&self, targets: &[Target]) -> Result<Vec<Found>> {
+    pub async fn find(&self, targets: &[Target]) -> Result<Looked> {
         let in_range = targets.len() <= READ_TARGETS_MAX;
         require(in_range, || format!("a call reads at most {READ_TARGETS_MAX} targets"))?;
-        let found = self.cache.read(&self.names, &self.metrics, targets).await?;
+        let known = self.sites.current().await;
+        if !known.site.is_known {
+            return Ok(Looked { known, found: Vec::new() });
+        }
+        let (names, metrics) = (&known.site.names, known.site.metrics.codes());
+        let found = known.cache.read(names, &metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
             // Reading must not fail if this write fails, for instance because the server is a replica.
-            if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
+            if let Err(error) = known.cache.note_missing(names, missing.map(|(target, _)| *target)).await {
                 debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
         }
-        Ok(found)
+        Ok(Looked { known, found })
     }
 
-    /// Does the second half of [`Client::read`]: asks MySQL for the targets that Redis did not know.
-    pub async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
-        let unknown = targets.iter().zip(found).filter(|(_, found)| !matches!(found, Found::Known(_)));
-        let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();
+    /// Does the second half of [`Client::read`]: asks MySQL for the targets that Redis did not know. `looked` is `None`
+    /// if Redis did not answer.
+    pub async fn complete(&self, targets: &[Target], looked: Option<Looked>) -> Vec<Numbers> {
+        let (known, found) = match looked {
+            Some(Looked { known, found }) => (known, found),
+            None => (self.sites.current().await, vec![Found::Unknown; targets.len()]),
+        };
+        // Only a card says which kind a code stands for.
+        let is_named = |target: &Target| known.site.is_known && known.site.names.get(target.kind).is_some();
+        let values = |place: usize| if let Some(Found::Known(values)) = found.get(place) { Some(values) } else { None };
+        let unknown = targets.iter().enumerate().filter(|(place, target)| values(*place).is_none() && is_named(target));
+        let asked: Vec<Target> = unknown.map(|(_, target)| *target).collect();
         let mut stored = None;
         if !asked.is_empty()
             && let Ok(_permit) = self.reads.try_acquire()
         {
-            stored = self.ask_mysql(self.store.numbers(&asked)).await;
+            stored = self.numbers_breaker.ask(self.store.numbers(&asked)).await.ok();
         }
-        targets.iter().zip(found).map(|(target, found)| self.numbers(*target, found, stored.as_ref())).collect()
-    }
-
-    fn numbers(&self, target: Target, found: &Found, stored: Option<&HashMap<(Target, Metric), i64>>) -> Numbers {
-        let known = if let Found::Known(values) = found { Some(values) } else { None };
-        let number = |(place, metric): (usize, &Metric)| {
-            let (value, source) = match known {
-                Some(values) => (*values.get(place)?, Source::Redis),
-                None => (stored?.get(&(target, *metric)).copied().unwrap_or(0), Source::Mysql),
-            };
-            let least = if self.rules.of(target.kind, *metric).below_zero { i64::MIN } else { 0 };
-            Some((*metric, Number { value: value.max(least), source }))
-        };
-        Numbers(self.metrics.iter().enumerate().filter_map(number).collect())
-    }
-
-    /// Asks MySQL. Returns `None` if MySQL fails to answer in time, or failed recently.
-    async fn ask_mysql<T>(&self, question: impl Future<Output = tallyd_mysql::Result<T>>) -> Option<T> {
-        let away = |until| *self.unasked.lock().unwrap_or_else(PoisonError::into_inner) = until;
-        let is_away = *self.unasked.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_away.is_some_and(|until| until > Instant::now()) {
-            return None;
-        }
-        match tokio::time::timeout(ASK_MAX, question).await {
-            Ok(Ok(answer)) => {
-                away(None);
-                return Some(answer);
-            }
-            Ok(Err(error)) => say_unasked(is_away, &Chain(&error).to_string()),
-            Err(_) => say_unasked(is_away, "MySQL did not answer in time"),
-        }
-        away(Some(Instant::now() + AWAY_FOR));
-        None
+        let stored = |target: &Target| stored.as_ref().filter(|_| is_named(target));
+        let of = |(place, target): (usize, &Target)| numbers(&known, *target, values(place), stored(target));
+        targets.iter().enumerate().map(of).collect()
     }
 }
 
-/// Logs the first failure of an outage. `former` is set if MySQL had already failed before.
-fn say_unasked(former: Option<Instant>, error: &str) {
-    if former.is_none() {
-        warn!(event = "mysql-unasked", error, "MySQL failed: numbers that Redis has lost stay unknown: {error}");
-    }
+/// Returns a target's numbers: Redis' values, else what MySQL has stored.
+fn numbers(
+    known: &Known,
+    target: Target,
+    values: Option<&Vec<i64>>,
+    stored: Option<&HashMap<(Target, Metric), i64>>,
+) -> Numbers {
+    let number = |(place, metric): (usize, Metric)| {
+        let (value, source) = match values {
+            Some(values) => (*values.get(place)?, Source::Redis),
+            None => (stored?.get(&(target, metric)).copied().unwrap_or(0), Source::Mysql),
+        };
+        let least = if known.site.ruled(target.kind, metric).below_zero { i64::MIN } else { 0 };
+        Some((metric, Number { value: value.max(least), source }))
+    };
+    Numbers(known.site.metrics.codes().into_iter().enumerate().filter_map(number).collect())
 }

@@ -1,39 +1,33 @@
-//! The settings of a client. The settings have the same sections as the daemon's configuration, and must agree with
-//! that configuration.
+//! The settings of a client: addresses, logins and time limits. Everything else comes from the site card.
 
-use tallyd_core::board::Board;
 use tallyd_core::click_limits::ClickLimits;
-use tallyd_core::kinds::{Kinds, Metrics};
-use tallyd_core::rules::Rule;
 use tallyd_mysql::config::Mysql;
 use tallyd_rabbitmq::config::Amqp;
 use tallyd_redis::config::Redis;
 
-/// The settings of a [`Client`](crate::Client). The settings must have the values of the daemon's configuration file.
-/// With different names, codes, layouts or prefixes, the client and the daemon use different keys. Only accounts and
-/// time limits may differ.
+/// The settings of a [`Client`](crate::Client).
 ///
-/// The defaults are the same as in the configuration file: all servers on 127.0.0.1, the kind `video`, the metric
-/// `like`, no boards.
+/// ```no_run
+/// use tallyd_client::{Client, Settings};
+///
+/// let mut settings = Settings::default();
+/// settings.amqp.url = "amqp://tallyd_api:secret@rabbitmq/%2f".into();
+/// settings.mysql.url = "mysql://tallyd_api:secret@mysql/tally".into();
+/// settings.redis.url = "redis://tallyd_api:secret@redis".into();
+/// let client = Client::new(&settings)?;
+/// # Ok::<(), tallyd_client::ClientError>(())
+/// ```
+///
+/// The site card says which kinds, metrics, boards and rules the site has, which layout the counters have, and how
+/// events are published. The client ignores the fields with these settings. By default all servers are on 127.0.0.1.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// `[amqp]`: the broker, and how the client spreads likes over partitions (`partition_by`).
+    /// The broker's addresses, login and time limit.
     pub amqp: Amqp,
-    /// `[mysql]`: the primary server, which the client asks if Redis can't answer.
+    /// The primary MySQL server, which the client asks if Redis can't answer.
     pub mysql: Mysql,
-    /// `[redis]`: the server, and the layout of the counters in it.
+    /// The addresses, login and time limit of Redis. Also `key_prefix`, if it is not `tally:`.
     pub redis: Redis,
-    /// `[kinds]`: the names of kinds of targets, with their codes (1 to 255).
-    pub kinds: Kinds,
-    /// `[metrics]`: the names of the numbers, with their codes (1 to 255). One name is `like`.
-    pub metrics: Metrics,
-    /// The `[[board]]` blocks, which define the leaderboards.
-    pub boards: Vec<Board>,
-    /// The `[[rule]]` blocks, which define how events change each number, and whether API servers count it themselves.
-    pub rules: Vec<Rule>,
-    /// `[client]`: how many clicks a user can make.
+    /// How many clicks a user can make.
     pub limits: ClickLimits,
-    /// Whether `[filter] likes_min` is above zero. In that case, targets with many likes have Bloom filters, and the
-    /// client asks the filter before MySQL.
-    pub has_filters: bool,
 }

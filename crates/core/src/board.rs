@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use jiff::tz::TimeZoneDatabase;
 
+use crate::card;
 use crate::kinds::LIKE;
 use crate::pause::Pause;
 use crate::period::{Calendar, PeriodKind, WeekStart};
@@ -70,6 +71,28 @@ impl Board {
             Tie::Earliest => self.period.time_bits(),
         };
         Rule { tie: self.tie, packing: Packing::new(low_bits) }
+    }
+}
+
+impl From<&card::Board> for Board {
+    /// Returns what readers need of a board. The settings of the archiver and of the snapshots are the defaults.
+    fn from(board: &card::Board) -> Self {
+        let mut score: Vec<(&String, &u8)> = board.score.iter().collect();
+        score.sort_by_key(|(_, place)| **place);
+        Self {
+            name: board.name.clone(),
+            period: board.period,
+            time_zone: board.time_zone.clone(),
+            week_starts: board.week_starts,
+            score: score.into_iter().map(|(name, _)| name.clone()).collect(),
+            tie: board.tie,
+            second_bits: board.second_bits,
+            archive_grace: hour(),
+            archive_top: 0,
+            archive_keep: Pause::default(),
+            expire_after: month(),
+            snapshot_every: hour(),
+        }
     }
 }
 

@@ -104,6 +104,9 @@ pub enum CardError {
     /// The card has a format that this program does not know.
     #[error("the site card has the format version {0}, and this program reads only version {VERSION}")]
     Version(u32),
+    /// A value is outside its range.
+    #[error("the site card is invalid: {0}")]
+    Wrong(String),
 }
 
 /// The only field that all versions of the format have in common.

@@ -54,6 +54,12 @@ impl Keys {
         Self { metrics: by_code(metrics), ..self.clone() }
     }
 
+    /// Returns a copy of the names for other metrics and another layout.
+    #[must_use]
+    pub fn in_layout(&self, metrics: &Metrics, layout: Layout) -> Self {
+        Self::new(&self.prefix, metrics, layout)
+    }
+
     /// Returns a copy of the names with another prefix.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
@@ -182,11 +188,6 @@ impl Keys {
         format!("{}c:missing", self.prefix)
     }
 
-    /// `c:writers`: the list of counters that API servers write. Former daemons wrote this key.
-    pub fn writers(&self) -> String {
-        format!("{}c:writers", self.prefix)
-    }
-
     /// `c:site`: the site card, from which clients learn the site's settings.
     pub fn site_card(&self) -> String {
         format!("{}c:site", self.prefix)
@@ -308,7 +309,7 @@ mod tests {
     fn no_two_kinds_of_keys_have_a_name_in_common() {
         let keys = keys(Form::Packed).with_prefix("");
         let mut names =
-            vec![keys.missing(), keys.writers(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
+            vec![keys.missing(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
         names.extend([keys.published(UserId(1)), keys.site_card()]);
         for name in ["c", "missing", "writers", "site", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"] {
             let target = Target { kind: Kind(1), id: TargetId(1) };
@@ -345,7 +346,6 @@ mod tests {
         assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:c:missing");
-        assert_eq!(keys.writers(), "app:c:writers");
         assert_eq!(keys.site_card(), "app:c:site");
         assert_eq!(keys.compared(7), "app:c:compared:{7}:packed:13");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");

@@ -32,6 +32,7 @@ pub mod repair_limits;
 pub mod resolve_sets;
 pub mod rules;
 pub mod score;
+pub mod site;
 pub mod site_query;
 pub mod sizes;
 pub mod stall_detector;

@@ -96,6 +96,23 @@ impl Rules {
         rules
     }
 
+    /// Builds the rules from each number's name, as `kind:metric`.
+    pub fn of_numbers(kinds: &Kinds, metrics: &Metrics, ruled: impl Fn(&String) -> Ruled) -> Self {
+        let mut rules = Self::default();
+        for (kind, kind_code) in &kinds.0 {
+            for (metric, metric_code) in &metrics.0 {
+                let key = (Kind(*kind_code), Metric(*metric_code));
+                rules.of_kind.insert(key, ruled(&format!("{kind}:{metric}")));
+            }
+        }
+        rules
+    }
+
+    /// Adds a rule of a metric for all kinds.
+    pub fn add(&mut self, metric: Metric, ruled: Ruled) {
+        self.of_all.insert(metric, ruled);
+    }
+
     /// Whether any metric is settable.
     pub fn has_settable(&self) -> bool {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)

@@ -105,6 +105,12 @@ impl Redis {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 
+    /// Returns the addresses, logins and time limits, with the default layout.
+    pub fn addresses(&self) -> Self {
+        let Self { layout, bucket_bits, counter_key, also, .. } = Self::default();
+        Self { layout, bucket_bits, counter_key, also, ..self.clone() }
+    }
+
     /// Swaps the layouts: the second layout becomes the first layout.
     pub fn moved(&self) -> Option<Self> {
         let Also { layout, bucket_bits, counter_key } = self.also.clone()?;

@@ -23,6 +23,7 @@ mod error;
 pub mod feed;
 mod filter_drop;
 pub mod filters;
+mod found;
 pub mod freezes;
 mod link;
 pub mod load;
@@ -41,7 +42,6 @@ mod slots;
 pub mod snapshots;
 pub mod space;
 pub mod topology;
-mod writers;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -53,6 +53,7 @@ use std::time::Duration;
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tallyd_core::keys::Keys;
 use tallyd_core::kinds::Metrics;
+use tallyd_core::layout::Layout;
 use tallyd_core::model::Micros;
 
 pub use tallyd_core::{bloom, keys, layout, ranks, score, template};
@@ -61,6 +62,7 @@ pub use self::error::{CacheError, Result};
 use crate::config::Redis;
 use cluster::Cluster;
 use error::Context;
+use found::Found;
 use link::Link;
 use login::Login;
 use sentinel::Sentinels;
@@ -94,6 +96,8 @@ pub struct Cache {
 enum Servers {
     One(Arc<Link>),
     Cluster(Arc<Cluster>),
+    /// One server, or a Cluster. The first calls find out which.
+    Found(Arc<Found>),
 }
 
 /// A Lua script with its SHA1, from the repository's folder lua/ or from this crate's folder lua/.
@@ -219,6 +223,28 @@ impl Cache {
         Ok(Self { servers, timeout, nonce, keys: Keys::new(&config.key_prefix, metrics, layout) })
     }
 
+    /// Makes a client that needs only the addresses and `key_prefix` of `config`: it finds out whether the server
+    /// belongs to a Cluster. The names of the keys are those of the default layout.
+    ///
+    /// # Errors
+    ///
+    /// An address is invalid.
+    pub fn found(config: &Redis) -> Result<Self> {
+        let config = config.addresses();
+        let cache = Self::new(&config, &Metrics::default())?;
+        if config.cluster || !config.sentinels.is_empty() {
+            return Ok(cache);
+        }
+        let found = Found::new(&config, Login::new(&config, cache.timeout)).context("read [redis] url")?;
+        Ok(Self { servers: Servers::Found(Arc::new(found)), ..cache })
+    }
+
+    /// Returns a client that uses the same servers, but the key names of other metrics and another layout.
+    #[must_use]
+    pub fn in_layout(&self, metrics: &Metrics, layout: Layout) -> Self {
+        Self { keys: self.keys.in_layout(metrics, layout), ..self.clone() }
+    }
+
     /// Returns a client that uses the same servers, but other metric names.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
@@ -246,7 +272,7 @@ impl Cache {
     pub async fn master(&self) -> Option<String> {
         match &self.servers {
             Servers::One(link) => link.master().await,
-            Servers::Cluster(_) => None,
+            Servers::Cluster(_) | Servers::Found(_) => None,
         }
     }
 
@@ -338,6 +364,7 @@ impl Cache {
         let results = match &self.servers {
             Servers::One(link) => link.run(pipeline.clone(), self.timeout).await,
             Servers::Cluster(cluster) => cluster.run(pipeline).await,
+            Servers::Found(found) => found.run(pipeline, self.timeout).await,
         };
         results.context(action)
     }
@@ -346,11 +373,10 @@ impl Cache {
     async fn ask_all(&self, action: &'static str, command: Cmd) -> Result<Vec<Value>> {
         let answers = match &self.servers {
             Servers::One(link) => {
-                let mut pipeline = Pipeline::new();
-                pipeline.add_command(command);
-                link.run(pipeline, self.timeout).await.and_then(|results| results.into_iter().collect())
+                link.ask(command, self.timeout).await.map(|answer| vec![answer])
             }
             Servers::Cluster(cluster) => cluster.ask_all(&command).await,
+            Servers::Found(found) => found.ask_all(command, self.timeout).await,
         };
         answers.context(action)
     }

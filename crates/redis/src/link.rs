@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
 use super::login::Login;
@@ -95,6 +95,13 @@ impl Link {
         Err(failed)
     }
 
+    /// Runs one command.
+    pub(super) async fn ask(&self, command: Cmd, time: Duration) -> RedisResult<Value> {
+        let mut pipeline = Pipeline::new();
+        pipeline.add_command(command);
+        self.run(pipeline, time).await?.pop().unwrap_or(Ok(Value::Nil))
+    }
+
     /// Returns the error if the server or the connection caused it. Returns `None` if the command caused the error.
     fn judge(&self, error: &RedisError) -> Option<RedisError> {
         match error.kind() {
@@ -165,10 +172,18 @@ impl Link {
     }
 }
 
+/// The error of a server that belongs to a Cluster, if the configuration says otherwise.
+const NODE: &str = "it is a node of a Redis Cluster: set [redis] cluster = true";
+
+/// Returns whether the error says that the server belongs to a Cluster.
+pub(super) fn is_node(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains(NODE)
+}
+
 /// Returns the error for a wrong `[redis] cluster`. `is_node` says whether the server is a node of a Cluster.
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node {
-        "it is a node of a Redis Cluster: set [redis] cluster = true"
+        NODE
     } else {
         "it is not a node of a Redis Cluster: set [redis] cluster = false"
     };

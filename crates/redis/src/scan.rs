@@ -31,7 +31,7 @@ impl Cache {
     /// Begins a search at the first key of the first server.
     pub async fn begin_scan(&self) -> Result<Option<ScanCursor>> {
         let nodes = match &self.servers {
-            Servers::One(_) => vec![None],
+            Servers::One(_) | Servers::Found(_) => vec![None],
             Servers::Cluster(cluster) => {
                 cluster.masters().await.context("list the masters")?.into_iter().map(Some).collect()
             }

@@ -1,0 +1,79 @@
+//! Finds kinds and metrics by their names.
+
+use std::collections::BTreeMap;
+
+use super::site::{Known, Unchecked};
+use super::{Client, ClientError, Result};
+use tallyd_core::model::{Kind, Metric};
+use tallyd_core::rules::Writes;
+
+impl Client {
+    /// Returns the kind with this name. If the card lacks the name, the client reads the card again first. The call asks
+    /// no server if the card has the name, so call it for each request.
+    ///
+    /// If the client has never seen a card, each name has a kind, which serves only to publish.
+    ///
+    /// # Errors
+    /// [`ClientError::UnknownName`].
+    pub async fn kind(&self, name: &str) -> Result<Kind> {
+        self.code("kind", name, &self.unchecked_kinds, |known| &known.site.kinds.0).await.map(Kind)
+    }
+
+    /// Does the same as [`Client::kind`] for a metric.
+    ///
+    /// # Errors
+    /// [`ClientError::UnknownName`].
+    pub async fn metric(&self, name: &str) -> Result<Metric> {
+        self.code("metric", name, &self.unchecked_metrics, |known| &known.site.metrics.0).await.map(Metric)
+    }
+
+    async fn code(
+        &self,
+        what: &'static str,
+        name: &str,
+        unchecked: &Unchecked,
+        of: fn(&Known) -> &BTreeMap<String, u8>,
+    ) -> Result<u8> {
+        let mut known = self.sites.current().await;
+        if !known.site.is_known || !of(&known).contains_key(name) {
+            known = self.sites.anew().await;
+        }
+        let code = if known.site.is_known { of(&known).get(name).copied() } else { unchecked.code(name) };
+        let has = || of(&known).keys().cloned().collect();
+        code.ok_or_else(|| ClientError::UnknownName { what, name: name.to_owned(), has: has() })
+    }
+
+    /// Returns the name of a kind.
+    pub(crate) fn kind_name(&self, known: &Known, kind: Kind) -> Result<String> {
+        let name = name(known, &known.site.kinds.0, self.unchecked_kinds.name(kind.0), kind.0);
+        name.ok_or(ClientError::NoKind(kind))
+    }
+
+    /// Returns the name of a metric.
+    pub(crate) fn metric_name(&self, known: &Known, metric: Metric) -> Result<String> {
+        let name = name(known, &known.site.metrics.0, self.unchecked_metrics.name(metric.0), metric.0);
+        name.ok_or(ClientError::NoMetric(metric))
+    }
+
+    /// Fails if API servers count the number in Redis, because an event that was not counted there would be missing
+    /// until a reconcile.
+    pub(crate) fn is_by_daemon(&self, known: &Known, kind: Kind, metric: Option<Metric>) -> Result<()> {
+        let metric = metric.unwrap_or(known.site.metrics.like());
+        if known.site.ruled(kind, metric).writer == Writes::Daemon {
+            return Ok(());
+        }
+        let name = format!("{}:{}", known.site.kinds.name(kind), known.site.metrics.name(metric));
+        Err(ClientError::CountedByApi(name))
+    }
+}
+
+/// Returns the name of a code: in the card, or as the caller named it without a card. Returns `None` if both names exist
+/// and differ, because nobody knows which one the caller means.
+fn name(known: &Known, card: &BTreeMap<String, u8>, unchecked: Option<String>, code: u8) -> Option<String> {
+    let in_card = card.iter().find(|(_, known)| **known == code).map(|(name, _)| name);
+    match (in_card, unchecked) {
+        (Some(name), None) => Some(name.clone()),
+        (Some(name), Some(unchecked)) => Some(unchecked).filter(|unchecked| unchecked == name),
+        (None, unchecked) => unchecked.filter(|name| !known.site.is_known || card.contains_key(name)),
+    }
+}

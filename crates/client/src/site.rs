@@ -1,0 +1,170 @@
+//! Reads the site card: with the first call, at a name that the card lacks, and every minute. If Redis or the card can't
+//! be read, the client keeps the last card.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::gateway::HINT_MAX;
+use tallyd_core::card::Card;
+use tallyd_core::chain::Chain;
+use tallyd_core::site::Site;
+use tallyd_redis::Cache;
+
+/// The age at which the client reads the card again.
+const CARD_KEPT: Duration = Duration::from_secs(60);
+
+/// The shortest interval between two readings, for instance after a failure.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The timeout of the first reading. Later readings have the timeout of other optional requests, because the client
+/// has a card.
+const FIRST_MAX: Duration = Duration::from_secs(2);
+
+/// The site, and Redis with the key names of this site.
+pub(crate) struct Known {
+    pub(crate) site: Arc<Site>,
+    pub(crate) cache: Cache,
+}
+
+/// The last card that the client has seen.
+pub(crate) struct Sites {
+    cache: Cache,
+    known: RwLock<Arc<Known>>,
+    /// The last reading. A call holds the lock while it reads.
+    read: tokio::sync::Mutex<Option<Reading>>,
+    /// Whether the first reading has ended. Until then, all calls wait for it.
+    has_read: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Reading {
+    ended: Instant,
+    has_card: bool,
+}
+
+impl Sites {
+    pub(crate) fn new(cache: Cache) -> Self {
+        let known = RwLock::new(Arc::new(Known::new(&cache, Site::default())));
+        Self { cache, known, read: tokio::sync::Mutex::default(), has_read: AtomicBool::default() }
+    }
+
+    /// Returns a copy that has just seen this site.
+    pub(crate) fn seen(self, site: Site) -> Self {
+        let reading = Reading { ended: Instant::now(), has_card: true };
+        let known = RwLock::new(Arc::new(Known::new(&self.cache, site)));
+        Self { known, read: Some(reading).into(), has_read: true.into(), ..self }
+    }
+
+    /// Returns the last site. Reads the card before if this is due, but never waits for another call's reading, apart
+    /// from the first.
+    pub(crate) async fn current(&self) -> Arc<Known> {
+        let read = match self.has_read.load(Ordering::Relaxed) {
+            true => self.read.try_lock().ok(),
+            false => Some(self.read.lock().await),
+        };
+        if let Some(mut read) = read {
+            let kept = |reading: &Reading| if reading.has_card { CARD_KEPT } else { PAUSE };
+            if read.is_none_or(|reading| reading.ended.elapsed() >= kept(&reading)) {
+                self.read(&mut read).await;
+            }
+        }
+        self.last()
+    }
+
+    /// Reads the card, unless this was done within the last second. Returns the last site.
+    pub(crate) async fn anew(&self) -> Arc<Known> {
+        let mut read = self.read.lock().await;
+        if read.is_none_or(|reading| reading.ended.elapsed() >= PAUSE) {
+            self.read(&mut read).await;
+        }
+        self.last()
+    }
+
+    fn last(&self) -> Arc<Known> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn read(&self, last: &mut Option<Reading>) {
+        let limit = if self.has_read.load(Ordering::Relaxed) { HINT_MAX } else { FIRST_MAX };
+        let read = match timeout(limit, self.site()).await {
+            Ok(read) => read,
+            Err(_) => Err(format!("Redis did not answer within {} ms", limit.as_millis())),
+        };
+        let could = last.is_none_or(|reading| reading.has_card);
+        *last = Some(Reading { ended: Instant::now(), has_card: read.is_ok() });
+        match read {
+            Ok(site) => {
+                if !could {
+                    info!(event = "site-card-read", "the site card can be read again");
+                }
+                let known = Arc::new(Known::new(&self.cache, site));
+                *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+            }
+            Err(error) if could => warn!(
+                event = "site-card-unread",
+                error,
+                "the site card can't be read: the client uses the last card, or publishes without checking names: {error}"
+            ),
+            Err(_) => {}
+        }
+        self.has_read.store(true, Ordering::Relaxed);
+    }
+
+    async fn site(&self) -> Result<Site, String> {
+        let text = self.cache.site_card().await.map_err(|error| Chain(&error).to_string())?;
+        let text = text.ok_or_else(|| format!("Redis has no key {}", self.cache.keys.site_card()))?;
+        Card::decode(&text).and_then(|card| Site::try_from(&card)).map_err(|error| error.to_string())
+    }
+}
+
+impl Known {
+    fn new(cache: &Cache, site: Site) -> Self {
+        let cache = cache.in_layout(&site.metrics, site.layout.clone());
+        Self { site: Arc::new(site), cache }
+    }
+}
+
+/// The names of kinds or metrics that callers have used while the client had no card. Each name has a code that only
+/// this client uses. The codes count down from 255, because the codes of sites count up.
+#[derive(Default)]
+pub(crate) struct Unchecked(Mutex<BTreeMap<u8, String>>);
+
+impl Unchecked {
+    /// The smallest code. This bound limits the names that a client remembers.
+    const CODE_MIN: u8 = 128;
+
+    /// Returns the name's code. Returns `None` if there are too many names.
+    pub(crate) fn code(&self, name: &str) -> Option<u8> {
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((code, _)) = names.iter().find(|(_, known)| *known == name) {
+            return Some(*code);
+        }
+        let code = names.keys().next().map_or(Some(u8::MAX), |code| code.checked_sub(1))?;
+        (code >= Self::CODE_MIN).then(|| names.insert(code, name.to_owned()))?;
+        Some(code)
+    }
+
+    /// Returns the name for a code, if the caller got this code without a card.
+    pub(crate) fn name(&self, code: u8) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&code).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_keeps_its_code_and_their_number_is_limited() {
+        let names = Unchecked::default();
+        assert_eq!([names.code("post"), names.code("video"), names.code("post")], [Some(255), Some(254), Some(255)]);
+        assert_eq!((names.name(254), names.name(1)), (Some("video".to_owned()), None));
+        let codes = (0..200).filter_map(|number| names.code(&number.to_string())).count();
+        assert_eq!((codes, names.code("one more"), names.code("post")), (126, None, Some(255)));
+    }
+}

@@ -1,0 +1,51 @@
+//! A server that possibly belongs to a Redis Cluster. A client learns this from the server's first redirection, or from
+//! INFO if its account may run it.
+//!
+//! A pipeline that gets a redirection runs again on the Cluster. Some of its commands then run twice, so the caller
+//! sends only commands that are harmless if they run twice.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, Pipeline, RedisResult, Value};
+
+use super::cluster::Cluster;
+use super::link::{Link, is_node};
+use super::login::Login;
+use crate::config::Redis;
+
+pub(super) struct Found {
+    one: Link,
+    cluster: Cluster,
+    is_cluster: AtomicBool,
+}
+
+impl Found {
+    /// Prepares the connections. The call does not connect.
+    pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
+        let one = Link::new(login.clone(), false)?;
+        Ok(Self { one, cluster: Cluster::new(config, login)?, is_cluster: AtomicBool::default() })
+    }
+
+    /// Runs a pipeline, and returns the result of each command.
+    pub(super) async fn run(&self, pipeline: &Pipeline, time: Duration) -> RedisResult<Vec<RedisResult<Value>>> {
+        if !self.is_cluster.load(Ordering::Relaxed) {
+            match self.one.run(pipeline.clone(), time).await {
+                Err(error) if is_node(&error) => self.is_cluster.store(true, Ordering::Relaxed),
+                results => return results,
+            }
+        }
+        self.cluster.run(pipeline).await
+    }
+
+    /// Runs a command without a key on every known server.
+    pub(super) async fn ask_all(&self, command: Cmd, time: Duration) -> RedisResult<Vec<Value>> {
+        if !self.is_cluster.load(Ordering::Relaxed) {
+            match self.one.ask(command.clone(), time).await {
+                Err(error) if is_node(&error) => self.is_cluster.store(true, Ordering::Relaxed),
+                answer => return answer.map(|answer| vec![answer]),
+            }
+        }
+        self.cluster.ask_all(&command).await
+    }
+}
