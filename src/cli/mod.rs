@@ -286,7 +286,7 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
         Alone::Control(command) => start_runtime()?.block_on(control::run(path, command)),
         Alone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
         Alone::Gateway { openapi: true } => {
-            writeln!(std::io::stdout(), "{}", gateway::openapi()?).context("print the description of the API")?;
+            write!(std::io::stdout(), "{}", gateway::DOCUMENT).context("print the description of the API")?;
             Ok(EXIT_DONE)
         }
         Alone::Gateway { openapi: false } => {

@@ -278,6 +278,7 @@ impl From<&Config> for Rules {
 impl From<&Config> for Terms {
     fn from(config: &Config) -> Self {
         Self {
+            is_checked: true,
             kinds: config.kinds.0.clone(),
             metrics: config.metrics.0.clone(),
             future_max: config.consumer.future_max.0,

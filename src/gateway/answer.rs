@@ -60,6 +60,8 @@ impl Refused {
     /// only logged, because a cause can contain an address.
     pub(super) fn of_client(error: &ClientError) -> Self {
         match error {
+            ClientError::UnknownName { what: "kind", .. } => return Self::bad("unknown-kind", error.to_string()),
+            ClientError::UnknownName { .. } => return Self::bad("unknown-metric", error.to_string()),
             ClientError::NoBoard { .. } => return Self::new(StatusCode::NOT_FOUND, "unknown-board", error.to_string()),
             ClientError::Pruned(_) | ClientError::Lost(_) => {
                 return Self::new(StatusCode::NOT_FOUND, "no-board", error.to_string());
@@ -71,7 +73,8 @@ impl Refused {
         debug!(event = "gateway-server-failed", "{}", Chain(error));
         let code = match error {
             ClientError::Redis(_) => "redis-unavailable",
-            ClientError::MySql(_) => "mysql-unavailable",
+            ClientError::MySql(_) | ClientError::MySqlRests => "mysql-unavailable",
+            ClientError::NoCard => "no-site-card",
             ClientError::Broker(_) => "broker-unavailable",
             _ => "server-failed",
         };

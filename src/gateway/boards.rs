@@ -13,9 +13,11 @@ use super::query::Query;
 use super::{Gate, Shared};
 use crate::config::Board;
 use crate::http::json;
+use tallyd_client::ClientError;
 use tallyd_client::boards::Entry;
 use tallyd_core::period::Period;
 use tallyd_core::score::Tie;
+use tallyd_core::site::Site;
 use tallyd_redis::ranks::Ranking;
 
 pub(super) const TOP: u64 = 100;
@@ -53,8 +55,8 @@ pub(super) struct Member {
 pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery(query): RawQuery) -> Answer<Response> {
     let query = Query::parse(query.as_deref(), ["period", "top", "around", "radius"])?;
     let (top, radius) = (query.number("top", TOP, TOP_MAX)?, query.number("radius", RADIUS, RADIUS_MAX)?);
-    let (board, period) = find(&gate, &name, query.get("period"))?;
-    let _entered = gate.enter()?;
+    let _permit = gate.may_read()?;
+    let (board, period) = find(&gate, &name, query.get("period")).await?;
     let failed = |error| Refused::of_client(&error);
     let page = gate.client.board_page_of((&name, &period), 1, top, Ranking::Ordinal).await.map_err(failed)?;
     let around = match query.get("around") {
@@ -62,24 +64,32 @@ pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery
         Some(member) => {
             let at = (name.as_str(), period.as_str());
             let page = gate.client.board_around_of(at, member.as_bytes(), radius, Ranking::Ordinal).await;
-            Some(members(page.map_err(failed)?.entries, board))
+            Some(members(page.map_err(failed)?.entries, &board))
         }
     };
-    let members = members(page.entries, board);
+    let members = members(page.entries, &board);
     Ok(json(StatusCode::OK, &BoardPage { board: name, period, members, around }))
 }
 
 /// Finds the board, and the name of the requested period. Default: the current period.
-fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Board, String)> {
-    let named: Vec<&Board> = gate.config.boards.iter().filter(|board| board.name == name).collect();
+async fn find(gate: &Gate, name: &str, period: Option<&str>) -> Answer<(Board, String)> {
+    let has = |site: &Site| site.boards.iter().any(|board| board.name == name);
+    let mut site = gate.client.site().await;
+    if !has(&site) {
+        site = gate.client.site_anew().await;
+    }
+    let named: Vec<&Board> = site.boards.iter().filter(|board| board.name == name).collect();
     let Some(first) = named.first() else {
+        if !site.is_known {
+            return Err(Refused::of_client(&ClientError::NoCard));
+        }
         let message = format!("no [[board]] is named {name:?}");
         return Err(Refused::new(StatusCode::NOT_FOUND, "unknown-board", message));
     };
     if let Some(period) = period {
         let kind = period.parse::<Period>().map(Period::kind).ok();
         let board = named.iter().find(|board| kind == Some(board.period)).unwrap_or(first);
-        return Ok((board, period.to_owned()));
+        return Ok(((*board).clone(), period.to_owned()));
     }
     if named.len() > 1 {
         let lengths: Vec<String> = named.iter().map(|board| board.period.to_string()).collect();
@@ -87,8 +97,8 @@ fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Boa
             format!("the board {name} has the period lengths {}: add the parameter period", lengths.join(", "));
         return Err(Refused::bad("no-period", message));
     }
-    let current = gate.client.board_period(name, first.period);
-    Ok((first, current.map_err(|error| Refused::of_client(&error))?))
+    let current = gate.client.board_period(name, first.period).await;
+    Ok(((*first).clone(), current.map_err(|error| Refused::of_client(&error))?))
 }
 
 fn members(entries: Vec<Entry>, board: &Board) -> Vec<Member> {

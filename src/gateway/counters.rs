@@ -16,7 +16,6 @@ use crate::config::LIKE;
 use crate::http::json;
 use tallyd_client::{Numbers, Source};
 use tallyd_core::model::{Metric, Target, TargetId};
-use tallyd_redis::read::Found;
 
 /// The counters of targets, in the order of the request.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -49,23 +48,29 @@ pub(super) enum NumberSource {
 
 pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answer<Response> {
     let query = Query::parse(query.as_deref(), ["kind", "ids", "metrics"])?;
-    let (name, kind) = query.kind(&gate.config.kinds)?;
-    let ids = query.ids()?;
-    let metrics = query.get("metrics").unwrap_or(LIKE).split(',').map(|name| {
-        let unknown = || Refused::bad("unknown-metric", format!("[metrics] does not have {name:?}"));
-        gate.config.metrics.named(name).map(|metric| (name.to_owned(), metric)).ok_or_else(unknown)
-    });
-    let metrics: Vec<(String, Metric)> = metrics.collect::<Answer<_>>()?;
-    let _entered = gate.enter()?;
+    let (name, ids) = (query.must("kind")?, query.ids()?);
+    let asked: Vec<&str> = query.get("metrics").unwrap_or(LIKE).split(',').collect();
+    let _permit = gate.may_read()?;
+    if !gate.client.site().await.is_known {
+        let metrics: Vec<(String, Metric)> = asked.iter().map(|name| ((*name).to_owned(), Metric(0))).collect();
+        let unknown = |id| counter(TargetId(id), &Numbers::default(), &metrics);
+        let counters = ids.into_iter().map(unknown).collect();
+        return Ok(json(StatusCode::OK, &Counters { kind: name.to_owned(), counters }));
+    }
+    let kind = gate.client.kind(name).await.map_err(|error| Refused::of_client(&error))?;
+    let mut metrics = Vec::with_capacity(asked.len());
+    for name in asked {
+        let metric = gate.client.metric(name).await.map_err(|error| Refused::of_client(&error))?;
+        metrics.push((name.to_owned(), metric));
+    }
     let targets: Vec<Target> = ids.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
-    let found = gate.hints.ask(gate.client.find(&targets)).await;
-    let found = found.unwrap_or_else(|| vec![Found::Unknown; targets.len()]);
-    let numbers = gate.client.complete(&targets, &found).await;
-    let counters = targets.iter().zip(&numbers).map(|(target, numbers)| counter(*target, numbers, &metrics)).collect();
-    Ok(json(StatusCode::OK, &Counters { kind: name, counters }))
+    let looked = gate.hints.ask(gate.client.find(&targets)).await;
+    let numbers = gate.client.complete(&targets, looked).await;
+    let counters = targets.iter().zip(&numbers).map(|(target, numbers)| counter(target.id, numbers, &metrics)).collect();
+    Ok(json(StatusCode::OK, &Counters { kind: name.to_owned(), counters }))
 }
 
-fn counter(target: Target, numbers: &Numbers, metrics: &[(String, Metric)]) -> Counter {
+fn counter(id: TargetId, numbers: &Numbers, metrics: &[(String, Metric)]) -> Counter {
     let known = metrics.iter().find_map(|(_, metric)| numbers.get(*metric));
     let source = match known.map(|number| number.source) {
         Some(Source::Redis) => NumberSource::Redis,
@@ -73,5 +78,5 @@ fn counter(target: Target, numbers: &Numbers, metrics: &[(String, Metric)]) -> C
         None => NumberSource::Unknown,
     };
     let value = |(name, metric): &(String, Metric)| (name.clone(), numbers.get(*metric).map(|number| number.value));
-    Counter { id: target.id.to_string(), source, numbers: metrics.iter().map(value).collect() }
+    Counter { id: id.to_string(), source, numbers: metrics.iter().map(value).collect() }
 }

@@ -11,7 +11,7 @@ use super::Shared;
 use super::answer::{Answer, Refused};
 use super::query::{Query, id};
 use crate::http::json;
-use tallyd_client::{Liked, LikedBy};
+use tallyd_client::{ClientError, Liked, LikedBy};
 use tallyd_core::model::{Target, TargetId, UserId};
 
 /// One user's likes. The targets have the order of the request.
@@ -47,12 +47,17 @@ pub(super) enum LikeSource {
 pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answer<Response> {
     let query = Query::parse(query.as_deref(), ["user", "kind", "ids"])?;
     let user = UserId(id("user", query.must("user")?)?);
-    let (name, kind) = query.kind(&gate.config.kinds)?;
-    let targets: Vec<Target> = query.ids()?.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
-    let _entered = gate.enter()?;
-    let liked = gate.client.likes_of(user, &targets).await.map_err(|error| Refused::of_client(&error))?;
+    let (name, ids) = (query.must("kind")?, query.ids()?);
+    let _permit = gate.may_read()?;
+    let failed = |error| Refused::of_client(&error);
+    if !gate.client.site().await.is_known {
+        return Err(failed(ClientError::NoCard));
+    }
+    let kind = gate.client.kind(name).await.map_err(failed)?;
+    let targets: Vec<Target> = ids.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
+    let liked = gate.client.likes_of(user, &targets).await.map_err(failed)?;
     let likes = targets.iter().zip(liked).map(|(target, liked)| like(target.id, liked)).collect();
-    Ok(json(StatusCode::OK, &Likes { user: user.to_string(), kind: name, likes }))
+    Ok(json(StatusCode::OK, &Likes { user: user.to_string(), kind: name.to_owned(), likes }))
 }
 
 fn like(id: TargetId, Liked { liked, by }: Liked) -> Like {

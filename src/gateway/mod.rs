@@ -6,6 +6,9 @@
 //! confirmed like for a minute, because the daemon has not written it yet. The gateway counts nothing: if API servers
 //! count a number (`writer = "api"`), they have called a script before they send the event.
 //!
+//! The gateway knows kinds, metrics, boards and rules from the site card. If it never could read the card, it publishes
+//! without checking names, and all numbers are unknown.
+//!
 //! The gateway consumes no partitions, runs no jobs and migrates no tables. Each wait for a server has a limit. Slow
 //! clients must not block other clients, so connections, requests, bodies and times are limited.
 
@@ -32,7 +35,7 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
@@ -46,8 +49,8 @@ use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
 use remembered::Remembered;
+pub(crate) use openapi::DOCUMENT;
 use tallyd_client::{Client, Settings};
-use tallyd_core::event::Terms;
 
 /// Time limit for the head of a request, and for an idle connection.
 const HEAD_MAX: Duration = Duration::from_secs(10);
@@ -67,9 +70,13 @@ const BODIES_MAX: usize = 128;
 /// The shared state of all requests.
 pub(super) struct Gate {
     client: Arc<Client>,
-    config: Config,
-    terms: Terms,
-    requests: Arc<Semaphore>,
+    connections_max: usize,
+    /// Whether users have a limit of clicks.
+    has_limit: bool,
+    /// Permits to publish. Requests that read have other permits, so an outage of MySQL does not stop publishing, and an
+    /// outage of RabbitMQ does not stop reading.
+    publishing: Arc<Semaphore>,
+    reading: Semaphore,
     bodies: Semaphore,
     token: Option<Token>,
     /// True if the `Host` of a request must be an address or `localhost`. Without this check, a web page could send
@@ -78,6 +85,8 @@ pub(super) struct Gate {
     hints: Arc<Hints>,
     remembered: Remembered,
     metrics: Metrics,
+    /// The last answers of the servers to `/readyz`.
+    ready: tokio::sync::Mutex<Option<ready::Answers>>,
     stop: CancellationToken,
 }
 
@@ -91,9 +100,11 @@ impl Gate {
         Ok(Self {
             remembered: Remembered::by(Arc::clone(&client), Arc::clone(&hints)),
             client,
-            config: config.clone(),
-            terms: Terms::from(config),
-            requests: Arc::new(Semaphore::new(config.gateway.requests_max)),
+            connections_max: config.gateway.connections_max,
+            has_limit: config.client.rate_likes_max > 0,
+            publishing: Arc::new(Semaphore::new(config.gateway.requests_max)),
+            reading: Semaphore::new(config.gateway.requests_max),
+            ready: tokio::sync::Mutex::default(),
             bodies: Semaphore::new(BODIES_MAX),
             is_local: token.is_none() && matches!(listen, Listen::Address(_)),
             token: token.as_ref().map(Token::new),
@@ -103,33 +114,22 @@ impl Gate {
         })
     }
 
-    /// Returns a permit for a request in flight.
-    fn enter(&self) -> Result<OwnedSemaphorePermit, Refused> {
-        Arc::clone(&self.requests).try_acquire_owned().map_err(|_| Refused::busy())
+    /// Returns a permit for a request that publishes.
+    fn may_publish(&self) -> Answer<OwnedSemaphorePermit> {
+        Arc::clone(&self.publishing).try_acquire_owned().map_err(|_| Refused::busy())
+    }
+
+    /// Returns a permit for a request that reads.
+    fn may_read(&self) -> Answer<SemaphorePermit<'_>> {
+        self.reading.try_acquire().map_err(|_| Refused::busy())
     }
 }
 
-/// Uses the settings that the gateway shares with the daemon: servers, names, rules and boards.
+/// Uses only the addresses, logins and limits. Everything else comes from the site card.
 impl From<&Config> for Settings {
-    fn from(config: &Config) -> Self {
-        let config = config.clone();
-        Self {
-            has_filters: config.filter.is_on(),
-            amqp: config.amqp,
-            mysql: config.mysql,
-            redis: config.redis,
-            kinds: config.kinds,
-            metrics: config.metrics,
-            boards: config.boards,
-            rules: config.rules,
-            limits: config.client,
-        }
+    fn from(Config { amqp, mysql, redis, client, .. }: &Config) -> Self {
+        Self { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits: client.clone() }
     }
-}
-
-/// Returns the description of the API, as `GET /openapi.json` returns it.
-pub(crate) fn openapi() -> Result<String> {
-    serde_json::to_string_pretty(&openapi::document()).context("write the description of the API")
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -167,7 +167,7 @@ pub(crate) async fn run(config: &Config) -> Result<()> {
 async fn bind(gate: &Arc<Gate>, listen: &Listen) -> Result<Port> {
     let wrong = |error: std::io::Error| ConfigError(vec![format!("[gateway] listen = \"{listen}\": {error}")]);
     let limits = Limits {
-        connections_max: gate.config.gateway.connections_max,
+        connections_max: gate.connections_max,
         connection_max: None,
         head_max: HEAD_MAX,
         keep_alive: true,

@@ -3,9 +3,7 @@
 use std::borrow::Cow;
 
 use super::answer::{Answer, Refused};
-use crate::config::Kinds;
 use tallyd_core::event::ID_MAX;
-use tallyd_core::model::Kind;
 
 /// Maximum number of ids in one request.
 pub(super) const IDS_MAX: usize = 500;
@@ -54,13 +52,6 @@ impl<'a, const N: usize> Query<'a, N> {
         let Some(text) = self.get(name) else { return Ok(default) };
         let number = text.parse().ok().filter(|number| (1..=max).contains(number));
         number.ok_or_else(|| Refused::bad("out-of-range", format!("{name} is {text:?}, allowed are 1 to {max}")))
-    }
-
-    pub(super) fn kind(&self, kinds: &Kinds) -> Answer<(String, Kind)> {
-        let name = self.must("kind")?;
-        let known = || kinds.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let unknown = || Refused::bad("unknown-kind", format!("kind is {name:?}, but [kinds] has {}", known()));
-        kinds.named(name).map(|kind| (name.to_owned(), kind)).ok_or_else(unknown)
     }
 
     /// Parses the ids of a comma-separated list.

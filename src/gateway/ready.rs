@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::header::AUTHORIZATION;
@@ -22,6 +22,9 @@ use tallyd_core::chain::Chain;
 
 /// Time limit for each server.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// How long `/readyz` repeats the servers' answers, because anyone can send it.
+const ANSWERS_KEPT: Duration = Duration::from_secs(1);
 
 /// Delay before the next check of a server that answers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -137,14 +140,36 @@ pub(super) async fn readyz(State(gate): Shared, headers: HeaderMap) -> Response 
     if gate.stop.is_cancelled() {
         return answer("draining", vec!["the gateway is stopping".to_owned()]);
     }
-    let (broker, redis) = tokio::join!(Server::Rabbitmq.answers(&gate.client), Server::Redis.answers(&gate.client));
     let may_know = gate.token.as_ref().is_none_or(|token| token.is_in(headers.get(AUTHORIZATION)));
-    let reasons = [(Server::Rabbitmq, broker), (Server::Redis, redis)].into_iter().filter_map(|(server, answered)| {
-        let problem = answered.err()?;
+    // A request holds the lock while it asks the servers, and the waiting requests use its answers.
+    let mut last = gate.ready.lock().await;
+    let kept = last.take().filter(|answers| answers.at.elapsed() < ANSWERS_KEPT);
+    let answers = match kept {
+        Some(answers) => answers,
+        None => Answers::ask(&gate.client).await,
+    };
+    let reason = |(server, problem): &(Server, Problem)| {
         let problem = if may_know { problem.to_string() } else { problem.without_causes() };
-        Some(format!("{} is unavailable: {problem}", server.name()))
-    });
-    answer("running", reasons.collect())
+        format!("{} is unavailable: {problem}", server.name())
+    };
+    let reasons = answers.problems.iter().map(reason).collect();
+    *last = Some(answers);
+    answer("running", reasons)
+}
+
+/// The servers that did not answer.
+pub(super) struct Answers {
+    at: Instant,
+    problems: Vec<(Server, Problem)>,
+}
+
+impl Answers {
+    async fn ask(client: &Client) -> Self {
+        let (broker, redis) = tokio::join!(Server::Rabbitmq.answers(client), Server::Redis.answers(client));
+        let answered = [(Server::Rabbitmq, broker), (Server::Redis, redis)];
+        let problems = answered.into_iter().filter_map(|(server, answered)| Some((server, answered.err()?))).collect();
+        Self { at: Instant::now(), problems }
+    }
 }
 
 fn answer(state: &'static str, reasons: Vec<String>) -> Response {

@@ -108,11 +108,6 @@ impl Rules {
         rules
     }
 
-    /// Adds a rule of a metric for all kinds.
-    pub fn add(&mut self, metric: Metric, ruled: Ruled) {
-        self.of_all.insert(metric, ruled);
-    }
-
     /// Whether any metric is settable.
     pub fn has_settable(&self) -> bool {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)

@@ -46,6 +46,7 @@ impl Default for Site {
             exchange: "tally.events".to_owned(),
             has_filters: false,
             terms: Terms {
+                is_checked: false,
                 kinds: kinds.0.clone(),
                 metrics: metrics.0.clone(),
                 future_max: Duration::MAX,
@@ -98,6 +99,7 @@ impl TryFrom<&Card> for Site {
             exchange: card.exchange.clone(),
             has_filters: card.has_filters,
             terms: Terms {
+                is_checked: true,
                 kinds: card.kinds.clone(),
                 metrics: card.metrics.clone(),
                 future_max: Duration::from_secs(card.future_max_s),

@@ -2,6 +2,7 @@
 
 use tallyd::config::Config;
 use tallyd_client::{Client, Settings};
+use tallyd_core::card::Card;
 use tallyd_core::event::LikeEvent;
 
 use super::World;
@@ -28,7 +29,18 @@ pub fn event_of(clicked: Clicked) -> LikeEvent {
     }
 }
 
-/// Makes the client of an API server with that configuration.
+/// Makes the client of an API server with that configuration. It knows the card that a daemon with this configuration
+/// writes, so that a test needs no daemon.
 pub fn client_of(config: &Config) -> Client {
-    Client::new(&Settings::from(config)).unwrap()
+    Client::with_card(&Settings::from(config), &Card::from(config)).unwrap()
+}
+
+/// Makes a client that has only the addresses and the prefix of that configuration.
+pub fn stranger_of(config: &Config) -> Client {
+    let mut settings = Settings::default();
+    settings.amqp.url = config.amqp.url.clone();
+    settings.mysql.url = config.mysql.url.clone();
+    settings.redis.url = config.redis.url.clone();
+    settings.redis.key_prefix.clone_from(&config.redis.key_prefix);
+    Client::new(&settings).unwrap()
 }

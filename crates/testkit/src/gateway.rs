@@ -6,10 +6,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Value;
+use tallyd_core::card::Card;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::{Daemon, STARTED, World, program, unit_environment};
+
+/// The timeout for the site card.
+const CARD_MAX: Duration = Duration::from_secs(5);
 
 /// The timeout of a request. The timeout is long, because the machine can be under heavy load.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -48,6 +53,7 @@ impl World {
     /// Starts a gateway and waits until it accepts requests. If an address in `environment` contains the account with
     /// all rights, the gateway gets the address with an API server's account instead.
     pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
+        self.write_card().await;
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
         let log = File::create(&log_path).unwrap();
         let mut command = Command::new(program());
@@ -57,6 +63,13 @@ impl World {
             command.env(name, self.as_api(name, value));
         }
         Gateway::started(Daemon { child: command.spawn().unwrap(), log_path }).await
+    }
+
+    /// Writes the site card that a daemon of this world writes, because not every test starts a daemon. Does nothing
+    /// while Redis is unreachable.
+    async fn write_card(&self) {
+        let card = Card::from(&self.config).encode();
+        let _ = timeout(CARD_MAX, self.cache.write_site_card(&card)).await;
     }
 
     pub async fn gateway(&self) -> Gateway {
@@ -103,7 +116,7 @@ impl Gateway {
 /// Reads an answer until the connection ends.
 pub async fn read(stream: &mut (impl AsyncReadExt + Unpin)) -> Answer {
     let mut answer = String::new();
-    let read = tokio::time::timeout(ANSWER_MAX, stream.read_to_string(&mut answer)).await;
+    let read = timeout(ANSWER_MAX, stream.read_to_string(&mut answer)).await;
     read.expect("the gateway did not answer in time").unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();

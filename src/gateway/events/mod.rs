@@ -38,7 +38,7 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
         };
         read(request).await?
     };
-    let entered = gate.enter()?;
+    let entered = gate.may_publish()?;
     // A separate task does the work, because the task continues even if the client disconnects. Otherwise Redis would
     // not remember likes that are published.
     let answering = tokio::spawn(async move {
@@ -53,8 +53,13 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
 }
 
 async fn answer(gate: &Arc<Gate>, body: &[u8]) -> Answer<Response> {
-    let events = judge::judge(body, &gate.terms, clock::now())?;
-    let verdicts = publish::publish(gate, events).await;
+    let mut site = gate.client.site().await;
+    let mut events = judge::judge(body, &site.terms, clock::now())?;
+    if events.iter().any(judge::has_unknown_name) {
+        site = gate.client.site_anew().await;
+        events = judge::judge(body, &site.terms, clock::now())?;
+    }
+    let verdicts = publish::publish(gate, &site, events).await;
     verdicts.iter().for_each(|verdict| gate.metrics.judged(verdict.name(), 1));
     Ok(Verdicts { events: verdicts }.into())
 }

@@ -13,6 +13,7 @@ use tallyd_client::BrokerError;
 use tallyd_client::gateway::Message as Sent;
 use tallyd_core::event::{LikeEvent, Message, Refusal};
 use tallyd_core::model::{Micros, UserId};
+use tallyd_core::site::Site;
 
 /// The reason for a like without `at` that API servers should have counted.
 const COUNTED_BY_API: &str = "counted-by-api";
@@ -21,20 +22,20 @@ const COUNTED_BY_API: &str = "counted-by-api";
 type Placed<'a> = (usize, Judged<'a>);
 
 /// Publishes the events that were not refused. Returns the verdicts in the order of the request.
-pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>>) -> Vec<Verdict> {
+pub(super) async fn publish(gate: &Gate, site: &Site, events: Vec<Result<Judged<'_>, Refusal>>) -> Vec<Verdict> {
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(events.len());
     let mut accepted = Vec::new();
     for (place, event) in events.into_iter().enumerate() {
         verdicts.push(match event {
             Err(refusal) => Some(refusal.into()),
-            Ok(judged) if judged.has_gateways_at() && like_of_daemon(gate, &judged).is_none() => Some(not_counted()),
+            Ok(judged) if judged.has_gateways_at() && like_of_daemon(site, &judged).is_none() => Some(not_counted()),
             Ok(judged) => {
                 accepted.push((place, judged));
                 None
             }
         });
     }
-    for (place, verdict) in send(gate, accepted).await {
+    for (place, verdict) in send(gate, site, accepted).await {
         if let Some(slot) = verdicts.get_mut(place) {
             *slot = Some(verdict);
         }
@@ -50,19 +51,19 @@ fn not_counted() -> Verdict {
 }
 
 /// Returns the like that an event contains, if the daemon counts it.
-fn like_of_daemon(gate: &Gate, judged: &Judged<'_>) -> Option<LikeEvent> {
+fn like_of_daemon(site: &Site, judged: &Judged<'_>) -> Option<LikeEvent> {
     let Message::Like(like) = judged.message else { return None };
-    let writer = gate.terms.rules.of(like.target.kind, gate.config.metrics.like()).writer;
+    let writer = site.ruled(like.target.kind, site.metrics.like()).writer;
     Some(like).filter(|_| writer == Writes::Daemon)
 }
 
-async fn send(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
-    let mut verdicts = limited(gate, &mut events).await;
+async fn send(gate: &Gate, site: &Site, mut events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
+    let mut verdicts = limited(gate, site, &mut events).await;
     if events.is_empty() {
         return verdicts;
     }
     let messages: Vec<Sent> =
-        events.iter().map(|(_, event)| (event.routing_key(&gate.terms), event.body.to_vec())).collect();
+        events.iter().map(|(_, event)| (event.routing_key(&site.terms), event.body.to_vec())).collect();
     let results = gate.client.publish_all(&messages).await;
     let mut confirmed: Vec<LikeEvent> = Vec::new();
     for (number, (place, event)) in events.iter().enumerate() {
@@ -71,7 +72,7 @@ async fn send(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)>
             *place,
             match result {
                 Ok(Some(Ok(()))) => {
-                    confirmed.extend(like_of_daemon(gate, event));
+                    confirmed.extend(like_of_daemon(site, event));
                     Verdict::confirmed(event.at())
                 }
                 Ok(Some(Err(error))) | Err(error) => Verdict::unconfirmed(event.at(), problem(error)),
@@ -79,7 +80,8 @@ async fn send(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)>
             },
         ));
     }
-    if !confirmed.is_empty() {
+    // Without a card the names of Redis' fields are unknown.
+    if !confirmed.is_empty() && site.is_known {
         gate.remembered.add(confirmed).await;
     }
     verdicts
@@ -91,11 +93,11 @@ fn problem(error: &BrokerError) -> String {
 }
 
 /// Removes from `events` the likes of users who click too often, and returns verdicts for these likes.
-async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
-    if gate.config.client.rate_likes_max == 0 {
+async fn limited(gate: &Gate, site: &Site, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
+    if !gate.has_limit {
         return Vec::new();
     }
-    let user = |event: &Judged<'_>| like_of_daemon(gate, event).map(|like| like.user);
+    let user = |event: &Judged<'_>| like_of_daemon(site, event).map(|like| like.user);
     let users: Vec<UserId> = events.iter().filter_map(|(_, event)| user(event)).collect();
     let waits = gate.hints.ask(gate.client.limits_of(&users)).await.unwrap_or_default();
     let (mut waits, mut verdicts) = (waits.into_iter(), Vec::new());

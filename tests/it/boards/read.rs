@@ -135,9 +135,9 @@ async fn a_like_counts_on_all_current_periods_of_its_boards() {
     }
     let plain = client.board_page(("users", PeriodKind::Total), 1, 10, Ranking::Ordinal).await.unwrap();
     assert_eq!(plain.entries[0].score, 2.0);
-    let left = client.board_ends_in("videos", PeriodKind::Day).unwrap().unwrap();
+    let left = client.board_ends_in("videos", PeriodKind::Day).await.unwrap().unwrap();
     assert!(left.as_secs() <= 86_400, "{left:?}");
-    assert_eq!(client.board_ends_in("videos", PeriodKind::Total).unwrap(), None);
+    assert_eq!(client.board_ends_in("videos", PeriodKind::Total).await.unwrap(), None);
     let error = client.add_to_board(on[0], "share", 1).await.unwrap_err().to_string();
     assert!(error.contains("has no column share: its columns are like, comment"), "{error}");
     let error = client.board_page(("videos", PeriodKind::Week), 1, 1, Ranking::Ordinal).await.unwrap_err().to_string();

@@ -133,6 +133,8 @@ impl EventId {
 /// The rules for checking events.
 #[derive(Clone, Debug)]
 pub struct Terms {
+    /// Whether the names of kinds and metrics, and the rules, are checked. A client without a site card checks neither.
+    pub is_checked: bool,
     /// `[kinds]`.
     pub kinds: BTreeMap<String, u8>,
     /// `[metrics]`.
@@ -146,6 +148,13 @@ pub struct Terms {
     pub rules: Rules,
     /// How to choose the partition of a like that tallyd sends again.
     pub partition_by: PartitionBy,
+}
+
+impl Terms {
+    /// Returns the code of a name. If names are not checked, an unknown name has the code 0, which no site uses.
+    fn code(&self, codes: &BTreeMap<String, u8>, name: &str) -> Option<u8> {
+        codes.get(name).copied().or((!self.is_checked).then_some(0))
+    }
 }
 
 /// Checks a message's body. The body is one event or a list of up to [`LIST_EVENTS_MAX`] events. Calls `each` for every
@@ -274,7 +283,7 @@ fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> 
 fn set(raw: &Raw<'_>, value: &Scalar<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     let target = target(raw, terms)?;
     let metric = metric(raw, terms)?;
-    if !terms.rules.of(target.kind, metric).settable {
+    if terms.is_checked && !terms.rules.of(target.kind, metric).settable {
         let error = format!("metric is {}, and no [[rule]] of config.toml makes it settable for this kind", raw.metric);
         return Err(refuse(Reason::NotSettable, error));
     }
@@ -287,8 +296,8 @@ fn set(raw: &Raw<'_>, value: &Scalar<'_>, terms: &Terms, now: Micros) -> Result<
 }
 
 fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
-    let metric = raw.metric.text().filter(|name| *name != LIKE).and_then(|name| terms.metrics.get(name));
-    metric.map(|code| Metric(*code)).ok_or_else(|| {
+    let metric = raw.metric.text().filter(|name| *name != LIKE).and_then(|name| terms.code(&terms.metrics, name));
+    metric.map(Metric).ok_or_else(|| {
         let error = match raw.metric.text() {
             Some(LIKE) => "metric is \"like\", which only events of the types like and unlike change".to_owned(),
             _ => format!("metric is {}, which is not in [metrics] of config.toml", raw.metric),
@@ -312,12 +321,12 @@ fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal>
 }
 
 fn target(raw: &Raw<'_>, terms: &Terms) -> Result<Target, Refusal> {
-    let Some(kind) = raw.kind.text().and_then(|name| terms.kinds.get(name)) else {
+    let Some(kind) = raw.kind.text().and_then(|name| terms.code(&terms.kinds, name)) else {
         let error = format!("kind is {}, which is not in [kinds] of config.toml", raw.kind);
         return Err(refuse(Reason::UnknownKind, error));
     };
     let id = id(&raw.target_id, "target_id", Reason::TargetIdOutOfRange)?;
-    Ok(Target { kind: Kind(*kind), id: TargetId(id) })
+    Ok(Target { kind: Kind(kind), id: TargetId(id) })
 }
 
 fn fence(number: &Scalar<'_>) -> Result<Message, Refusal> {

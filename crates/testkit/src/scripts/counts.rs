@@ -120,7 +120,7 @@ impl ApiServer {
     ) -> Result<Counting, CountError> {
         let now = at.unwrap_or_else(tallyd::runtime::clock::now);
         let mut changed = Changed { target, metric, change, at: now, count: None, added: 0 };
-        self.client.check(&changed.event()).map_err(CountError::NotCounted)?;
+        self.client.check(&changed.event()).await.map_err(CountError::NotCounted)?;
         if !self.is_by_daemon(metric, target.kind) {
             let counted = self.count_now(target, metric, changed.change, at).await;
             match counted.map_err(CountError::NotCounted)? {

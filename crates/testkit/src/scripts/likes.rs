@@ -65,7 +65,7 @@ impl ApiServer {
             });
         }
         // A click that can't be published must not be counted.
-        let checked = self.client.check(&Event::Like(wish));
+        let checked = self.client.check(&Event::Like(wish)).await;
         checked.map_err(LikeError::NotCounted)?;
         let (clicked, counted) = match self.click(wish, boards).await.map_err(LikeError::NotCounted)? {
             (clicked, Some(counted)) => (clicked, counted),

@@ -14,11 +14,12 @@ use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::client_of;
 pub use counts::{Changed, Counting};
 pub use error::{CountError, LikeError};
 use filters::Shapes;
 use tallyd::config::{Board, Config};
-use tallyd_client::{Client, ClientError, Event, Settings};
+use tallyd_client::{Client, ClientError, Event};
 use tallyd_core::click_limits::ClickLimits;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::kinds::Kinds;
@@ -140,7 +141,7 @@ impl ApiServer {
         let Config { redis, metrics, kinds, .. } = config;
         let cache = Cache::new(redis, metrics).unwrap();
         Self {
-            client: Client::new(&Settings::from(config)).unwrap(),
+            client: client_of(config),
             also: cache.also(redis, metrics).unwrap(),
             cache,
             kinds: kinds.clone(),

@@ -18,6 +18,7 @@ fn terms() -> Terms {
     let kinds = Kinds(codes(&[("video", 1), ("post", 2)]));
     let metrics = Metrics(codes(&[("like", 1), ("view", 2)]));
     Terms {
+        is_checked: true,
         rules: Rules::new(&kinds, &metrics, &[]),
         kinds: kinds.0,
         metrics: metrics.0,
