@@ -5,11 +5,12 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
-use super::common::gateway::read;
+use super::common::gateway::{Gateway, read};
 use super::common::proxy::Proxy;
 use super::common::{World, eventually, stderr, stdout};
-use super::{PLAIN, count, like};
+use super::{PLAIN, count, get, like};
 
 const SHORT: &str = "[amqp]\ntimeout_ms = 1500\n[redis]\ntimeout_ms = 500\n";
 
@@ -125,6 +126,50 @@ async fn the_stop_answers_requests_in_flight_and_takes_no_more() {
     world.close().await;
 }
 
+/// Sends requests without reading their answers.
+async fn sent(gateway: &Gateway, request: &str) -> Vec<TcpStream> {
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        let mut stream = TcpStream::connect(&gateway.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        streams.push(stream);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    streams
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_mysql_stops_no_event_and_a_silent_broker_stops_no_read() {
+    let world = World::new("gw_permits", &format!("{PLAIN}[gateway]\nrequests_max = 16\n")).await;
+    drop(world.publisher().await);
+    let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let (broker, amqp_url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let gateway = world.gateway_with(&[("TALLYD__MYSQL__URL", &mysql_url), ("TALLYD__AMQP__URL", &amqp_url)]).await;
+    assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
+    mysql.hold();
+    let mut waiting = sent(&gateway, &get("/v1/likes?user=7&kind=video&ids=1")).await;
+    let posted = timeout(Duration::from_secs(1), gateway.post(&count(1, "second"))).await.unwrap();
+    assert_eq!(posted.status, 202, "{posted:?}");
+    for stream in &mut waiting {
+        assert_eq!(read(stream).await.status, 503);
+    }
+    // MySQL has failed, so the gateway does not ask it for a while.
+    let likes = timeout(Duration::from_secs(1), gateway.get("/v1/likes?user=7&kind=video&ids=1")).await.unwrap();
+    assert_eq!((likes.status, likes.code().as_str()), (503, "mysql-unavailable"));
+    mysql.clear();
+
+    broker.hold();
+    let mut waiting = sent(&gateway, &gateway.posted(&count(1, "third"))).await;
+    assert_eq!(gateway.post(&count(1, "fourth")).await.code(), "busy");
+    assert_eq!(gateway.get("/v1/counters?kind=video&ids=1").await.status, 200);
+    broker.release();
+    for stream in &mut waiting {
+        assert!(matches!(read(stream).await.status, 202 | 503));
+    }
+    assert!(gateway.process.stop().success());
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     let limits = "[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
@@ -140,7 +185,7 @@ async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     }
     let likes = gateway.get("/v1/likes?user=7&kind=video&ids=1").await;
     assert_eq!((likes.status, &likes.json()["likes"][0]["source"]), (200, &"mysql".into()), "{likes:?}");
-    assert_eq!(gateway.get("/readyz").await.status, 503);
+    eventually("/readyz asks Redis again", || async { gateway.get("/readyz").await.status == 503 }).await;
     let read = gateway.get("/v1/counters?kind=video&ids=1").await;
     assert_eq!(read.json()["counters"], json!([{ "id": "1", "source": "mysql", "like": 0 }]), "{read:?}");
     assert!(gateway.process.log().contains("\"gateway-redis-away\""), "{}", gateway.process.log());

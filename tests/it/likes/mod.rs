@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod by_daemon;
+mod card;
 mod counted;
 mod guard;
 mod republished;

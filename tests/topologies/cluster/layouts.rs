@@ -1,9 +1,9 @@
-//! Counters migrate to a layout with more buckets. Most targets then have their bucket on another node than before.
+//! Clients read the layout from the site card. Counters migrate to a layout with more buckets. Most targets then have their bucket on another node than before.
 
-use tallyd_core::model::Metric;
+use tallyd_core::model::{Metric, UserId};
 
 use super::Stage;
-use super::common::{client_of, eventually, redis_likes, stderr, target};
+use super::common::{client_of, eventually, redis_likes, stderr, stranger_of, target};
 use super::crowd::{Crowd, TARGETS, model};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,6 +51,22 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     }
     assert!(apart > 50, "{apart}");
     stage.is_exact("--full").await;
+    assert!(stage.daemon.stop().success());
+    stage.world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_one_nodes_address_needs_no_other_setting() {
+    let stage = Stage::new("cluster_card", "bucket_bits = 6\n", &[]).await;
+    let client = stranger_of(&stage.nodes.api(&stage.world));
+    eventually("the client sees the card", || async { client.site_anew().await.is_known }).await;
+    let targets: Vec<_> = (1..=30).map(target).collect();
+    for target in &targets {
+        client.like(*target, UserId(7)).await.unwrap();
+    }
+    stage.world.drained(&stage.publisher).await;
+    stage.world.outbox_added().await;
+    assert_eq!(redis_likes(&client, &targets).await, vec![Some(1); targets.len()]);
     assert!(stage.daemon.stop().success());
     stage.world.close().await;
 }
