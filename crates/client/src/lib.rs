@@ -103,7 +103,7 @@ impl Client {
             unchecked_metrics: Unchecked::default(),
             broker: Broker::new(amqp)?,
             publisher: Mutex::default(),
-            store: Store::new(mysql, CONNECTIONS)?,
+            store: Store::new(mysql, CONNECTIONS)?.impatient(),
             numbers_breaker: Breaker::default(),
             likes_breaker: Breaker::default(),
             reads: Semaphore::new(READS),

@@ -54,6 +54,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection,
 use tallyd_connect::address::ServerUrl;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_core::model::Micros;
+use tokio::net::TcpStream;
 
 pub use self::conn::{Conn, or_rollback};
 use self::conn::{is_from_before_a_failover, note_no_primary};
@@ -72,6 +73,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// The time limit for asking the server why no connection was available.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
+
+/// If no connection is available for this time, an impatient store looks whether the port refuses connections.
+const REFUSED_AFTER: Duration = Duration::from_millis(100);
 
 /// The maximum age of a connection. When a connection is older than this and is idle, the pool closes the connection.
 /// During a failover, connections to the former primary can stay open. An API server only reads, so it does not notice
@@ -97,6 +101,8 @@ pub struct Store {
     address: Arc<str>,
     /// Whether a client certificate is configured.
     has_certificate: bool,
+    /// Whether a call fails at once if the server's port refuses connections.
+    is_impatient: bool,
     transaction_max: Duration,
 }
 
@@ -158,8 +164,16 @@ impl Store {
             pool,
             address,
             has_certificate,
+            is_impatient: false,
             transaction_max: Duration::from_millis(config.transaction_timeout_ms),
         })
+    }
+
+    /// Returns a store whose calls fail at once if the server's port refuses connections. By default they wait for
+    /// `[mysql] connect_timeout_ms`, because the server is possibly restarting.
+    #[must_use]
+    pub fn impatient(self) -> Self {
+        Self { is_impatient: true, ..self }
     }
 
     /// Creates a store with one connection for each of MySQL's replicas. Returns each store with its name `HOST:PORT`.
@@ -179,12 +193,28 @@ impl Store {
     /// Fails if no connection becomes available within `[mysql] connect_timeout_ms`, for example because MySQL is
     /// unreachable.
     pub async fn acquire(&self) -> Result<Conn> {
-        let connection = match self.pool.acquire().await {
+        let lent = tokio::select! {
+            lent = self.pool.acquire() => lent,
+            refused = self.refused(), if self.is_impatient => Err(refused),
+        };
+        let connection = match lent {
             Err(sqlx::Error::PoolTimedOut) => Err(self.refusal().await),
             lent => lent,
         };
         let connection = connection.map_err(|source| self.explain(source))?;
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
+    }
+
+    /// Returns the error of a port that refuses connections. Never ends if the port accepts connections.
+    async fn refused(&self) -> sqlx::Error {
+        tokio::time::sleep(REFUSED_AFTER).await;
+        if self.pool.connect_options().get_socket().is_none()
+            && let Err(error) = TcpStream::connect(&*self.address).await
+            && error.kind() == std::io::ErrorKind::ConnectionRefused
+        {
+            return error.into();
+        }
+        std::future::pending().await
     }
 
     /// Finds out why no connection was available. If the server refuses connections, the pool retries until the timeout

@@ -19,9 +19,8 @@ const ON_BOARDS: [&str; 17] = [
 /// The command with which the daemon takes entries from the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on three kinds of keys. A key of the first kind contains the instant up to which reconciles
-/// have compared Redis with MySQL. A key of the second kind says which program counts each number. The third key is the
-/// site card.
+/// The daemon's commands on the keys that contain the instants up to which reconciles have compared Redis with MySQL, and
+/// on the site card.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
