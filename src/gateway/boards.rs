@@ -76,7 +76,7 @@ async fn find(gate: &Gate, name: &str, period: Option<&str>) -> Answer<(Board, S
     let has = |site: &Site| site.boards.iter().any(|board| board.name == name);
     let mut site = gate.client.site().await;
     if !has(&site) {
-        site = gate.client.site_anew().await;
+        site = gate.client.site_refreshed().await;
     }
     let named: Vec<&Board> = site.boards.iter().filter(|board| board.name == name).collect();
     let Some(first) = named.first() else {

@@ -66,7 +66,8 @@ pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answ
     let targets: Vec<Target> = ids.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
     let looked = gate.hints.ask(gate.client.find(&targets)).await;
     let numbers = gate.client.complete(&targets, looked).await;
-    let counters = targets.iter().zip(&numbers).map(|(target, numbers)| counter(target.id, numbers, &metrics)).collect();
+    let counters =
+        targets.iter().zip(&numbers).map(|(target, numbers)| counter(target.id, numbers, &metrics)).collect();
     Ok(json(StatusCode::OK, &Counters { kind: name.to_owned(), counters }))
 }
 

@@ -48,8 +48,8 @@ use crate::version;
 use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
-use remembered::Remembered;
 pub(crate) use openapi::DOCUMENT;
+use remembered::Remembered;
 use tallyd_client::{Client, Settings};
 
 /// Time limit for the head of a request, and for an idle connection.
@@ -73,8 +73,8 @@ pub(super) struct Gate {
     connections_max: usize,
     /// Whether users have a limit of clicks.
     has_limit: bool,
-    /// Permits to publish. Requests that read have other permits, so an outage of MySQL does not stop publishing, and an
-    /// outage of RabbitMQ does not stop reading.
+    /// Permits to publish. Requests that read have other permits. So an outage of MySQL does not stop publishing, and
+    /// an outage of RabbitMQ does not stop reading.
     publishing: Arc<Semaphore>,
     reading: Semaphore,
     bodies: Semaphore,

@@ -167,7 +167,7 @@ impl Client {
         let mut known = self.sites.current().await;
         let mut found = find(&known);
         if found.is_none() {
-            known = self.sites.anew().await;
+            known = self.sites.refreshed().await;
             found = find(&known);
         }
         match found {

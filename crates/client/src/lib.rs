@@ -19,8 +19,8 @@ pub mod gateway;
 mod liked;
 mod likes;
 mod mysql;
-mod numbers;
 mod names;
+mod numbers;
 mod settings;
 mod site;
 mod traced;
@@ -129,9 +129,10 @@ impl Client {
         Arc::clone(&self.sites.current().await.site)
     }
 
-    /// Does the same as [`Client::site`], and first reads the card, unless the client has read it within the last second.
-    pub async fn site_anew(&self) -> Arc<Site> {
-        Arc::clone(&self.sites.anew().await.site)
+    /// Does the same as [`Client::site`], and first reads the card, unless the client has read it within the last
+    /// second.
+    pub async fn site_refreshed(&self) -> Arc<Site> {
+        Arc::clone(&self.sites.refreshed().await.site)
     }
 
     /// Returns the last card's site, and Redis with its key names.

@@ -137,13 +137,7 @@ impl Client {
 
     /// Asks the filters, and before that the recent clicks if they count. If a filter has another shape than the client
     /// knows, asks this filter again.
-    async fn ask_filters(
-        &self,
-        site: &Site,
-        user: UserId,
-        targets: &[Target],
-        with_clicks: bool,
-    ) -> Result<Vec<Seen>> {
+    async fn ask_filters(&self, site: &Site, user: UserId, targets: &[Target], with_clicks: bool) -> Result<Vec<Seen>> {
         let (filters, cache, names) = (&self.filters, &site.cache, &site.site.names);
         let (epoch, asked) = (filters.epoch(cache).await, filters.shapes(targets));
         let mut seen = match with_clicks {

@@ -42,7 +42,10 @@ impl Breaker {
         *until() = Some(Instant::now() + AWAY_FOR);
         if former.is_none() {
             let error = Chain(&failed).to_string();
-            warn!(event = "mysql-unasked", error, "MySQL failed: numbers and likes that only it has stay unknown: {error}");
+            warn!(
+                event = "mysql-unasked",
+                error, "MySQL failed: numbers and likes that only it has stay unknown: {error}"
+            );
         }
         Err(failed)
     }

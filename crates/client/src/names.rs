@@ -8,8 +8,8 @@ use tallyd_core::model::{Kind, Metric};
 use tallyd_core::rules::Writes;
 
 impl Client {
-    /// Returns the kind with this name. If the card lacks the name, the client reads the card again first. The call asks
-    /// no server if the card has the name, so call it for each request.
+    /// Returns the kind with this name. If the card lacks the name, the client reads the card again first. If the card
+    /// has the name, the call asks no server, so call it for each request.
     ///
     /// If the client has never seen a card, each name has a kind, which serves only to publish.
     ///
@@ -36,7 +36,7 @@ impl Client {
     ) -> Result<u8> {
         let mut known = self.sites.current().await;
         if !known.site.is_known || !of(&known).contains_key(name) {
-            known = self.sites.anew().await;
+            known = self.sites.refreshed().await;
         }
         let code = if known.site.is_known { of(&known).get(name).copied() } else { unchecked.code(name) };
         let has = || of(&known).keys().cloned().collect();
@@ -67,8 +67,8 @@ impl Client {
     }
 }
 
-/// Returns the name of a code: in the card, or as the caller named it without a card. Returns `None` if both names exist
-/// and differ, because nobody knows which one the caller means.
+/// Returns the name of a code: in the card, or as the caller named it without a card. Returns `None` if both names
+/// exist and differ, because it is unknown which one the caller means.
 fn name(known: &Known, card: &BTreeMap<String, u8>, unchecked: Option<String>, code: u8) -> Option<String> {
     let in_card = card.iter().find(|(_, known)| **known == code).map(|(name, _)| name);
     match (in_card, unchecked) {

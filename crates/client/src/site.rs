@@ -1,5 +1,5 @@
-//! Reads the site card: with the first call, at a name that the card lacks, and every minute. If Redis or the card can't
-//! be read, the client keeps the last card.
+//! Reads the site card: with the first call, at a name that the card lacks, and every minute. If the client can't read
+//! the card, it keeps the last one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +77,7 @@ impl Sites {
     }
 
     /// Reads the card, unless this was done within the last second. Returns the last site.
-    pub(crate) async fn anew(&self) -> Arc<Known> {
+    pub(crate) async fn refreshed(&self) -> Arc<Known> {
         let mut read = self.read.lock().await;
         if read.is_none_or(|reading| reading.ended.elapsed() >= PAUSE) {
             self.read(&mut read).await;

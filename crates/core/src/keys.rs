@@ -308,10 +308,11 @@ mod tests {
     #[test]
     fn no_two_kinds_of_keys_have_a_name_in_common() {
         let keys = keys(Form::Packed).with_prefix("");
-        let mut names =
-            vec![keys.missing(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
+        let mut names = vec![keys.missing(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
         names.extend([keys.published(UserId(1)), keys.site_card()]);
-        for name in ["c", "missing", "writers", "site", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"] {
+        for name in
+            ["c", "missing", "writers", "site", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"]
+        {
             let target = Target { kind: Kind(1), id: TargetId(1) };
             let of_filter = keys.filter(name, target).into_iter().chain([keys.next_filter(name, target)]);
             names.extend(of_filter.chain(keys.recent(name, 1)).chain([keys.counters(name, 1)]));

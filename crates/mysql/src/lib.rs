@@ -101,7 +101,7 @@ pub struct Store {
     address: Arc<str>,
     /// Whether a client certificate is configured.
     has_certificate: bool,
-    /// Whether a call fails at once if the server's port refuses connections.
+    /// Whether a call fails immediately if the server's port refuses connections.
     is_impatient: bool,
     transaction_max: Duration,
 }
@@ -169,7 +169,7 @@ impl Store {
         })
     }
 
-    /// Returns a store whose calls fail at once if the server's port refuses connections. By default they wait for
+    /// Returns a store whose calls fail immediately if the server's port refuses connections. By default they wait for
     /// `[mysql] connect_timeout_ms`, because the server is possibly restarting.
     #[must_use]
     pub fn impatient(self) -> Self {

@@ -372,9 +372,7 @@ impl Cache {
     /// Runs a command without a key on every server, and returns each answer.
     async fn ask_all(&self, action: &'static str, command: Cmd) -> Result<Vec<Value>> {
         let answers = match &self.servers {
-            Servers::One(link) => {
-                link.ask(command, self.timeout).await.map(|answer| vec![answer])
-            }
+            Servers::One(link) => link.ask(command, self.timeout).await.map(|answer| vec![answer]),
             Servers::Cluster(cluster) => cluster.ask_all(&command).await,
             Servers::Found(found) => found.ask_all(command, self.timeout).await,
         };

@@ -182,11 +182,7 @@ pub(super) fn is_node(error: &RedisError) -> bool {
 
 /// Returns the error for a wrong `[redis] cluster`. `is_node` says whether the server is a node of a Cluster.
 fn wrong_kind(is_node: bool) -> RedisError {
-    let what = if is_node {
-        NODE
-    } else {
-        "it is not a node of a Redis Cluster: set [redis] cluster = false"
-    };
+    let what = if is_node { NODE } else { "it is not a node of a Redis Cluster: set [redis] cluster = false" };
     RedisError::from((ErrorKind::InvalidClientConfig, what))
 }
 

@@ -126,6 +126,20 @@ mod tests {
     }
 
     #[test]
+    fn without_a_card_names_and_rules_are_not_checked() {
+        let terms = tallyd_core::site::Site::default().terms;
+        for body in [
+            r#"{"type":"like","kind":"post","target_id":42,"user_id":7,"at":5}"#,
+            r#"{"type":"set","kind":"post","target_id":42,"metric":"balance","value":-5,"at":5}"#,
+        ] {
+            assert!(judge(body.as_bytes(), &terms, NOW).unwrap()[0].is_ok(), "{body}");
+        }
+        let wrong = r#"{"type":"like","kind":"post","target_id":0,"user_id":7,"at":5}"#;
+        let refusal = judge(wrong.as_bytes(), &terms, NOW).unwrap().remove(0).unwrap_err();
+        assert_eq!(refusal.reason, Reason::TargetIdOutOfRange);
+    }
+
+    #[test]
     fn an_event_of_a_list_that_is_refused_harms_no_other() {
         let like = r#"{"type":"like","kind":"video","target_id":42,"user_id":7,"at":1795251385004538}"#;
         let told = judged(&format!("[{like}, {{}}, 3, {like}]")).unwrap();

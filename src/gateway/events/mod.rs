@@ -56,7 +56,7 @@ async fn answer(gate: &Arc<Gate>, body: &[u8]) -> Answer<Response> {
     let mut site = gate.client.site().await;
     let mut events = judge::judge(body, &site.terms, clock::now())?;
     if events.iter().any(judge::has_unknown_name) {
-        site = gate.client.site_anew().await;
+        site = gate.client.site_refreshed().await;
         events = judge::judge(body, &site.terms, clock::now())?;
     }
     let verdicts = publish::publish(gate, &site, events).await;

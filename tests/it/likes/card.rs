@@ -42,7 +42,7 @@ async fn a_client_with_only_addresses_publishes_and_reads_on_any_site() {
         let daemon = world.daemon();
         daemon.logged("redis-loaded").await;
         let client = stranger_of(&world.api);
-        eventually("the client sees the card", || async { client.site_anew().await.is_known }).await;
+        eventually("the client sees the card", || async { client.site_refreshed().await.is_known }).await;
         let (target, view) = (post(&client).await, client.metric("view").await.unwrap());
         assert_eq!((target.kind, view), (Kind(9), Metric(5)));
         for user in [7, 7, 8] {
@@ -78,7 +78,7 @@ async fn a_new_name_is_found_without_a_restart_and_a_lost_card_changes_nothing()
             }
         }
         tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
-        let site = client.site_anew().await;
+        let site = client.site_refreshed().await;
         assert_eq!((site.is_known, site.kinds.named("article")), (true, Some(Kind(3))), "{lost:?}");
     }
     world.close().await;
@@ -89,7 +89,7 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
     let world = World::new("card_none", &format!("{SITE}[amqp]\nprefix = \"tally\"\n")).await;
     let link = world.broker.connect("test").await.unwrap();
     drop(world.publisher().await);
-    // Redis has lost all keys of the site, or is away.
+    // Redis has lost all keys of the site, or is unreachable.
     let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
     proxy.fail();
     let mut away = world.config.clone();
@@ -112,7 +112,7 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
     let client = stranger_of(&world.config);
     let target = post(&client).await;
     world.cache.write_site_card(&Card::from(&world.config).encode()).await.unwrap();
-    eventually("the client sees the card", || async { client.site_anew().await.is_known }).await;
+    eventually("the client sees the card", || async { client.site_refreshed().await.is_known }).await;
     client.like(target, UserId(8)).await.unwrap();
     assert_eq!(next(&link, &world).await["kind"], "post");
     assert_eq!(post(&client).await.kind, Kind(9));

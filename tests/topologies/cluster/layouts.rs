@@ -59,7 +59,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
 async fn a_client_with_one_nodes_address_needs_no_other_setting() {
     let stage = Stage::new("cluster_card", "bucket_bits = 6\n", &[]).await;
     let client = stranger_of(&stage.nodes.api(&stage.world));
-    eventually("the client sees the card", || async { client.site_anew().await.is_known }).await;
+    eventually("the client sees the card", || async { client.site_refreshed().await.is_known }).await;
     let targets: Vec<_> = (1..=30).map(target).collect();
     for target in &targets {
         client.like(*target, UserId(7)).await.unwrap();
