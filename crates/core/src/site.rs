@@ -1,5 +1,6 @@
 //! A client's view of a site: the settings that a site card contains, in the types of this crate. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::board::Board;
@@ -8,6 +9,7 @@ use crate::event::Terms;
 use crate::keys::KindNames;
 use crate::kinds::{Kinds, LIKE, Metrics};
 use crate::layout::{BUCKET_BITS_MAX, Form, Layout};
+use crate::model::{Kind, Metric};
 use crate::partition::PartitionBy;
 use crate::rules::{Ruled, Rules, Writes};
 use crate::score::SECOND_BITS_MAX;
@@ -62,7 +64,7 @@ impl Default for Site {
 
 impl Site {
     /// Returns the rule of a number.
-    pub fn ruled(&self, kind: crate::model::Kind, metric: crate::model::Metric) -> Ruled {
+    pub fn ruled(&self, kind: Kind, metric: Metric) -> Ruled {
         self.terms.rules.of(kind, metric)
     }
 }
@@ -74,7 +76,7 @@ impl TryFrom<&Card> for Site {
     /// Fails if a value of the card is outside its range.
     fn try_from(card: &Card) -> Result<Self, CardError> {
         let wrong = |problem: &str| CardError::Wrong(problem.to_owned());
-        let is_code = |codes: &std::collections::BTreeMap<String, u8>| codes.values().all(|code| *code > 0);
+        let is_code = |codes: &BTreeMap<String, u8>| codes.values().all(|code| *code > 0);
         if !is_code(&card.kinds) || !is_code(&card.metrics) {
             return Err(wrong("a code is 0"));
         }
@@ -126,9 +128,7 @@ fn rules(card: &Card, kinds: &Kinds, metrics: &Metrics) -> Rules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::card::VERSION;
-    use crate::card::{self};
-    use crate::model::{Kind, Metric};
+    use crate::card::{self, VERSION};
 
     fn card() -> Card {
         let codes = |names: &[(&str, u8)]| names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect();
@@ -173,8 +173,8 @@ mod tests {
         };
         assert_eq!(changed(|_| {}), None);
         for change in [
-            (|card| drop(card.kinds.insert("x".to_owned(), 0))) as fn(&mut Card),
-            |card| drop(card.metrics.remove("like")),
+            (|card| card.kinds = [("x".to_owned(), 0)].into()) as fn(&mut Card),
+            |card| card.metrics = [("view".to_owned(), 1)].into(),
             |card| card.layout.bucket_bits = 29,
             |card| card.layout.counter_key = Some("n".to_owned()),
         ] {

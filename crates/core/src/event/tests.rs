@@ -11,6 +11,7 @@ fn terms() -> Terms {
         (Kinds(codes(&[("video", 1), ("post", 2)])), Metrics(codes(&[("like", 1), ("view", 3), ("unread", 4)])));
     let unread = Rule { kind: Some("video".to_owned()), settable: true, ..Rule::of("unread") };
     Terms {
+        is_checked: true,
         rules: Rules::new(&kinds, &metrics, &[unread]),
         kinds: kinds.0,
         metrics: metrics.0,
