@@ -1,5 +1,6 @@
 //! A client with only addresses learns the site from its card. Without a card it publishes, but knows no number.
 
+use lapin::options::QueueDeclareOptions;
 use serde_json::Value;
 use tallyd_client::{Client, ClientError, Number, Source};
 use tallyd_core::card::Card;
@@ -34,7 +35,7 @@ async fn a_client_with_only_addresses_publishes_and_reads_on_any_site() {
     for (name, redis) in [
         ("card_packed", "bucket_bits = 5"),
         ("card_entity", "layout = \"entity\"\ncounter_key = \"{kind}:{id}:numbers\""),
-        ("card_string", "layout = \"string\""),
+        ("card_string", "layout = \"string\"\ncounter_key = \"n:{kind}:{id}:{metric}\""),
     ] {
         let settings = format!("{SITE}[amqp]\npartition_by = \"target\"\npartitions = 2\n[redis]\n{redis}\n");
         let world = World::new(name, &settings).await;
@@ -89,6 +90,10 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
     let world = World::new("card_none", &format!("{SITE}[amqp]\nprefix = \"tally\"\n")).await;
     let link = world.broker.connect("test").await.unwrap();
     drop(world.publisher().await);
+    let (queue, durable) = (format!("{}-all", world.name), QueueDeclareOptions::durable());
+    link.channel.queue_declare(queue.as_str().into(), durable, Default::default()).await.unwrap();
+    let (to, key) = ("tally.events".into(), "#".into());
+    link.channel.queue_bind(queue.as_str().into(), to, key, Default::default(), Default::default()).await.unwrap();
     // Redis has lost all keys of the site, or is unreachable.
     let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
     proxy.fail();
@@ -98,10 +103,10 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
         let client = stranger_of(config);
         let target = post(&client).await;
         client.like(target, UserId(7)).await.unwrap();
-        assert_eq!(next(&link, &world).await["kind"], "post");
+        assert_eq!(next(&link, &queue).await["kind"], "post");
         let view = client.metric("view").await.unwrap();
         client.set(target, view, -5).await.unwrap();
-        let set = next(&link, &world).await;
+        let set = next(&link, &queue).await;
         assert_eq!((&set["kind"], &set["metric"], &set["value"]), (&"post".into(), &"view".into(), &(-5).into()));
         let numbers = client.read(&[target, Target { kind: Kind(1), id: TargetId(42) }]).await.unwrap();
         assert!(numbers.iter().all(|numbers| (1..=u8::MAX).all(|code| numbers.get(Metric(code)).is_none())));
@@ -114,18 +119,19 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
     world.cache.write_site_card(&Card::from(&world.config).encode()).await.unwrap();
     eventually("the client sees the card", || async { client.site_refreshed().await.is_known }).await;
     client.like(target, UserId(8)).await.unwrap();
-    assert_eq!(next(&link, &world).await["kind"], "post");
+    assert_eq!(next(&link, &queue).await["kind"], "post");
     assert_eq!(post(&client).await.kind, Kind(9));
     for exchange in ["tally.events", "tally.partitions"] {
         link.channel.exchange_delete(exchange.into(), Default::default()).await.unwrap();
     }
+    link.channel.queue_delete(queue.as_str().into(), Default::default()).await.unwrap();
     drop(link);
     world.close().await;
 }
 
 /// Takes the next message out of the queue.
-async fn next(link: &Link, world: &World) -> Value {
-    let message = link.get(&world.broker.queue(0)).await.unwrap().expect("a message");
+async fn next(link: &Link, queue: &str) -> Value {
+    let message = link.get(queue).await.unwrap().expect("a message");
     message.delivery.acker.ack(Default::default()).await.unwrap();
     serde_json::from_slice(&message.delivery.data).unwrap()
 }
