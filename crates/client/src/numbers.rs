@@ -46,7 +46,7 @@ impl Numbers {
     }
 }
 
-/// What Redis knows of targets, read with one site card.
+/// The answers of Redis for targets, with the site card that was used.
 pub struct Looked {
     known: Arc<Known>,
     found: Vec<Found>,
