@@ -53,6 +53,11 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     let client = Arc::new(world.api_server());
     let daemon = world.daemon();
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    // If a target's first like arrives during a run, the run leaves the target to the next run.
+    let mut quiet = Vec::new();
+    for id in 100..103 {
+        quiet.push(event_of(client.like(target(id), UserId(u64::from(u32::MAX)), &[]).await.unwrap()));
+    }
     let site = Site::of(&client, CLICKERS, EACH);
     site.clicked(2_000).await;
     let mut repaired = 0;
@@ -73,7 +78,8 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
         repaired += number(&report, "repaired");
     }
     assert_eq!(repaired, 12);
-    let model = site.close().await;
+    let mut model = site.close().await;
+    quiet.iter().for_each(|event| model.apply(event));
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     let report = world.report(&["reconcile", "--full"]);
@@ -92,6 +98,8 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     assert_eq!(number(&loaded, "buckets_loaded"), u64::from(world.cache.keys.buckets()));
     let site = Site::of(&client, CLICKERS, EACH);
     site.clicked(2_000).await;
+    eventually("more than 100 counters exist", || async { world.count("SELECT COUNT(*) FROM counter").await > 100 })
+        .await;
     lose(&world).await;
     site.clicked(500).await;
     let one = world.report(&["reconcile", "--target", "video:1"]);

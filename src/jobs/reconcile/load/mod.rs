@@ -21,6 +21,7 @@
 mod buckets;
 mod touched;
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -40,19 +41,15 @@ const LOADS_MAX: u64 = 3;
 /// Fails if the daemon counts in other layouts than this configuration has. Without this check, the run would record a
 /// layout as updated that no daemon updates, or a layout as outdated that the daemon updates.
 pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
-    let sorted = |mut names: Vec<String>| {
-        names.sort();
-        names
-    };
-    let ours = sorted(layouts(servers).map(|cache| cache.keys.layout().full_name()).collect());
-    let theirs = sorted(servers.store.daemon_layouts().await?);
+    let ours: BTreeSet<String> = layouts(servers).map(|cache| cache.keys.layout().full_name()).collect();
+    let theirs = BTreeSet::from_iter(servers.store.daemon_layouts().await?);
     if theirs.is_empty() || theirs == ours {
         return Ok(());
     }
     Err(JobError::Refused(format!(
         "the daemon that started last counts in {}, but this configuration has {}: use the same [redis] in both, and restart the daemon after a change",
-        theirs.join(" and "),
-        ours.join(" and ")
+        Vec::from_iter(theirs).join(" and "),
+        Vec::from_iter(ours).join(" and ")
     ))
     .into())
 }
