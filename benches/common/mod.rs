@@ -13,6 +13,7 @@ pub mod command;
 pub mod contender;
 pub mod cpu;
 pub mod daemon;
+pub mod http;
 pub mod lineup;
 pub mod machine;
 pub mod model;

@@ -1,9 +1,5 @@
 //! Measures the gateway's speed and memory, compared with a bare HTTP handler that publishes the same messages.
 
-mod bare;
-mod load;
-mod server;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,13 +7,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use common::cpu::{Processes, peak_rss_mib};
+use common::http::server::{Kind, Server};
+use common::http::{bare, load};
 use common::machine::Machine;
 use common::preload::rest;
 use common::report::{Aim, Results, median, number, print_figures};
 use common::wait::until;
 use common::world::{Setup, World, stack};
 use serde::Serialize;
-use server::{Kind, Server};
 use tallyd_benches as common;
 use tokio::time::Instant;
 
@@ -161,10 +158,10 @@ async fn measure_in(world: &World, kind: Kind, arguments: &Arguments, list: u64)
     let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
     let server = Server::start(world, kind).await?;
     // The first request makes the server open its connections.
-    load::send(&server.address, 1, 1, list).await?;
+    load::send(&server.address, 1, 1, 202, move |number| load::likes(number, list)).await?;
     rest(servers).await?;
     let (began, before) = (Instant::now(), servers.used(Some(server.pid()?))?);
-    load::send(&server.address, arguments.connections, requests, list).await?;
+    load::send(&server.address, arguments.connections, requests, 202, move |number| load::likes(number, list)).await?;
     let seconds = began.elapsed().as_secs_f64();
     let used = servers.used(Some(server.pid()?))?.since(before);
     let link = world.broker.connect("bench").await?;

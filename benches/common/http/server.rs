@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::common::world::World;
+use crate::world::World;
 
 /// A server to measure.
 #[derive(Clone, Copy, Debug)]

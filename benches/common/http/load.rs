@@ -14,13 +14,27 @@ use tokio::task::JoinSet;
 /// The number of targets. The requests contain likes for these targets in turn.
 const TARGETS: u64 = 10_000;
 
-/// Sends the given number of requests with `list` events each, and reads all answers. Each must be 202.
-pub async fn send(address: &str, connections: u64, requests: u64, list: u64) -> Result<()> {
+/// Sends the given number of requests, and reads all answers. Each must have this status.
+pub async fn send<R>(address: &str, connections: u64, requests: u64, status: u16, request: R) -> Result<()>
+where
+    R: Fn(u64) -> Vec<u8> + Clone + Send + 'static,
+{
     let (next, mut all) = (Arc::new(AtomicU64::new(0)), JoinSet::new());
     for _ in 0..connections {
-        let stream = TcpStream::connect(address).await.context("connect to the server")?;
-        stream.set_nodelay(true)?;
-        all.spawn(connection(stream, Arc::clone(&next), requests, list));
+        let (mut stream, next, request) = (connect(address).await?, Arc::clone(&next), request.clone());
+        all.spawn(async move {
+            let mut answer = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= requests {
+                    return Ok(());
+                }
+                stream.write_all(&request(number)).await?;
+                read(&mut stream, &mut answer).await?;
+                let is_right = answer.starts_with(format!("HTTP/1.1 {status}").as_bytes());
+                ensure!(is_right, "the answer is {}", String::from_utf8_lossy(&answer));
+            }
+        });
     }
     while let Some(ended) = all.join_next().await {
         ended??;
@@ -28,20 +42,23 @@ pub async fn send(address: &str, connections: u64, requests: u64, list: u64) -> 
     Ok(())
 }
 
-async fn connection(mut stream: TcpStream, next: Arc<AtomicU64>, requests: u64, list: u64) -> Result<()> {
-    let mut answer = Vec::new();
-    loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        if number >= requests {
-            return Ok(());
-        }
-        stream.write_all(&request(number, list)).await?;
-        read(&mut stream, &mut answer).await?;
-        ensure!(answer.starts_with(b"HTTP/1.1 202"), "the answer is {}", String::from_utf8_lossy(&answer));
-    }
+/// Sends one request, and returns the answer's body.
+pub async fn ask(address: &str, request: &[u8]) -> Result<String> {
+    let (mut stream, mut answer) = (connect(address).await?, Vec::new());
+    stream.write_all(request).await?;
+    read(&mut stream, &mut answer).await?;
+    let answer = String::from_utf8(answer)?;
+    Ok(answer.split_once("\r\n\r\n").context("the answer has no head")?.1.to_owned())
 }
 
-fn request(number: u64, list: u64) -> Vec<u8> {
+async fn connect(address: &str) -> Result<TcpStream> {
+    let stream = TcpStream::connect(address).await.context("connect to the server")?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Returns the request that publishes `list` likes.
+pub fn likes(number: u64, list: u64) -> Vec<u8> {
     let now = tallyd::runtime::clock::now();
     let event = |place: u64| {
         let target = Target { kind: Kind(1), id: TargetId(1 + place % TARGETS) };
@@ -55,6 +72,13 @@ fn request(number: u64, list: u64) -> Vec<u8> {
         body.len()
     );
     [head.into_bytes(), body].concat()
+}
+
+/// Returns the request that reads the counters of these videos.
+pub fn counters(ids: impl Iterator<Item = u64>) -> Vec<u8> {
+    let ids = ids.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    format!("GET /v1/counters?kind=video&ids={ids} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n")
+        .into_bytes()
 }
 
 /// Reads one answer. The answer must have the header Content-Length.
