@@ -1,5 +1,4 @@
-//! Optional requests to Redis: the click limit of a user, likes of the last minute, and counters that MySQL also has.
-//! If Redis does not answer, a client's request must neither fail nor wait.
+//! Optional requests to Redis: the click limit of a user, and counters that MySQL also has. If Redis does not answer, a client's request must neither fail nor wait.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -43,7 +42,7 @@ impl Hints {
             warn!(
                 event = "gateway-redis-away",
                 error = problem,
-                "Redis does not answer: the gateway does not limit clicks, does not remember likes of the last minute, and reads counters from MySQL: {problem}"
+                "Redis does not answer: the gateway does not limit clicks, and reads counters from MySQL: {problem}"
             );
         }
         None

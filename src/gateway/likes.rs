@@ -1,5 +1,5 @@
-//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user. Newer likes that a gateway published come first,
-//! then the target's Bloom filter, then MySQL.
+//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user. First the target's Bloom filter answers, then
+//! MySQL.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -38,8 +38,6 @@ pub(super) struct Like {
 pub(super) enum LikeSource {
     /// MySQL's row, as of the last commit.
     Mysql,
-    /// A gateway, which published a like within the last minute. This like is newer than MySQL's row.
-    Gateway,
     /// Redis: the target's Bloom filter does not have the user, or (with `writer = "api"`) Redis remembers the click.
     Redis,
 }
@@ -63,7 +61,6 @@ pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answ
 fn like(id: TargetId, Liked { liked, by }: Liked) -> Like {
     let source = match by {
         LikedBy::Mysql => LikeSource::Mysql,
-        LikedBy::Gateway => LikeSource::Gateway,
         LikedBy::Redis => LikeSource::Redis,
     };
     Like { id: id.to_string(), liked, source }

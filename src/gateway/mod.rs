@@ -2,9 +2,9 @@
 //! process without state. Any number of gateways can run.
 //!
 //! The steps of an event: the daemon's own decoder checks the event, the broker confirms it, and then the gateway
-//! answers. An answer with 202 means that every event of the request is on the broker's disk. Redis remembers a
-//! confirmed like for a minute, because the daemon has not written it yet. The gateway counts nothing: if API servers
-//! count a number (`writer = "api"`), they have called a script before they send the event.
+//! answers. An answer with 202 means that every event of the request is on the broker's disk. The
+//! gateway counts nothing: if API servers count a number (`writer = "api"`), they have called a script before they send
+//! the event.
 //!
 //! The gateway knows kinds, metrics, boards and rules from the site card. If it never could read the card, it publishes
 //! without checking names, and all numbers are unknown.
@@ -22,7 +22,6 @@ mod metrics;
 mod openapi;
 mod query;
 mod ready;
-mod remembered;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,7 +48,6 @@ use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
 pub(crate) use openapi::DOCUMENT;
-use remembered::Remembered;
 use tallyd_client::{Client, Settings};
 
 /// Time limit for the head of a request, and for an idle connection.
@@ -82,8 +80,7 @@ pub(super) struct Gate {
     /// True if the `Host` of a request must be an address or `localhost`. Without this check, a web page could send
     /// requests through a browser on this machine.
     is_local: bool,
-    hints: Arc<Hints>,
-    remembered: Remembered,
+    hints: Hints,
     metrics: Metrics,
     /// The last answers of the servers to `/readyz`.
     ready: tokio::sync::Mutex<Option<ready::Answers>>,
@@ -96,10 +93,8 @@ impl Gate {
     fn new(config: &Config, listen: &Listen, stop: CancellationToken) -> Result<Self> {
         let token = config.gateway.read_token()?;
         let client = Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
-        let (client, hints) = (Arc::new(client), Arc::new(Hints::default()));
-        Ok(Self {
-            remembered: Remembered::by(Arc::clone(&client), Arc::clone(&hints)),
-            client,
+                Ok(Self {
+            client: Arc::new(client),
             connections_max: config.gateway.connections_max,
             has_limit: config.client.rate_likes_max > 0,
             publishing: Arc::new(Semaphore::new(config.gateway.requests_max)),
@@ -108,7 +103,7 @@ impl Gate {
             bodies: Semaphore::new(BODIES_MAX),
             is_local: token.is_none() && matches!(listen, Listen::Address(_)),
             token: token.as_ref().map(Token::new),
-            hints,
+            hints: Hints::default(),
             metrics: Metrics::default(),
             stop,
         })

@@ -1,5 +1,4 @@
-//! Contains the client's additional calls for gateways. A gateway publishes lists of events that other programs made,
-//! and remembers clicks until they are in MySQL.
+//! Contains the client's additional calls for gateways. A gateway publishes lists of events that other programs made.
 
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use tokio::time::timeout;
 
 use super::{BrokerError, Client, ClientError, Result, traced};
 use tallyd_connect::fate::Fate;
-use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_redis::{Call, LIMIT};
 
@@ -79,15 +77,6 @@ impl Client {
         let calls: Vec<Call> = users.iter().map(call).collect();
         let answers = cache.eval("check a user's limit", &calls).await?;
         answers.iter().map(wait).collect()
-    }
-
-    /// Remembers published likes and unlikes, so that [`Client::likes_of`] returns them.
-    ///
-    /// # Errors
-    /// [`ClientError::Redis`]; [`ClientError::NoCard`].
-    pub async fn remember_published(&self, clicks: &[LikeEvent]) -> Result<()> {
-        let known = self.known().await?;
-        Ok(known.cache.remember_published(&known.site.names, clicks).await?)
     }
 
     /// Checks that the broker answers, without changing anything.

@@ -4,8 +4,7 @@
 //! Where API servers count likes, Redis remembers the recent clicks of users. lua/like.lua sets the user's bits in the
 //! filter before its event is published, so a "no" of the filter is certain.
 //!
-//! Where the daemon counts likes, gateways remember the clicks that they have published. The daemon sets the bits
-//! after its commit, from the outbox. A: the daemon commits a like. B: a reader asks the filter. C: the daemon sets the
+//! Where the daemon counts likes, it sets the bits after its commit, from the outbox. A: the daemon commits a like. B: a reader asks the filter. C: the daemon sets the
 //! bits. The answer to B is the state before A. Usually C follows A within milliseconds. If the outbox is behind, the
 //! client stops asking filters at most three seconds after A.
 
@@ -17,7 +16,6 @@ use super::site::Known as Site;
 use super::{Client, ClientError, Result};
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::rules::Writes;
-use tallyd_redis::published::Published;
 use tallyd_redis::recent::Seen;
 
 /// The largest number of targets of one call of [`Client::liked`]. The pipeline has two commands for each target, or
@@ -31,8 +29,6 @@ pub enum LikedBy {
     Redis,
     /// The answer is from the row in MySQL, or MySQL has no row.
     Mysql,
-    /// A gateway has published the click within the last minute, and the row in MySQL is older.
-    Gateway,
 }
 
 /// Whether a user likes a target.
@@ -49,8 +45,6 @@ pub struct Liked {
 enum Known {
     /// Whether the user likes the target.
     Answer(bool),
-    /// A gateway has published this click. The row in MySQL can be newer.
-    Published(Published),
     Nothing,
 }
 
@@ -87,10 +81,7 @@ impl Client {
             let row = rows.get(target);
             match known {
                 Known::Answer(liked) => Liked { liked, by: LikedBy::Redis },
-                Known::Published(click) if row.is_none_or(|row| row.at < click.at) => {
-                    Liked { liked: click.liked, by: LikedBy::Gateway }
-                }
-                _ => Liked { liked: row.is_some_and(|row| row.liked), by: LikedBy::Mysql },
+                Known::Nothing => Liked { liked: row.is_some_and(|row| row.liked), by: LikedBy::Mysql },
             }
         };
         Ok(targets.iter().zip(known).map(liked).collect())
@@ -102,7 +93,7 @@ impl Client {
         let (by_api, by_daemon): (Vec<Target>, Vec<Target>) = targets.iter().copied().partition(is_by_api);
         let mut by_api = self.recent(site, user, &by_api).await?.into_iter();
         // If Redis fails, use only MySQL's rows. These rows lack only clicks that the daemon has not written yet.
-        let asked = timeout(HINT_MAX, self.published(site, user, &by_daemon)).await;
+        let asked = timeout(HINT_MAX, self.filtered(site, user, &by_daemon)).await;
         let mut by_daemon = asked.ok().and_then(Result::ok).unwrap_or_default().into_iter();
         let known = |target: &Target| if is_by_api(target) { by_api.next() } else { by_daemon.next() };
         Ok(targets.iter().map(known).map(|known| known.unwrap_or(Known::Nothing)).collect())
@@ -120,19 +111,12 @@ impl Client {
         Ok(seen.into_iter().map(Known::from).collect())
     }
 
-    /// Reads the clicks that gateways have published, and then the filters of the other targets.
-    async fn published(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
-        let published = site.cache.published(&site.site.names, user, targets).await?;
-        let mut known: Vec<Known> =
-            published.into_iter().map(|click| click.map_or(Known::Nothing, Known::Published)).collect();
-        let unknown = targets.iter().zip(&known).filter(|(_, known)| matches!(known, Known::Nothing));
-        let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();
-        if site.site.has_filters && !unknown.is_empty() && self.filters.are_up_to_date(&self.store).await {
-            let seen = self.ask_filters(site, user, &unknown, false).await?;
-            let unknown = known.iter_mut().filter(|known| matches!(known, Known::Nothing));
-            unknown.zip(seen).for_each(|(known, seen)| *known = Known::from(seen));
+    /// Reads the filters, unless the outbox is behind.
+    async fn filtered(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+        if targets.is_empty() || !site.site.has_filters || !self.filters.are_up_to_date(&self.store).await {
+            return Ok(Vec::new());
         }
-        Ok(known)
+        Ok(self.ask_filters(site, user, targets, false).await?.into_iter().map(Known::from).collect())
     }
 
     /// Asks the filters, and before that the recent clicks if they count. If a filter has another shape than the client

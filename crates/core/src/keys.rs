@@ -177,12 +177,6 @@ impl Keys {
         format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
-    /// `gw:{7}`: the likes that gateways published for the user 7 within the last minute. A field is, for example,
-    /// `video:42`.
-    pub fn published(&self, user: UserId) -> String {
-        format!("{}gw:{{{}}}", self.prefix, user.0)
-    }
-
     /// `c:missing`: the set of buckets that readers found missing. A member is, for example, `video:3a2f`.
     pub fn missing(&self) -> String {
         format!("{}c:missing", self.prefix)
@@ -309,7 +303,7 @@ mod tests {
     fn no_two_kinds_of_keys_have_a_name_in_common() {
         let keys = keys(Form::Packed).with_prefix("");
         let mut names = vec![keys.missing(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
-        names.extend([keys.published(UserId(1)), keys.site_card()]);
+        names.push(keys.site_card());
         for name in
             ["c", "missing", "writers", "site", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"]
         {

@@ -21,8 +21,7 @@ pub enum BoardZset {
 }
 
 impl Cache {
-    /// Erases these clicks, and the clicks that gateways have remembered for the same users and targets. Returns the
-    /// number of erased fields. If several requests got the same event, Redis counts these requests in a further field.
+    /// Erases these clicks. Returns the number of erased fields. If several requests got the same event, Redis counts these requests in a further field.
     /// If this event is older than the user's last click, the further field can remain until the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";
@@ -46,22 +45,15 @@ impl Cache {
                     command.arg(format!("{field}:{at}"));
                 }
             }
-            for (target, user) in some {
-                let field = format!("{}:{}", kinds.get(target.kind).unwrap_or_default(), target.id);
-                deletes.cmd("HDEL").arg(self.keys.published(*user)).arg(field);
-            }
             forgotten += sum(&self.answers(ACTION, &deletes).await?);
         }
         Ok(forgotten)
     }
 
-    /// Deletes the keys of a user: the count of clicks, and the clicks that gateways published. Returns the count of
-    /// deleted keys. A dry run deletes nothing.
+    /// Deletes the count of a user's clicks. Returns the count of deleted keys. A dry run deletes nothing.
     pub async fn erase_user(&self, user: UserId, dry_run: bool) -> Result<u64> {
-        let mut pipeline = Pipeline::with_capacity(2);
-        for key in [self.keys.limit(user), self.keys.published(user)] {
-            pipeline.cmd(if dry_run { "EXISTS" } else { "UNLINK" }).arg(key);
-        }
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd(if dry_run { "EXISTS" } else { "UNLINK" }).arg(self.keys.limit(user));
         Ok(sum(&self.answers("delete the keys of a user", &pipeline).await?))
     }
 

@@ -30,7 +30,6 @@ pub mod load;
 mod login;
 pub mod missing;
 pub mod probe;
-pub mod published;
 pub mod read;
 pub mod recent;
 pub mod repairs;
@@ -133,7 +132,6 @@ static FILTER_BEGIN: Script = Script::new(include_str!("../lua/filter_begin.lua"
 static FILTER_EPOCH: Script = Script::new(include_str!("../lua/filter_epoch.lua"));
 static FILTER_NOTE: Script = Script::new(include_str!("../lua/filter_note.lua"));
 static FILTER_WRITE: Script = Script::new(include_str!("../lua/filter_write.lua"));
-static GATEWAY_REMEMBER: Script = Script::new(include_str!("../lua/gateway_remember.lua"));
 static FILTER_SWAP: Script = Script::new(include_str!("../lua/filter_swap.lua"));
 static FILTER_FOLD: Script = Script::new(include_str!("../lua/filter_fold.lua"));
 static BOARD_CLAIM: Script = Script::new(include_str!("../lua/board_claim.lua"));

@@ -194,7 +194,6 @@ mod tests {
         "note_beside.lua",
         "remember.lua",
         "may.lua",
-        "gateway_remember.lua",
     ];
 
     /// The repository's folder.

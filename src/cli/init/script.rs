@@ -18,7 +18,7 @@ const ACL_CLUSTER: &str = include_str!("../../../ops/redis/cluster.txt");
 const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
 
 /// The key patterns for an empty `[redis] key_prefix`. The pattern of an empty prefix would match every key.
-const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:*";
+const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~board:* ~filter:*";
 
 /// The fixed parts of the script.
 const FRAME: &str = include_str!("accounts.sh");
@@ -261,7 +261,7 @@ mod tests {
         let mut config = daemon(["h", "h", "h"]);
         config.redis.key_prefix = String::new();
         let text = accounts(&plan(&config, Facts::default()));
-        has(&text, &["reset on >$redis_password ~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:* +ping"]);
+        has(&text, &["reset on >$redis_password ~c:* ~recent:* ~limit:* ~board:* ~filter:* +ping"]);
         assert!(!text.contains("~*"), "{text}");
     }
 

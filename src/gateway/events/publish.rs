@@ -1,9 +1,8 @@
 //! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms
-//! messages. D: sends confirmed likes to Redis. Only step C decides the verdicts. While Redis is unreachable, A and D
-//! are skipped.
+//! messages. Only step C decides the verdicts. While Redis is unreachable, A is skipped.
 //!
-//! If API servers count likes in Redis, the gateway only publishes these likes, without A and D: a script has already
-//! counted and remembered the click. Such a like needs the `at` of the script.
+//! If API servers count likes in Redis, the gateway only publishes these likes, without A: a script has already counted
+//! and remembered the click. Such a like needs the `at` of the script.
 
 use super::super::Gate;
 use super::judge::Judged;
@@ -65,24 +64,16 @@ async fn send(gate: &Gate, site: &Site, mut events: Vec<Placed<'_>>) -> Vec<(usi
     let messages: Vec<Sent> =
         events.iter().map(|(_, event)| (event.routing_key(&site.terms), event.body.to_vec())).collect();
     let results = gate.client.publish_all(&messages).await;
-    let mut confirmed: Vec<LikeEvent> = Vec::new();
     for (number, (place, event)) in events.iter().enumerate() {
         let result = results.as_ref().map(|results| results.get(number));
         verdicts.push((
             *place,
             match result {
-                Ok(Some(Ok(()))) => {
-                    confirmed.extend(like_of_daemon(site, event));
-                    Verdict::confirmed(event.at())
-                }
+                Ok(Some(Ok(()))) => Verdict::confirmed(event.at()),
                 Ok(Some(Err(error))) | Err(error) => Verdict::unconfirmed(event.at(), problem(error)),
                 Ok(None) => Verdict::unconfirmed(event.at(), "the broker did not answer for this event"),
             },
         ));
-    }
-    // Without a card the names of Redis' fields are unknown.
-    if !confirmed.is_empty() && site.is_known {
-        gate.remembered.add(confirmed).await;
     }
     verdicts
 }
