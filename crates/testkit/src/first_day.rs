@@ -142,7 +142,8 @@ impl FirstDay {
         Daemon { child: process.stderr(log).spawn().unwrap(), log_path }
     }
 
-    async fn daemon(&self) -> Daemon {
+    /// Starts the daemon, and waits until it consumes.
+    pub async fn daemon(&self) -> Daemon {
         let daemon = self.started("run", vec![("TALLYD__ADMIN__LISTEN".to_owned(), String::new())]);
         daemon.logged("\"consuming\"").await;
         daemon
@@ -193,11 +194,17 @@ impl FirstDay {
 
     /// Returns settings to publish with the API servers' account on the stack's RabbitMQ.
     pub fn api(&self) -> Amqp {
+        let url = self.as_api(&stack("AMQP_URL"));
+        Amqp { url: ServerUrl::from(url.as_str()), prefix: self.name.clone(), ..Amqp::default() }
+    }
+
+    /// Returns an address of the stack with the API servers' account.
+    pub fn as_api(&self, address: &str) -> String {
         let password = fs::read_to_string(self.path("tallyd.api-password")).unwrap();
-        let mut url = url::Url::parse(&stack("AMQP_URL")).unwrap();
+        let mut url = url::Url::parse(address).unwrap();
         url.set_username(&format!("{}_api", self.name)).unwrap();
         url.set_password(Some(password.trim())).unwrap();
-        Amqp { url: ServerUrl::from(url.as_str()), prefix: self.name.clone(), ..Amqp::default() }
+        url.to_string()
     }
 
     /// Deletes everything that this test created on the stack's servers.

@@ -67,7 +67,7 @@ impl World {
 
     /// Writes the site card that a daemon of this world writes, because not every test starts a daemon. Does nothing
     /// while Redis is unreachable.
-    async fn write_card(&self) {
+    pub async fn write_card(&self) {
         let card = Card::from(&self.config).encode();
         let _ = timeout(CARD_MAX, self.cache.write_site_card(&card)).await;
     }

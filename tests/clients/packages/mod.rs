@@ -3,7 +3,6 @@
 mod gateway;
 mod readme;
 mod scenario;
-mod site_card;
 mod unit;
 
 use std::collections::HashMap;

@@ -12,7 +12,7 @@ use redis::AsyncCommands;
 use serde_json::{Value, json};
 use sqlx::Row;
 
-use super::{Driver, Failure, Package, site_card};
+use super::{Driver, Failure, Package};
 use crate::common::proxy::Proxy;
 use crate::common::{World, eventually, lose};
 use crate::quickstart::logged_in;
@@ -90,7 +90,7 @@ async fn from_the_first_event_to_the_last(package: Package) {
     let folder = package.install();
     let settings = "[metrics]\nlike = 1\nview = 2";
     let world = World::new(&format!("package_{}", package.name()), settings).await;
-    site_card::write_for_now(&world).await;
+    world.write_card().await;
     let mut site = Site { driver: package.start(folder.path()), world, likes: BTreeSet::new() };
     let mut rejected = refused_logins(&site).await;
     site.open(site.amqp(), site.redis(), DEADLINE_S).await;
