@@ -145,7 +145,7 @@ async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted()
         world.count(forgotten).await == 0
     })
     .await;
-    // A daemon that stops before it has read the runs' fences leaves them in a queue whose messages nobody knows.
+    // If the daemon stopped earlier, the runs' fences would stay in the queue and count as unknown messages.
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
     world.set(BY_HAND);
