@@ -14,7 +14,7 @@ use common::proxy::Proxy;
 use common::{Daemon, World, eventually, stdout};
 
 const ADMIN: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
-const BY_API: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
+const WITH_VIEWS: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n[metrics]\nlike = 1\nview = 2\n";
 
 /// The time within which daemons repair the key in Redis: one check and a slow machine.
 const BACK_MAX: Duration = Duration::from_secs(15);
@@ -109,7 +109,7 @@ async fn a_card_that_redis_loses_is_back_within_15_seconds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_card_from_the_future_blocks_no_later_card() {
-    let mut world = World::new("card_future", BY_API).await.hurried();
+    let mut world = World::new("card_future", ADMIN).await.hurried();
     let daemon = world.daemon();
     let (_, card) = settled(&world).await;
     for number in [NUMBER_MAX, u64::MAX] {
@@ -119,31 +119,31 @@ async fn a_card_from_the_future_blocks_no_later_card() {
     let text = Card { number: u64::MAX, ..card }.encode();
     let future = CardRow { number: u64::MAX, text, by: "a:1".to_owned() };
     assert!(store(&world).replace_site_card(Some(1), &future).await.unwrap());
-    reload(&world, &daemon, ADMIN).await;
-    world.set(ADMIN);
+    reload(&world, &daemon, WITH_VIEWS).await;
+    world.set(WITH_VIEWS);
     let (row, card) = settled(&world).await;
-    assert_eq!((row.number, card.api.len()), (1, 0));
+    assert_eq!((row.number, card.metrics.len()), (1, 2));
     assert!(daemon.stop().success());
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_whose_writer_differs_warns_until_it_agrees() {
-    let mut world = World::new("card_differs", BY_API).await.hurried();
+async fn a_daemon_whose_metrics_differ_warns_until_it_agrees() {
+    let mut world = World::new("card_differs", ADMIN).await.hurried();
     let first = world.daemon();
     settled(&world).await;
-    world.set(ADMIN);
+    world.set(WITH_VIEWS);
     let second = world.daemon();
     let (row, _) = settled(&world).await;
     first.logged("\"site-differs\"").await;
     let url = url(&first).await;
     let status = || stdout(&world.tallyd(&["status", "--url", &url]));
-    let trouble = format!("differ from the site card, which clients read: api (card of {})", row.by);
+    let trouble = format!("differ from the site card, which clients read: metrics (card of {})", row.by);
     eventually("the status has the difference", || async { status().contains(&trouble) }).await;
     // The daemon checks the card again before it repairs the key.
     unlink(&world).await;
     settled(&world).await;
-    reload(&world, &first, ADMIN).await;
+    reload(&world, &first, WITH_VIEWS).await;
     eventually("the status has no difference", || async { !status().contains(&trouble) }).await;
     for (daemon, warnings) in [(&first, 1), (&second, 0)] {
         assert_eq!(daemon.log().matches("\"site-differs\"").count(), warnings, "{}", daemon.log());

@@ -201,9 +201,9 @@ async fn what_tallyd_would_refuse_is_not_counted() {
     let long = "x".repeat(65);
     for (failed, why) in [
         (client.add(target(0), VIEW, 1, "a").await, "the target's id is 0"),
-        (client.add(no_kind, VIEW, 1, "a").await, "kind 9 is not in [kinds]"),
+        (client.add(no_kind, VIEW, 1, "a").await, "the site card has no kind with the code 9"),
         (client.add(target(1), Metric(1), 1, "a").await, "likes are counted only by `like` and `unlike`"),
-        (client.add(target(1), Metric(9), 1, "a").await, "metric 9 is not in [metrics]"),
+        (client.add(target(1), Metric(9), 1, "a").await, "the site card has no metric with the code 9"),
         (client.add(target(1), VIEW, (1 << 31) + 1, "a").await, "delta is 2147483649"),
         (client.add(target(1), VIEW, 1, "").await, "event_id has 0 characters"),
         (client.add(target(1), VIEW, 1, &long).await, "event_id has 65 characters"),
