@@ -93,7 +93,7 @@ impl Gate {
     fn new(config: &Config, listen: &Listen, stop: CancellationToken) -> Result<Self> {
         let token = config.gateway.read_token()?;
         let client = Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
-                Ok(Self {
+        Ok(Self {
             client: Arc::new(client),
             connections_max: config.gateway.connections_max,
             has_limit: config.client.rate_likes_max > 0,

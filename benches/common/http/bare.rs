@@ -64,8 +64,7 @@ pub async fn serve(config: &Config) -> Result<()> {
     let exchange = Broker::new(&config.amqp)?.exchange();
     let reader = Reader::new(config).await?;
     let bare = Arc::new(Bare { channel, exchange, messages: AtomicU64::new(0), reader });
-    let routes =
-        Router::new().route("/v1/events", post(publish)).route("/v1/counters", get(read)).with_state(bare);
+    let routes = Router::new().route("/v1/events", post(publish)).route("/v1/counters", get(read)).with_state(bare);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     eprintln!(r#"{{"address":"{}"}}"#, listener.local_addr()?);
     loop {
@@ -87,7 +86,8 @@ async fn publish(State(bare): State<Arc<Bare>>, body: Bytes) -> StatusCode {
 
 async fn read(State(bare): State<Arc<Bare>>, RawQuery(query): RawQuery) -> Result<Vec<u8>, StatusCode> {
     let ids = query.as_deref().and_then(|query| query.split_once("ids=")).ok_or(StatusCode::BAD_REQUEST)?.1;
-    let ids: Vec<u64> = ids.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| StatusCode::BAD_REQUEST)?;
+    let ids: Vec<u64> =
+        ids.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| StatusCode::BAD_REQUEST)?;
     let likes = bare.reader.likes(&ids).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     let counter = |(id, like): (&u64, Option<i64>)| Counter { id: id.to_string(), source: "redis", like };
     let counters = Counters { kind: "video", counters: ids.iter().zip(likes).map(counter).collect() };

@@ -184,7 +184,7 @@ mod tests {
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
     /// The scripts of the API servers. These servers use another account.
-    const OF_CLIENTS: [&str; 10] = [
+    const OF_CLIENTS: [&str; 9] = [
         "like.lua",
         "count.lua",
         "take_back.lua",

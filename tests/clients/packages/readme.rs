@@ -11,8 +11,8 @@ use crate::common::{eventually, stack};
 /// Returns the document's samples in that language as one program, with the addresses of the stack's servers.
 fn program(day: &FirstDay, document: &str, language: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
-    let blocks = text.split(&format!("```{language}\n")).skip(1);
-    let blocks: Vec<&str> = blocks.map(|block| block.split("```").next().unwrap()).collect();
+    let begin = format!("```{language}\n");
+    let blocks: Vec<&str> = text.split(&begin).skip(1).map(|block| block.split("```").next().unwrap()).collect();
     let (first, others) = blocks.split_first().unwrap();
     let prefix = format!("{}:", day.name);
     // The later samples use the client of the first sample, which closes it at its end.
@@ -23,7 +23,8 @@ fn program(day: &FirstDay, document: &str, language: &str) -> String {
             (whole, "6379/0' });", format!("6379/0', keyPrefix: '{prefix}' }});"))
         }
         _ => {
-            let others: Vec<String> = others.iter().flat_map(|block| block.lines()).map(|line| format!("    {line}\n")).collect();
+            let others: Vec<String> =
+                others.iter().flat_map(|block| block.lines()).map(|line| format!("    {line}\n")).collect();
             (format!("{first}{}", others.concat()), ") as site", format!(", key_prefix=\"{prefix}\") as site"))
         }
     };
