@@ -69,8 +69,14 @@ class Gateway:
         return found
 
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
+        target = f"{path}?{urlencode(query)}"
         try:
-            status, answer = self._call(f"{path}?{urlencode(query)}", None, self._timeout_s)
+            try:
+                status, answer = self._call(target, None, self._timeout_s)
+            except ConnectionError:
+                # The gateway closed an idle connection at this moment.
+                self.close()
+                status, answer = self._call(target, None, self._timeout_s)
         except (NotSent, http.client.HTTPException, OSError) as error:
             raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that the gateway runs") from error
         if status == 200 and answer:
