@@ -92,6 +92,22 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
+    /// Writes the configuration of a gateway that listens on any free port. Returns the path of this file.
+    pub fn gateway_path(&self) -> Result<PathBuf> {
+        let Config { amqp, mysql, redis, .. } = &self.config;
+        let path = self.folder.path().join("gateway.toml");
+        let text = format!(
+            "[gateway]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n[amqp]\nurl = \"{}\"\n[mysql]\nurl = \"{}\"\n\
+             [redis]\nurl = \"{}\"\nkey_prefix = \"{}\"\n",
+            amqp.url.expose(),
+            mysql.url.expose(),
+            redis.url.expose(),
+            redis.key_prefix
+        );
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
     /// Opens a connection to Redis.
     pub async fn redis(&self) -> Result<MultiplexedConnection> {
         let client = redis::Client::open(self.config.redis.url.expose())?;

@@ -23,9 +23,6 @@ const AIMS: [(&str, Aim); 2] = [("gateway_ratio", Aim::AtLeast(0.8)), ("gateway_
 /// The number of events in a request with a list.
 const LIST: u64 = 100;
 
-/// Any free port.
-const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"\n";
-
 /// Send likes to the gateway and to a bare handler in turn: first one like per request, then lists of 100 likes. At the
 /// end, the queue must have all likes.
 #[derive(Clone, Debug, Parser)]
@@ -147,8 +144,7 @@ fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
 }
 
 async fn measure(kind: Kind, arguments: &Arguments, list: u64) -> Result<Ran> {
-    let setup = Setup { metrics: LISTEN, ..Setup::default() };
-    let world = World::new("gateway", setup).await?;
+    let world = World::new("gateway", Setup::default()).await?;
     let ran = measure_in(&world, kind, arguments, list).await.with_context(|| format!("{kind:?}, lists of {list}"));
     world.close(ran).await
 }

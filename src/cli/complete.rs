@@ -101,7 +101,10 @@ fn whole_program(roff: &mut Roff) {
                 ),
             ],
         ),
-        ("FILES", vec![(config::DEFAULT_PATH, "The configuration.")]),
+        (
+            "FILES",
+            vec![(config::DEFAULT_PATH, "The configuration."), (config::GATEWAY_PATH, "The gateway's configuration.")],
+        ),
         (
             "ENVIRONMENT",
             vec![

@@ -51,9 +51,10 @@ use verbosity::Verbosity;
 #[derive(Debug, Parser)]
 #[command(name = "tallyd", version = version::LONG, after_help = EXIT_CODES)]
 struct Cli {
-    /// Read the configuration from this file.
-    #[arg(long, global = true, value_name = "FILE", default_value = config::DEFAULT_PATH)]
-    config: PathBuf,
+    /// Read the configuration from this file. The default is /etc/tallyd/config.toml, or /etc/tallyd/gateway.toml for
+    /// the command `gateway`.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
 
     #[command(flatten)]
     verbosity: Verbosity,
@@ -227,18 +228,19 @@ where
     F: Future<Output = Result<()>>,
 {
     let command = match cli.command {
-        Some(Any::Alone(command)) => return run_alone(command, &cli.config),
+        Some(Any::Alone(command)) => return run_alone(command, cli.config.as_deref()),
         Some(Any::Configured(command)) => Some(command),
         None => None,
     };
-    let config = config::load(&cli.config)?;
+    let path = cli.config.unwrap_or_else(|| config::DEFAULT_PATH.into());
+    let config = config::load(&path)?;
     start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
     start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile::run(&config, &reconcile::ReconcileArgs::default()).await,
             None | Some(Command::Run) => {
                 process::check_stacks();
-                daemon(cli.config, config).await.map(|()| EXIT_DONE)
+                daemon(path, config).await.map(|()| EXIT_DONE)
             }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
@@ -276,7 +278,8 @@ fn start_runtime() -> Result<Runtime> {
         .context("start the runtime")
 }
 
-fn run_alone(command: Alone, path: &Path) -> Result<u8> {
+fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
+    let path = given.unwrap_or(Path::new(config::DEFAULT_PATH));
     match command {
         Alone::Init(args) => init::run(&args),
         Alone::CheckConfig(args) | Alone::Config(ConfigCommand::Check(args)) => check::run(path, &args),
@@ -290,7 +293,7 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
             Ok(EXIT_DONE)
         }
         Alone::Gateway { openapi: false } => {
-            let config = config::load(path)?;
+            let config = config::load_gateway(given.unwrap_or(Path::new(config::GATEWAY_PATH)))?;
             start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
             start_runtime()?.block_on(gateway::run(&config)).map(|()| EXIT_DONE)
         }

@@ -2,16 +2,18 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Secret;
 use super::key::Key;
+use super::load::{Read, in_order, read_file, typed};
 use super::password::read_password;
-use super::problem::Faults;
+use super::problem::{Faults, Problem};
+use super::schema::File;
+use super::{Config, ConfigError, Secret};
 
 /// `[admin]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -114,11 +116,25 @@ impl fmt::Display for Listen {
 /// Minimum length of a token, in characters. 16 random characters can't be guessed.
 const TOKEN_MIN: usize = 16;
 
-pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
-    if let (None, Some(file)) = (&admin.token, &admin.token_file) {
+/// Reads only `[admin]`, for commands that send a request to a daemon. These commands work without the passwords of the
+/// servers, and even if other sections have problems.
+pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
+    let mut read = read_file(path, File::Daemon)?;
+    let Config { mut admin, .. } = typed(&mut read);
+    let Read { mut faults, origins, problems: mut found, .. } = read;
+    read_token("admin", &mut admin.token, admin.token_file.as_deref(), &mut faults);
+    problems(&admin, &mut faults);
+    found.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
+    found.retain(|problem| problem.key.as_ref().is_none_or(|key| key.section() == "admin"));
+    if found.is_empty() { Ok(admin) } else { Err(in_order(found).into()) }
+}
+
+/// Reads the token from its file, unless the environment has set it.
+pub(super) fn read_token(section: &str, token: &mut Option<Secret>, file: Option<&str>, found: &mut Faults) {
+    if let (None, Some(file)) = (&token, file) {
         match read_password("token_file", file) {
-            Ok(token) => admin.token = Some(token),
-            Err(problem) => found.at("admin.token_file", format!("[admin] {problem}")),
+            Ok(read) => *token = Some(read),
+            Err(problem) => found.at(Key::from(section).then("token_file"), format!("[{section}] {problem}")),
         }
     }
 }

@@ -7,9 +7,7 @@ use jiff::tz::TimeZone;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{
-    Also, Config, Redis, ServerUrl, admin, board, export, filter, gateway, import, map, recount, retired, rule, tls,
-};
+use super::{Also, Config, Redis, ServerUrl, admin, board, export, filter, import, map, recount, retired, rule, tls};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
@@ -35,7 +33,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     names("metrics", &config.metrics.0, found);
     retired::problems(&config.retired, &config.kinds, &config.metrics, found);
     admin::problems(&config.admin, found);
-    gateway::problems(&config.gateway, found);
     rule::problems(config, found);
     recount::problems(config, found);
     import::problems(config, found);
@@ -197,14 +194,6 @@ fn bounds(config: &Config, found: &mut Faults) {
         );
         found.between(&["amqp.prefetch".into(), "consumer.batch_events_max".into()], text);
     }
-    for (key, pause) in
-        [("client.recent_keep", config.client.recent_keep), ("client.rate_window", config.client.rate_window)]
-    {
-        if pause.0 < Duration::from_secs(1) {
-            let key = Key::from(key);
-            found.at(key.clone(), format!("{key} must be 1s or longer"));
-        }
-    }
     if config.consumer.future_max.0 > FUTURE_MAX_MAX {
         found.at("consumer.future_max", "[consumer] future_max must not be longer than 1d");
     }
@@ -330,7 +319,6 @@ pub(super) mod tests {
             ("[metrics]\nview = 2", "must have `like`"),
             ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
             ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
-            ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
             ("[redis]\nkey_prefix = \"{x}\"", "must not have braces"),
             ("[redis]\ncounter_key = \"x:{id}\"", "[redis] counter_key is for the layouts entity and string"),
             ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{user}\"", "[redis] counter_key has {user}"),

@@ -1,12 +1,34 @@
-//! `[gateway]`: the HTTP port of `tallyd gateway`. The daemon does not use it.
+//! gateway.toml: the settings of `tallyd gateway`. The daemon does not read this file.
+
+use std::path::Path;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::admin::{Listen, NoAddress, listen_problems, token_problems};
-use super::password::read_password;
+use super::admin::{Listen, NoAddress, listen_problems, read_token, token_problems};
+use super::load::{checked, read_file, typed};
 use super::problem::Faults;
-use super::{ConfigError, Secret};
+use super::schema::File;
+use super::{Amqp, Config, ConfigError, Log, Mysql, Pause, Redis, Secret};
+
+pub const GATEWAY_PATH: &str = "/etc/tallyd/gateway.toml";
+
+/// All settings of gateway.toml. The gateway learns everything else from the site card.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct GatewayConfig {
+    /// Level and format of the log.
+    pub log: Log,
+    /// HTTP port of `tallyd gateway`, for API servers.
+    pub gateway: Gateway,
+    /// RabbitMQ.
+    pub amqp: Amqp,
+    /// MySQL, which the gateway asks for likes, and for numbers that Redis lacks.
+    pub mysql: Mysql,
+    /// The server with the counters. The gateway itself finds out whether it is a Redis Cluster.
+    pub redis: Redis,
+}
 
 /// `[gateway]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -27,6 +49,10 @@ pub struct Gateway {
     /// Maximum open connections. Others wait.
     #[schemars(range(min = 1, max = 100_000))]
     pub connections_max: usize,
+    /// Maximum number of likes and unlikes of a user per window. 0: no limit.
+    pub rate_likes_max: u32,
+    /// Length of a window, from the user's first click.
+    pub rate_window: Pause,
 }
 
 impl Default for Gateway {
@@ -37,6 +63,8 @@ impl Default for Gateway {
             token: None,
             requests_max: 512,
             connections_max: 10_000,
+            rate_likes_max: 0,
+            rate_window: Pause::from_secs(60),
         }
     }
 }
@@ -45,40 +73,79 @@ impl Gateway {
     pub fn address(&self) -> Result<Listen, NoAddress> {
         self.listen.parse()
     }
-
-    /// Returns the token that requests need. Only the gateway reads the file, because the daemon might not have access
-    /// to it.
-    ///
-    /// # Errors
-    /// Fails if the file can't be read, or if its token is too short.
-    pub fn read_token(&self) -> Result<Option<Secret>, ConfigError> {
-        let wrong = |problem: String| ConfigError(vec![problem]);
-        let token = match (&self.token, &self.token_file) {
-            (None, Some(file)) => {
-                let read = read_password("token_file", file);
-                Some(read.map_err(|problem| wrong(format!("[gateway] {problem}")))?)
-            }
-            (token, _) => token.clone(),
-        };
-        let mut found = Faults::default();
-        token_problems("gateway", token.as_ref(), &mut found);
-        found.0.into_iter().next().map_or(Ok(token), |fault| Err(wrong(fault.text)))
-    }
 }
 
-pub(super) fn problems(gateway: &Gateway, found: &mut Faults) {
+/// Does for gateway.toml what [`super::load`] does for config.toml.
+pub fn load_gateway(path: &Path) -> Result<GatewayConfig, ConfigError> {
+    let mut read = read_file(path, File::Gateway)?;
+    let GatewayConfig { log, mut gateway, amqp, mysql, mut redis } = typed(&mut read);
+    // Only a Redis Cluster has seeds.
+    redis.cluster = !redis.seeds.is_empty();
+    let servers = Config { log, amqp, mysql, redis, ..Config::default() };
+    let mut found = Faults::default();
+    problems(&mut gateway, &mut found);
+    let Config { log, amqp, mysql, redis, .. } = checked(read, servers, found)?.config;
+    Ok(GatewayConfig { log, gateway, amqp, mysql, redis })
+}
+
+fn problems(gateway: &mut Gateway, found: &mut Faults) {
     let has_token = gateway.token.is_some() || gateway.token_file.is_some();
     listen_problems("gateway", &gateway.listen, &gateway.address().map(Some), has_token, found);
+    read_token("gateway", &mut gateway.token, gateway.token_file.as_deref(), found);
     token_problems("gateway", gateway.token.as_ref(), found);
+    if gateway.rate_window.0 < Duration::from_secs(1) {
+        found.at("gateway.rate_window", "[gateway] rate_window must be 1s or longer");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn said(text: &str) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let name = format!("{}:", file.path().display());
+        load_gateway(file.path()).err().map_or(String::new(), |error| error.to_string().replace(&name, ""))
+    }
+
+    #[test]
+    fn each_file_refuses_the_settings_of_the_other_file() {
+        let error = super::super::parse("[log]\n[gateway]\nlisten = \"\"\n", "config.toml", []).unwrap_err();
+        assert_eq!(
+            error.0,
+            ["config.toml:2:2: [gateway] belongs in gateway.toml, the gateway's own file: docs/gateway.md"]
+        );
+        let variable = ("TALLYD__GATEWAY__TOKEN".to_owned(), "0123456789-of-a-test".to_owned());
+        let error = super::super::parse("", "config.toml", [variable]).unwrap_err();
+        assert!(error.0[0].starts_with("TALLYD__GATEWAY__TOKEN: [gateway] belongs in gateway.toml"), "{error}");
+
+        let text = "[consumer]\nlinger_ms = 1\n[redis]\nbucket_bits = 13\n[redis.also]\nbucket_bits = 14\n\
+                    [amqp]\nprefix = \"a\"\nprefech = 1\n[gateway]\nlisten = \"\"\nrate_window = \"1ms\"\n";
+        let error = said(text);
+        for problem in [
+            "1:2: [consumer] belongs in the daemon's config.toml",
+            "4:1: [redis] bucket_bits belongs in the daemon's config.toml",
+            "5:8: [redis] also belongs in the daemon's config.toml",
+            "8:1: [amqp] prefix belongs in the daemon's config.toml",
+            "9:1: unknown key `prefech` in [amqp]; known: `heartbeat_s`",
+            "11:1: [gateway] listen is \"\"",
+            "12:1: [gateway] rate_window must be 1s or longer",
+        ] {
+            assert!(error.contains(&format!("\n  {problem}")), "{problem}: {error}");
+        }
+        assert_eq!(error.lines().count(), 8, "{error}");
+    }
+
+    #[test]
+    fn the_gateway_finds_a_redis_cluster_by_its_seeds() {
+        assert_eq!(said("[redis]\nseeds = [\"h:6379\"]\n"), "");
+        assert!(said("[redis]\nseeds = [\"h\"]\n").contains("[redis] seeds: \"h\" is not HOST:PORT"));
+    }
+
     #[test]
     fn a_gateway_that_others_reach_must_have_a_token() {
-        let found = |gateway: &Gateway| Faults::texts(|found| problems(gateway, found)).join(" ");
+        let found = |gateway: &Gateway| Faults::texts(|found| problems(&mut gateway.clone(), found)).join(" ");
         let listens = |listen: &str| Gateway { listen: listen.to_owned(), ..Gateway::default() };
         assert_eq!(found(&listens("unix:/run/tallyd-gateway/http.sock")), "");
         assert!(
@@ -88,6 +155,7 @@ mod tests {
         assert!(found(&listens("")).contains("[gateway] listen is \"\""));
         let short = Gateway { token: Some(Secret::new("short".to_owned())), ..listens("0.0.0.0:9191") };
         assert!(found(&short).contains("[gateway] token_file must hold 16 or more"));
-        assert!(short.read_token().unwrap_err().to_string().contains("must hold 16 or more"));
+        let unread = Gateway { token_file: Some("/nowhere".to_owned()), ..listens("0.0.0.0:9191") };
+        assert!(found(&unread).contains("[gateway] token_file /nowhere: No such file"));
     }
 }

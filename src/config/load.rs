@@ -1,9 +1,9 @@
 //! Reads the file, the environment, and the files of passwords and certificates into one [`Config`].
 
-use std::fs;
 use std::path::Path;
+use std::{fs, mem};
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 use toml::de::DeTable;
 use toml::{Table, Value};
@@ -11,8 +11,8 @@ use toml::{Table, Value};
 use super::key::{Key, Origin, Origins, place};
 use super::password::{read_password, set_passwords};
 use super::problem::{Fault, Faults, Problem};
-use super::schema::below;
-use super::{Admin, Config, ConfigError, EventClock, check, schema, shape, tls};
+use super::schema::{File, below};
+use super::{Config, ConfigError, EventClock, admin, check, shape, tls};
 
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
 
@@ -34,11 +34,11 @@ impl Loaded {
     }
 }
 
-struct Read {
+pub(super) struct Read {
     table: Table,
-    origins: Origins,
-    faults: Faults,
-    problems: Vec<Problem>,
+    pub origins: Origins,
+    pub faults: Faults,
+    pub problems: Vec<Problem>,
 }
 
 /// Reads `path`, applies the environment, reads the files of passwords and certificates, and checks the result.
@@ -49,57 +49,55 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 /// Does the same as [`load`], and also returns the origin of each setting. Returns problems as [`Problem`]s, not as
 /// text.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
-    let Read { mut faults, origins, mut problems, table } = read_file(path)?;
-    let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
-    let removed: Vec<Key> = of_faults.chain(problems.iter().filter_map(|problem| problem.key.clone())).collect();
-    let mut loaded = Loaded { config: typed(table, &mut problems), origins };
-    let mut more = Faults::default();
-    set_passwords(&mut loaded.config, &mut more);
-    tls::read(&mut loaded.config, &mut more);
-    super::admin::read_token(&mut loaded.config.admin, &mut more);
-    check::problems(&loaded.config, &mut more);
-    faults.0.extend(more.0.into_iter().filter(|fault| is_certain(fault, &removed, &loaded.origins)));
-    problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &loaded.origins)));
+    let mut read = read_file(path, File::Daemon)?;
+    let mut config: Config = typed(&mut read);
+    let admin = &mut config.admin;
+    let mut found = Faults::default();
+    admin::read_token("admin", &mut admin.token, admin.token_file.as_deref(), &mut found);
+    let mut loaded = checked(read, config, found)?;
     settle(&mut loaded);
-    if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
+    Ok(loaded)
 }
 
-/// Reads only `[admin]`, for commands that send a request to a daemon. These commands work without the passwords of the
-/// servers, and even if other sections have problems.
-pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
-    let Read { mut faults, origins, mut problems, table } = read_file(path)?;
-    let mut admin = typed(table, &mut problems).admin;
-    super::admin::read_token(&mut admin, &mut faults);
-    super::admin::problems(&admin, &mut faults);
+/// Reads the files of passwords and certificates, and checks the configuration. `found` are the problems that are known
+/// already.
+pub(super) fn checked(read: Read, mut config: Config, mut found: Faults) -> Result<Loaded, Vec<Problem>> {
+    let Read { mut faults, origins, mut problems, .. } = read;
+    let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
+    let removed: Vec<Key> = of_faults.chain(problems.iter().filter_map(|problem| problem.key.clone())).collect();
+    set_passwords(&mut config, &mut found);
+    tls::read(&mut config, &mut found);
+    check::problems(&config, &mut found);
+    faults.0.extend(found.0.into_iter().filter(|fault| is_certain(fault, &removed, &origins)));
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
-    problems.retain(|problem| problem.key.as_ref().is_none_or(|key| key.section() == "admin"));
-    if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
+    if problems.is_empty() { Ok(Loaded { config, origins }) } else { Err(in_order(problems)) }
 }
 
 /// Reads only the environment, and the files that variables name. `tallyd init` needs this, because the configuration
 /// does not exist yet.
 pub fn load_environment() -> Result<Config, ConfigError> {
-    let Read { mut faults, origins, mut problems, table } = read_with_environment("", "the environment")?;
-    let mut config = typed(table, &mut problems);
+    let mut read = read_with_environment("", "the environment", File::Daemon)?;
+    let mut config = typed(&mut read);
+    let Read { mut faults, origins, mut problems, .. } = read;
     set_passwords(&mut config, &mut faults);
     tls::read(&mut config, &mut faults);
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
     if problems.is_empty() { Ok(config) } else { Err(in_order(problems).into()) }
 }
 
-fn read_file(path: &Path) -> Result<Read, Vec<Problem>> {
+pub(super) fn read_file(path: &Path, file: File) -> Result<Read, Vec<Problem>> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path)
         .map_err(|error| vec![Problem { origin: None, key: None, text: format!("{name} can't be read: {error}") }])?;
-    read_with_environment(&text, &name)
+    read_with_environment(&text, &name, file)
 }
 
-fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>> {
+fn read_with_environment(text: &str, source: &str, file: File) -> Result<Read, Vec<Problem>> {
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let mut environment: Vec<(String, String)> = environment.collect();
     let files = read_urls(&mut environment);
-    let mut found = read(text, source, environment)?;
+    let mut found = read(text, source, environment, file)?;
     for (key, variable, problem) in files {
         let origin = Origin::Variable(variable);
         found.problems.extend(problem.map(|text| Problem {
@@ -140,8 +138,9 @@ pub fn parse(
     source: &str,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Config, ConfigError> {
-    let Read { table, origins, faults, mut problems } = read(text, source, environment)?;
-    let config = typed(table, &mut problems);
+    let mut read = read(text, source, environment, File::Daemon)?;
+    let config = typed(&mut read);
+    let Read { origins, faults, mut problems, .. } = read;
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
     let mut loaded = Loaded { config, origins };
     settle(&mut loaded);
@@ -152,6 +151,7 @@ fn read(
     text: &str,
     source: &str,
     environment: impl IntoIterator<Item = (String, String)>,
+    file: File,
 ) -> Result<Read, Vec<Problem>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
@@ -165,14 +165,14 @@ fn read(
     let mut origins = Origins::of_file(source, text, table.get_ref());
     let (mut faults, mut problems) = (Faults::default(), Vec::new());
     let mut whole = Value::Table(text.parse().unwrap_or_default());
-    shape::hold(&mut whole, schema(), &Key::default(), schema(), &mut faults);
+    shape::hold(&mut whole, file.schema(), &Key::default(), file, &mut faults);
     let Value::Table(mut table) = whole else { return Ok(Read { table: Table::new(), origins, faults, problems }) };
     let mut variables: Vec<(String, String)> = environment.into_iter().collect();
     variables.sort_unstable();
     for (name, value) in variables {
         let Some(dotted) = name.strip_prefix(ENV_PREFIX) else { continue };
         let mut wrong = Faults::default();
-        if let Some(key) = set(&mut table, dotted, &value, &mut wrong) {
+        if let Some(key) = set(&mut table, dotted, &value, file, &mut wrong) {
             origins.set(key, Origin::Variable(name.clone()));
         }
         problems.extend(wrong.0.into_iter().map(|Fault { keys, text }| Problem {
@@ -185,23 +185,24 @@ fn read(
 }
 
 /// Writes a variable's value into the table. Returns the key that the variable sets.
-fn set(table: &mut Table, dotted: &str, text: &str, faults: &mut Faults) -> Option<Key> {
+fn set(table: &mut Table, dotted: &str, text: &str, file: File, faults: &mut Faults) -> Option<Key> {
     let parts: Vec<String> = dotted.split("__").map(str::to_lowercase).collect();
     let (last, above) = parts.split_last()?;
-    let (mut key, mut known) = (Key::default(), Some(schema()));
-    let mut value = typed_text(schema_of(&parts), text);
+    let (mut key, mut known) = (Key::default(), Some(file.schema()));
+    let schema = parts.iter().try_fold(file.schema(), |schema, name| below(schema, name));
+    let mut value = typed_text(schema, text);
     for part in &parts {
         let schema_above = known.unwrap_or(&Json::Null);
         (key, known) = (key.then(part), below(schema_above, part));
         let is_password =
             matches!(part.as_str(), "password" | "token") && below(schema_above, &format!("{part}_file")).is_some();
         if known.is_none() && !is_password {
-            faults.at(key.clone(), shape::unknown(part, &value, &key, schema_above, schema()));
+            faults.at(key.clone(), shape::unknown(part, &value, &key, schema_above, file));
             return None;
         }
     }
     match known {
-        Some(known) => drop(shape::hold(&mut value, known, &key, schema(), faults)),
+        Some(known) => drop(shape::hold(&mut value, known, &key, file, faults)),
         None => value = Value::String(text.to_owned()),
     }
     if !faults.0.is_empty() {
@@ -224,10 +225,6 @@ fn set(table: &mut Table, dotted: &str, text: &str, faults: &mut Faults) -> Opti
     Some(key)
 }
 
-fn schema_of(parts: &[String]) -> Option<&'static Json> {
-    parts.iter().try_fold(schema(), |schema, name| below(schema, name))
-}
-
 /// Returns a variable's value as TOML: a text if the schema requires a text, otherwise the parsed value.
 fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     let kind = schema.and_then(|schema| schema.get("type")).and_then(Json::as_str);
@@ -241,10 +238,11 @@ fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
-    Config::deserialize(Value::Table(table)).unwrap_or_else(|error| {
-        problems.push(Problem { origin: None, key: None, text: redacted(error.message()) });
-        Config::default()
+/// Takes the settings out of the table.
+pub(super) fn typed<T: DeserializeOwned + Default>(read: &mut Read) -> T {
+    T::deserialize(Value::Table(mem::take(&mut read.table))).unwrap_or_else(|error| {
+        read.problems.push(Problem { origin: None, key: None, text: redacted(error.message()) });
+        T::default()
     })
 }
 
@@ -276,7 +274,7 @@ fn refers(section: &str, to: &str) -> bool {
     )
 }
 
-fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
+pub(super) fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems.sort_by_key(|problem| match &problem.origin {
         Some(Origin::File { line, column, .. }) => (0, *line, *column),
         _ => (1, 0, 0),
@@ -308,7 +306,7 @@ mod tests {
     #[test]
     fn every_mistake_is_named_with_its_place_and_what_is_allowed() {
         let text = "[log]\nlevel = \"info\"\nformat = \"jsn\"\n[amqp]\nprefech = 5\n  partitions = \"many\"\nlinger_ms = 5\n\
-                    [dameon]\n[kinds]\nvideo = 0\n[board]\nname = \"a\"\n[client]\nrecent_keep = \"5\"\nrate_likes_max = -1\n\
+                    [dameon]\n[kinds]\nvideo = 0\n[board]\nname = \"a\"\n[consumer]\nfuture_max = \"5\"\nlinger_ms = -1\n\
                     [[rule]]\nwriter = \"api\"\n[filter]\nfalse_positive = 0.5\n[metrics]\nview = 2\n[[archive]]\n";
         let said = [
             "config.toml:3:1: [log] format is \"jsn\": did you mean \"json\"? allowed are \"auto\", \"text\", \"json\", \"journald\"",
@@ -318,8 +316,8 @@ mod tests {
             "config.toml:8:2: unknown section `dameon`: did you mean `daemon`?",
             "config.toml:10:1: [kinds] video is 0, allowed are 1 to 255",
             "config.toml:11:2: [board] is a block, and there can be several: write [[board]]",
-            "config.toml:14:1: [client] recent_keep is \"5\": write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"",
-            "config.toml:15:1: [client] rate_likes_max is -1, allowed are 0 to 4294967295",
+            "config.toml:14:1: [consumer] future_max is \"5\": write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"",
+            "config.toml:15:1: [consumer] linger_ms is -1, allowed are 0 to 10000",
             "config.toml:16:1: [[rule]] must have `metric`",
             "config.toml:19:1: [filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1",
             "config.toml:20:2: [metrics] must have `like`",

@@ -1,5 +1,5 @@
-//! The configuration, with typed and checked values and with hidden secrets. A test compares config.toml at the
-//! repository's root with these types and their defaults. The doc comments of the keys become the descriptions in the
+//! The configurations of the daemon and of the gateway, with typed and checked values and with hidden secrets. A test
+//! compares config.toml at the repository's root with these types and their defaults. The doc comments of the keys become the descriptions in the
 //! JSON Schema.
 //!
 //! The steps: file -> check against the schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), also
@@ -35,28 +35,27 @@ use serde::{Deserialize, Serialize};
 use tallyd_core::event::Terms;
 
 pub use crate::runtime::log::Format as LogFormat;
-pub use admin::{Admin, Listen, NoAddress, SOCKET};
+pub use admin::{Admin, Listen, NoAddress, SOCKET, load_admin};
 pub use check::is_name;
 pub use export::{Export, Writes as ExportWrites};
 pub(crate) use filter::FILTER_GAP_MAX;
 pub use filter::Filter;
-pub use gateway::Gateway;
+pub use gateway::{GATEWAY_PATH, Gateway, GatewayConfig, load_gateway};
 pub use handle::{ConfigHandle, Derived};
 pub use import::{Import, Reads};
 pub use key::{Key, Origin, Origins};
-pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, load_environment, parse};
+pub use load::{DEFAULT_PATH, Loaded, examine, load, load_environment, parse};
 pub use password::read_token;
 pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
 pub use reload::Reload;
 pub use retired::Retired;
-pub use schema::schema;
+pub use schema::{gateway_schema, schema};
 pub use tallyd_connect::address::ServerUrl;
 pub use tallyd_connect::secret::Secret;
 pub use tallyd_connect::tls::{Identity, Tls};
 pub use tallyd_core::board::Board;
-pub use tallyd_core::click_limits::ClickLimits;
 pub use tallyd_core::kinds::{Kinds, LIKE, Metrics};
 pub use tallyd_core::mapping::Map;
 pub use tallyd_core::partition::PartitionBy;
@@ -91,16 +90,12 @@ pub struct Config {
     pub log: Log,
     /// Read-only HTTP port for operators: status page, metrics, health, counters.
     pub admin: Admin,
-    /// HTTP port of `tallyd gateway`, for API servers. The daemon doesn't use it.
-    pub gateway: Gateway,
     /// RabbitMQ, its queues and partitions.
     pub amqp: Amqp,
     /// MySQL 8 or later, or MariaDB 10.11 or later.
     pub mysql: Mysql,
     /// The server with the counters: Redis 7 or later, or Valkey 8 or later.
     pub redis: Redis,
-    /// Used by `tallyd gateway` and API servers in Rust, not by the daemon.
-    pub client: ClickLimits,
     /// Bloom filters of popular targets. All daemons and API servers need the same settings.
     pub filter: Filter,
     /// How the daemon writes events to MySQL.

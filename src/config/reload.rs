@@ -24,7 +24,6 @@ impl Config {
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),
-            client: new.client.clone(),
             reconcile: new.reconcile.clone(),
             archive: new.archive.clone(),
             kinds: new.kinds.clone(),

@@ -1,29 +1,76 @@
-//! The JSON Schema of config.toml. Editors use the schema, and tallyd checks the values of the file and the environment
+//! The JSON Schemas of config.toml and gateway.toml. Editors use the schema, and tallyd checks the values of the file and the environment
 //! against the schema. The schema is generated from the types, with their descriptions, bounds and defaults.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
 
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use tallyd_core::pause::LENGTH_OF_TIME;
 
-use super::{Amqp, Config, Mysql, Redis};
+use super::key::Key;
+use super::{Amqp, Config, GatewayConfig, Mysql, Redis};
 
-static SCHEMA: LazyLock<Value> = LazyLock::new(make);
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| make::<Config>("tallyd's config.toml"));
 
-/// The schema in draft 7, which Taplo (Even Better TOML) and most other editors understand.
+static GATEWAY: LazyLock<Value> = LazyLock::new(|| {
+    let mut schema = make::<GatewayConfig>("tallyd's gateway.toml");
+    for (section, keys) in DAEMONS {
+        let known = schema.pointer_mut(&format!("/properties/{section}/properties")).and_then(Value::as_object_mut);
+        known.into_iter().for_each(|known| known.retain(|key, _| !keys.contains(&key.as_str())));
+    }
+    schema
+});
+
+/// Keys that are not allowed in gateway.toml, because the gateway does not use them, or reads them from the site card.
+const DAEMONS: [(&str, &[&str]); 2] = [
+    ("amqp", &["prefix", "partitions", "partition_by", "queue_type", "declare", "prefetch"]),
+    ("redis", &["layout", "bucket_bits", "counter_key", "also", "cluster"]),
+];
+
+/// The schema of config.toml in draft 7, which Taplo (Even Better TOML) and most other editors understand.
 pub fn schema() -> &'static Value {
     &SCHEMA
 }
 
-fn make() -> Value {
+/// The schema of gateway.toml.
+pub fn gateway_schema() -> &'static Value {
+    &GATEWAY
+}
+
+/// A file with settings. Variables belong to the file that the process reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum File {
+    Daemon,
+    Gateway,
+}
+
+impl File {
+    pub(super) fn schema(self) -> &'static Value {
+        match self {
+            Self::Daemon => schema(),
+            Self::Gateway => gateway_schema(),
+        }
+    }
+
+    /// Returns the name of the other file, if `key` belongs there.
+    pub(super) fn other(self, key: &Key) -> Option<&'static str> {
+        let (other, name) = match self {
+            Self::Daemon => (gateway_schema(), "gateway.toml, the gateway's own file: docs/gateway.md"),
+            Self::Gateway => (schema(), "the daemon's config.toml"),
+        };
+        key.parts().iter().try_fold(other, |schema, part| below(schema, part)).map(|_| name)
+    }
+}
+
+fn make<T: JsonSchema>(title: &str) -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
     mend(&mut schema);
     if let Some(schema) = schema.as_object_mut() {
-        schema.insert("title".to_owned(), json!("tallyd's config.toml"));
+        schema.insert("title".to_owned(), json!(title));
         schema.insert("description".to_owned(), json!("You can leave out every key. A missing key has its default."));
     }
     // The serialized addresses lack the users' names, so the names are added here.

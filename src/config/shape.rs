@@ -7,7 +7,7 @@ use toml::Value;
 use super::key::Key;
 use super::parse_pause;
 use super::problem::Faults;
-use super::schema::{allowed, below, bounds, is_length_of_time, names};
+use super::schema::{File, allowed, below, bounds, is_length_of_time, names};
 
 /// If the similarity (0 to 1) of an unknown name and a known name is at least this number, the unknown name is probably
 /// a typing error.
@@ -15,16 +15,16 @@ const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
 
-/// Checks the value at `key` against `schema`, a part of `root`. Returns false if no part of the value can be used.
-pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, root: &Json, faults: &mut Faults) -> bool {
+/// Checks the value at `key` against `schema`, a part of the schema of `file`. Returns false if no part of the value can be used.
+pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
     match (kind, &mut *value) {
-        ("object", Value::Table(table)) => return hold_table(table, schema, key, root, faults),
+        ("object", Value::Table(table)) => return hold_table(table, schema, key, file, faults),
         ("array", Value::Array(items)) => {
             let (mut index, item) = (0, schema.get("items").unwrap_or(&Json::Null));
             items.retain_mut(|value| {
                 index += 1;
-                hold(value, item, &key.then(index - 1), root, faults)
+                hold(value, item, &key.then(index - 1), file, faults)
             });
             return true;
         }
@@ -55,13 +55,13 @@ pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, root: &Json, fau
     false
 }
 
-fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, root: &Json, faults: &mut Faults) -> bool {
+fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
     table.retain(|name, value| {
         let key = key.then(name);
         match below(schema, name) {
-            Some(schema) => hold(value, schema, &key, root, faults),
+            Some(schema) => hold(value, schema, &key, file, faults),
             None => {
-                let text = unknown(name, value, &key, schema, root);
+                let text = unknown(name, value, &key, schema, file);
                 faults.at(key, text);
                 false
             }
@@ -75,7 +75,10 @@ fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, root: &Json, fa
     missing.is_empty()
 }
 
-pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root: &Json) -> String {
+pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, file: File) -> String {
+    if let Some(other) = file.other(key) {
+        return format!("{key} belongs in {other}");
+    }
     let above = key.above();
     if matches!(name, "password" | "token") && below(schema, &format!("{name}_file")).is_some() {
         let variable = format!("TALLYD__{}__{}", key.section().to_uppercase(), name.to_uppercase());
@@ -93,7 +96,7 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root:
     if let Some(near) = nearest(name, names(schema)) {
         return format!("{said}: did you mean `{near}`?");
     }
-    let sections = || root.get("properties").and_then(Json::as_object).into_iter().flatten();
+    let sections = || file.schema().get("properties").and_then(Json::as_object).into_iter().flatten();
     let elsewhere: Vec<String> = sections()
         .filter(|(section, it)| {
             !is_section && *section != key.section() && below(it, name).is_some() && names(it).any(|it| it == name)

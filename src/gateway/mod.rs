@@ -39,7 +39,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
-use crate::config::{Config, ConfigError, Listen};
+use crate::config::{ConfigError, GatewayConfig, Listen};
 use crate::http::{Limits, Listener, Port, Token, hosts};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
@@ -48,7 +48,7 @@ use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
 pub(crate) use openapi::DOCUMENT;
-use tallyd_client::{Client, Settings};
+use tallyd_client::{ClickLimits, Client, Settings};
 
 /// Time limit for the head of a request, and for an idle connection.
 const HEAD_MAX: Duration = Duration::from_secs(10);
@@ -90,19 +90,19 @@ pub(super) struct Gate {
 type Shared = State<Arc<Gate>>;
 
 impl Gate {
-    fn new(config: &Config, listen: &Listen, stop: CancellationToken) -> Result<Self> {
-        let token = config.gateway.read_token()?;
+    fn new(config: &GatewayConfig, listen: &Listen, stop: CancellationToken) -> Result<Self> {
+        let token = config.gateway.token.as_ref();
         let client = Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
         Ok(Self {
             client: Arc::new(client),
             connections_max: config.gateway.connections_max,
-            has_limit: config.client.rate_likes_max > 0,
+            has_limit: config.gateway.rate_likes_max > 0,
             publishing: Arc::new(Semaphore::new(config.gateway.requests_max)),
             reading: Semaphore::new(config.gateway.requests_max),
             ready: tokio::sync::Mutex::default(),
             bodies: Semaphore::new(BODIES_MAX),
             is_local: token.is_none() && matches!(listen, Listen::Address(_)),
-            token: token.as_ref().map(Token::new),
+            token: token.map(Token::new),
             hints: Hints::default(),
             metrics: Metrics::default(),
             stop,
@@ -120,10 +120,10 @@ impl Gate {
     }
 }
 
-/// Uses only the addresses, logins and limits. Everything else comes from the site card.
-impl From<&Config> for Settings {
-    fn from(Config { amqp, mysql, redis, client, .. }: &Config) -> Self {
-        Self { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits: client.clone() }
+impl From<&GatewayConfig> for Settings {
+    fn from(GatewayConfig { gateway, amqp, mysql, redis, .. }: &GatewayConfig) -> Self {
+        let limits = ClickLimits { likes_max: gateway.rate_likes_max, window: gateway.rate_window.0 };
+        Self { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits }
     }
 }
 
@@ -131,7 +131,7 @@ impl From<&Config> for Settings {
 ///
 /// # Errors
 /// [`ConfigError`] if the address or path is in use or not permitted, or if an address of a server is invalid.
-pub(crate) async fn run(config: &Config) -> Result<()> {
+pub(crate) async fn run(config: &GatewayConfig) -> Result<()> {
     let stop = shutdown::on_signals()?;
     // The gateway has nothing to reload, and SIGHUP must not end it.
     let _hangups = shutdown::hangups()?;

@@ -35,10 +35,12 @@ impl Server {
             Kind::Gateway => Command::new(tallyd_testkit::program()),
             Kind::Bare => Command::new(std::env::current_exe()?),
         };
-        command.arg("--config").arg(world.config_path());
         match kind {
-            Kind::Gateway => command.arg("gateway").envs(tallyd_testkit::unit_environment()),
-            Kind::Bare => command.args(["--role", "bare"]),
+            Kind::Gateway => {
+                command.arg("--config").arg(world.gateway_path()?).arg("gateway");
+                command.envs(tallyd_testkit::unit_environment())
+            }
+            Kind::Bare => command.arg("--config").arg(world.config_path()).args(["--role", "bare"]),
         };
         command.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stdout(Stdio::null());
         let mut child = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().context("start the server")?;

@@ -38,11 +38,10 @@ pub use liked::{Liked, LikedBy, STATUS_TARGETS_MAX};
 pub use likes::Clicked;
 use mysql::Breaker;
 pub use numbers::{Looked, Number, Numbers, READ_TARGETS_MAX, Source};
-pub use settings::Settings;
+pub use settings::{ClickLimits, Settings};
 use site::{Known, Sites, Unchecked};
 use tallyd_core::card::Card;
 pub use tallyd_core::card::CardError;
-use tallyd_core::click_limits::ClickLimits;
 use tallyd_core::model::Micros;
 use tallyd_core::site::Site;
 use tallyd_mysql::Store;
@@ -107,7 +106,7 @@ impl Client {
             numbers_breaker: Breaker::default(),
             likes_breaker: Breaker::default(),
             reads: Semaphore::new(READS),
-            limits: limits.clone(),
+            limits: *limits,
             confirm_max: amqp.timeout() * 2,
             filters: Filters::default(),
         })

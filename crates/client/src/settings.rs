@@ -1,6 +1,7 @@
 //! The settings of a client: addresses, logins and time limits. Everything else comes from the site card.
 
-use tallyd_core::click_limits::ClickLimits;
+use std::time::Duration;
+
 use tallyd_mysql::config::Mysql;
 use tallyd_rabbitmq::config::Amqp;
 use tallyd_redis::config::Redis;
@@ -30,4 +31,13 @@ pub struct Settings {
     pub redis: Redis,
     /// How many clicks a user can make.
     pub limits: ClickLimits,
+}
+
+/// The limit of each user's clicks. By default there is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClickLimits {
+    /// The maximum number of likes and unlikes of a user per window. 0: no limit.
+    pub likes_max: u32,
+    /// The length of a window, from the user's first click.
+    pub window: Duration,
 }

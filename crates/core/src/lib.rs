@@ -8,7 +8,6 @@ pub mod bloom;
 pub mod board;
 pub mod card;
 pub mod chain;
-pub mod click_limits;
 pub mod coalesce;
 pub mod control;
 pub mod drift;

@@ -1,7 +1,7 @@
 //! The clients and API servers of a world.
 
 use tallyd::config::Config;
-use tallyd_client::{Client, Settings};
+use tallyd_client::{ClickLimits, Client, Settings};
 use tallyd_core::card::Card;
 use tallyd_core::event::LikeEvent;
 
@@ -32,7 +32,13 @@ pub fn event_of(clicked: Clicked) -> LikeEvent {
 /// Makes the client of an API server with that configuration. It knows the card that a daemon with this configuration
 /// writes, so that a test needs no daemon.
 pub fn client_of(config: &Config) -> Client {
-    Client::with_card(&Settings::from(config), &Card::from(config)).unwrap()
+    limited_client_of(config, ClickLimits::default())
+}
+
+/// Makes the same client as [`client_of`], with a limit of clicks.
+pub fn limited_client_of(config: &Config, limits: ClickLimits) -> Client {
+    let Config { amqp, mysql, redis, .. } = config.clone();
+    Client::with_card(&Settings { amqp, mysql, redis, limits }, &Card::from(config)).unwrap()
 }
 
 /// Makes a client that has only the addresses and the prefix of that configuration.

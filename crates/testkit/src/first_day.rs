@@ -93,7 +93,7 @@ impl FirstDay {
         }
         for (name, _, mode) in &files {
             let expected = match name.as_str() {
-                "config.toml" => 0o640,
+                "config.toml" | "gateway.toml" => 0o640,
                 "accounts.sh" => 0o700,
                 _ => 0o600,
             };
@@ -134,31 +134,27 @@ impl FirstDay {
     }
 
     /// Starts a command that runs until it gets a signal.
-    fn started(&self, command: &str, environment: Vec<(String, String)>) -> Daemon {
+    fn started(&self, file: &str, command: &str, variable: (&str, &str)) -> Daemon {
         let log_path = self.folder.path().join(format!("{command}.log"));
         let log = File::create(&log_path).unwrap();
         let mut process = self.command();
-        process.arg("--config").arg(self.path("config.toml")).arg(command).envs(environment);
+        process.arg("--config").arg(self.path(file)).arg(command).env(variable.0, variable.1);
         Daemon { child: process.stderr(log).spawn().unwrap(), log_path }
     }
 
     /// Starts the daemon, and waits until it consumes.
     pub async fn daemon(&self) -> Daemon {
-        let daemon = self.started("run", vec![("TALLYD__ADMIN__LISTEN".to_owned(), String::new())]);
+        let daemon = self.started("config.toml", "run", ("TALLYD__ADMIN__LISTEN", ""));
         daemon.logged("\"consuming\"").await;
         daemon
     }
 
-    /// Starts the daemon, and a gateway with the settings of gateway.env. Sends a like to the gateway, and waits until
+    /// Starts the daemon, and a gateway with gateway.toml. Sends a like to the gateway, and waits until
     /// the gateway reads this like from MySQL and from Redis.
     pub async fn likes_over_http(&self) {
         let daemon = self.daemon().await;
-        let text = fs::read_to_string(self.path("gateway.env")).unwrap();
-        let assignments = text.lines().filter_map(|line| line.split_once('='));
-        let mut environment: Vec<_> = assignments.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        assert_eq!(environment.len(), 6, "{text}");
-        environment.push(("TALLYD__GATEWAY__LISTEN".to_owned(), "127.0.0.1:0".to_owned()));
-        let gateway = Gateway::started(self.started("gateway", environment)).await;
+        let listen = ("TALLYD__GATEWAY__LISTEN", "127.0.0.1:0");
+        let gateway = Gateway::started(self.started("gateway.toml", "gateway", listen)).await;
         let answer = gateway.post(r#"{"type":"like","kind":"video","target_id":"43","user_id":"7"}"#).await;
         assert_eq!((answer.status, answer.verdicts()), (202, vec!["confirmed".to_owned()]), "{answer:?}");
         eventually("the gateway is ready", || async { gateway.get("/readyz").await.status == 200 }).await;

@@ -56,9 +56,8 @@ impl World {
         self.write_card().await;
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
         let log = File::create(&log_path).unwrap();
-        let mut command = Command::new(program());
-        command.arg("--config").arg(self.folder.path().join("api.toml")).arg("gateway").env_remove("NOTIFY_SOCKET");
-        command.envs(unit_environment()).stdin(Stdio::null()).stderr(log);
+        let mut command = self.gateway_command();
+        command.stderr(log);
         for (name, value) in environment {
             command.env(name, self.as_api(name, value));
         }
@@ -70,6 +69,14 @@ impl World {
     pub async fn write_card(&self) {
         let card = Card::from(&self.config).encode();
         let _ = timeout(CARD_MAX, self.cache.write_site_card(&card)).await;
+    }
+
+    /// Returns the command that runs a gateway with this world's gateway.toml.
+    pub fn gateway_command(&self) -> Command {
+        let mut command = Command::new(program());
+        command.arg("--config").arg(self.folder.path().join("gateway.toml")).arg("gateway");
+        command.env_remove("NOTIFY_SOCKET").envs(unit_environment()).stdin(Stdio::null());
+        command
     }
 
     pub async fn gateway(&self) -> Gateway {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tallyd::config::Config;
+use tallyd::config::{Config, gateway_schema};
 
 use super::accounts::Accounts;
 use super::proxy::behind;
@@ -29,12 +29,13 @@ pub(super) fn written(
     settings: &str,
 ) -> (Config, Config) {
     write(folder, name, admin_url, accounts, settings);
-    let admin = whole(folder, name, admin_url, settings);
+    let (admin, gateway) = whole(folder, name, admin_url, settings);
     let api = as_account(admin.clone(), admin_url, |url| accounts.map(|accounts| accounts.of_api(url)));
     if accounts.is_some() {
         let mysql = api["mysql"]["url"].as_str().unwrap();
         assert!(!may_do_all(mysql, admin_url), "the API server uses the account with all rights: {mysql}");
     }
+    fs::write(folder.join("gateway.toml"), toml::to_string(&of_gateway(&api, gateway)).unwrap()).unwrap();
     let loaded = |file: &str, whole: &toml::Table| {
         let path = folder.join(file);
         fs::write(&path, toml::to_string(whole).unwrap()).unwrap();
@@ -44,7 +45,7 @@ pub(super) fn written(
 }
 
 pub(super) fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) {
-    let whole = whole(folder, name, admin_url, settings);
+    let (whole, _) = whole(folder, name, admin_url, settings);
     let whole = as_account(whole, admin_url, |url| accounts.map(|accounts| accounts.of_daemon(url)));
     if let Some(accounts) = accounts {
         accounts.make_in_redis(&whole);
@@ -79,7 +80,20 @@ pub(super) fn may_do_all(url: &str, admin_url: &str) -> bool {
     it.is_some() && [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")].iter().any(|admin| who_and_where(admin) == it)
 }
 
-fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table {
+/// Returns the gateway's settings: those of an API server that gateway.toml can have, and `[gateway]`.
+fn of_gateway(api: &toml::Table, gateway: toml::Value) -> toml::Table {
+    let mut whole = api.clone();
+    whole.retain(|section, value| {
+        let known = &gateway_schema()["properties"][section]["properties"];
+        value.as_table_mut().into_iter().for_each(|keys| keys.retain(|key, _| known.get(key).is_some()));
+        known.is_object()
+    });
+    whole.insert("gateway".to_owned(), gateway);
+    whole
+}
+
+/// Returns config.toml and the section `[gateway]`. Tests give both in one text.
+fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> (toml::Table, toml::Value) {
     let control = folder.join("control.sock");
     let control = control.display();
     let (amqp, redis) = (stack("AMQP_URL"), stack("REDIS_URL"));
@@ -101,5 +115,6 @@ fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table 
             (_, value) => drop(whole.insert(section, value)),
         }
     }
-    whole
+    let gateway = whole.remove("gateway").unwrap();
+    (whole, gateway)
 }

@@ -1,4 +1,4 @@
-//! Makes the texts of config.toml, migrate.toml and gateway.env. A comment gives the reason for each setting. Pure.
+//! Makes the texts of config.toml, migrate.toml and gateway.toml. A comment gives the reason for each setting. Pure.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::address::is_here;
 use super::plan::{Password, Plan, Server};
-use crate::config::{Config, ServerUrl, ssl_mode};
+use crate::config::{Config, GatewayConfig, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
 /// The text of a configuration file.
@@ -79,20 +79,26 @@ pub(super) fn migrate(plan: &Plan) -> String {
     text.0
 }
 
-/// Returns the text of gateway.env, from which the gateway's unit reads the API servers' accounts.
+/// Returns the text of gateway.toml, which contains the API servers' accounts.
 pub(super) fn gateway(plan: &Plan) -> String {
-    let mut text =
-        "# Written by `tallyd init`, only for `tallyd gateway`, which uses these accounts instead of the daemon's.\n"
-            .to_owned();
-    let file = plan.folder.join(Password::Api.file()).display().to_string();
-    for server in Server::ALL {
-        let name = server.section().to_uppercase();
-        let url = api_url(plan, server);
-        // Writing to a String can't fail.
-        let _ =
-            write!(text, "TALLYD__{name}__URL={}\nTALLYD__{name}__PASSWORD_FILE={}\n", assigned(&url), assigned(&file));
+    let mut text = Text("# Written by `tallyd init`, only for `tallyd gateway`.\n".to_owned());
+    text.section("gateway");
+    let reason = "Only this machine reaches this address. Others need a token.";
+    text.set(reason, "listen", GatewayConfig::default().gateway.listen);
+    let Config { amqp, mysql, redis, .. } = &plan.config;
+    let servers = [
+        (Server::Rabbitmq, [&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file]),
+        (Server::Mysql, [&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file]),
+        (Server::Redis, [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file]),
+    ];
+    for (server, files) in servers {
+        text.section(server.section());
+        text.set("The account of API servers.", "url", api_url(plan, server));
+        password(plan, Password::Api, &mut text);
+        text.certificates(files);
     }
-    text
+    nodes(plan, &mut text);
+    text.0
 }
 
 /// Returns the address with the API servers' account. This account has a password even if the daemon's account uses a
@@ -108,16 +114,6 @@ fn api_url(plan: &Plan, server: Server) -> String {
         parts.set_query((!query.is_empty()).then_some(&query));
     }
     parts.to_string()
-}
-
-/// Quotes a value for systemd and shells.
-fn assigned(value: &str) -> String {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/:@%?=.,_~+-[]".contains(letter);
-    if value.chars().all(is_plain) {
-        return value.to_owned();
-    }
-    let escape = |letter| if "\"\\`$".contains(letter) { format!("\\{letter}") } else { String::from(letter) };
-    format!("\"{}\"", value.chars().map(escape).collect::<String>())
 }
 
 fn rabbitmq(plan: &Plan, text: &mut Text) {
@@ -173,7 +169,6 @@ fn mysql_way(plan: &Plan) -> String {
 
 fn redis(plan: &Plan, text: &mut Text) {
     let Config { redis, .. } = &plan.config;
-    let default = Config::default().redis;
     text.section("redis");
     let version = found(plan.facts.redis.as_deref(), Server::Redis);
     let way = way(&redis.url, "rediss");
@@ -186,6 +181,15 @@ fn redis(plan: &Plan, text: &mut Text) {
     password(plan, Password::Daemon(Server::Redis), text);
     text.certificates([&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file]);
     text.set_if(redis.cluster, "The server is a Redis Cluster.", "cluster", true);
+    nodes(plan, text);
+    let targets = plan.load.targets;
+    let reason = format!("Enough for {targets} targets of a kind. API servers must use the same number.");
+    text.set(&reason, "bucket_bits", i64::from(redis.bucket_bits));
+}
+
+/// Writes the other servers of Redis, and the prefix of its keys.
+fn nodes(plan: &Plan, text: &mut Text) {
+    let (redis, default) = (&plan.config.redis, Config::default().redis);
     let list = |list: &[String]| list.iter().map(|it| Value::from(it.as_str())).collect::<Vec<_>>();
     text.set_if(
         !redis.seeds.is_empty(),
@@ -201,9 +205,6 @@ fn redis(plan: &Plan, text: &mut Text) {
     }
     let prefix = "Prefix of every key.";
     text.set_if(redis.key_prefix != default.key_prefix, prefix, "key_prefix", redis.key_prefix.as_str());
-    let targets = plan.load.targets;
-    let reason = format!("Enough for {targets} targets of a kind. API servers must use the same number.");
-    text.set(&reason, "bucket_bits", i64::from(redis.bucket_bits));
 }
 
 fn password(plan: &Plan, password: Password, text: &mut Text) {
@@ -237,7 +238,7 @@ mod tests {
     use super::super::plan::tests::{daemon, load};
     use super::super::plan::{Facts, Load};
     use super::*;
-    use crate::config::parse;
+    use crate::config::{gateway_schema, parse};
 
     fn plan(urls: [&str; 3], facts: Facts) -> Plan {
         Plan::new(Path::new("/etc/tallyd"), &daemon(urls), facts, load()).unwrap()
@@ -294,50 +295,36 @@ mod tests {
         assert_eq!(mysql.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
     }
 
-    fn assignments(text: &str) -> Vec<(String, String)> {
-        let assignments = text.lines().filter_map(|line| line.split_once('='));
-        assignments.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-    }
-
     #[test]
     fn the_gateway_has_accounts_of_its_own_on_every_server() {
         let urls = ["amqps://shop@mq/%2f?auth_mechanism=external&frame_max=9000", "shop@db:3307", "shop@cache"];
-        let plan = plan(urls, Facts::default());
-        let text = gateway(&plan);
-        let folder = "/etc/tallyd/tallyd.api-password";
-        assert_eq!(
-            assignments(&text).iter().map(|(name, value)| (name.as_str(), value.as_str())).collect::<Vec<_>>(),
-            [
-                ("TALLYD__AMQP__URL", "amqps://shop_api@mq/%2f?frame_max=9000"),
-                ("TALLYD__AMQP__PASSWORD_FILE", folder),
-                ("TALLYD__MYSQL__URL", "mysql://shop_api@db:3307/tally"),
-                ("TALLYD__MYSQL__PASSWORD_FILE", folder),
-                ("TALLYD__REDIS__URL", "redis://shop_api@cache/0"),
-                ("TALLYD__REDIS__PASSWORD_FILE", folder),
-            ],
-            "{text}"
-        );
-        let read = parse(&config(&plan), "config.toml", assignments(&text)).unwrap();
-        assert_eq!(read.amqp.password_file.as_deref(), Some(folder));
-    }
-
-    #[test]
-    fn the_manual_shows_the_gateways_accounts_as_they_are_written() {
-        let text = gateway(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], Facts::default()));
-        let (_, assignments) = text.split_once('\n').unwrap();
-        let manual = include_str!("../../../docs/gateway.md");
-        assert!(manual.contains(&format!("```sh\n{assignments}```\n")), "{assignments}");
-    }
-
-    #[test]
-    fn a_value_is_quoted_where_a_shell_could_misread_it() {
-        for (value, expected) in [
-            ("amqp://a@[::1]:5672/%2f", "amqp://a@[::1]:5672/%2f"),
-            ("mysql://a@h/t?x=1&y=2", "\"mysql://a@h/t?x=1&y=2\""),
-            ("/a b/$c\"\\`", "\"/a b/\\$c\\\"\\\\\\`\""),
+        let mut plan = plan(urls, Facts::default());
+        plan.config.redis.key_prefix = "shop:".to_owned();
+        plan.config.redis.seeds = vec!["b:6379".to_owned()];
+        let written: toml::Table = gateway(&plan).parse().unwrap();
+        let password = "/etc/tallyd/tallyd.api-password";
+        for (section, url) in [
+            ("amqp", "amqps://shop_api@mq/%2f?frame_max=9000"),
+            ("mysql", "mysql://shop_api@db:3307/tally"),
+            ("redis", "redis://shop_api@cache/0"),
         ] {
-            assert_eq!(assigned(value), expected);
+            assert_eq!(written[section]["url"].as_str(), Some(url));
+            assert_eq!(written[section]["password_file"].as_str(), Some(password));
         }
+        assert_eq!(written["redis"]["key_prefix"].as_str(), Some("shop:"));
+        // The gateway refuses keys that the site card contains.
+        for (section, keys) in written {
+            let known = &gateway_schema()["properties"][&section]["properties"];
+            assert!(keys.as_table().unwrap().keys().all(|key| known.get(key).is_some()), "[{section}] {keys}");
+        }
+    }
+
+    #[test]
+    fn the_manual_shows_the_gateways_file_as_it_is_written() {
+        let text = gateway(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], Facts::default()));
+        let (_, settings) = text.split_once("\n\n").unwrap();
+        let manual = include_str!("../../../docs/gateway.md");
+        assert!(manual.contains(&format!("```toml\n{settings}```\n")), "{settings}");
     }
 
     proptest! {

@@ -13,8 +13,7 @@ use crate::config::{self, Config, Secret};
 
 const CONFIG: &str = "config.toml";
 
-/// systemd reads this file as root.
-const GATEWAY: &str = "gateway.env";
+const GATEWAY: &str = "gateway.toml";
 
 /// The package's user. systemd runs the daemon as this user.
 const USER: &str = "tallyd";
@@ -59,7 +58,7 @@ pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> 
 /// Writes all files. If one file can't be written, deletes the files that were already written.
 pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     let file = |name: &str, text: String, mode| {
-        let reader = if name == CONFIG { Reader::Daemon } else { Reader::Administrator };
+        let reader = if matches!(name, CONFIG | GATEWAY) { Reader::Daemon } else { Reader::Administrator };
         NewFile { name: name.to_owned(), text: Secret::new(text), mode, reader }
     };
     let mut files = Vec::new();
@@ -69,7 +68,7 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     }
     files.push(file("accounts.sh", script::accounts(plan), 0o700));
     files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
-    files.push(file(GATEWAY, config_text::gateway(plan), 0o600));
+    files.push(file(GATEWAY, config_text::gateway(plan), 0o640));
     // config.toml is written last, so if config.toml exists, all files exist.
     files.push(file(CONFIG, config_text::config(plan), 0o640));
     check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;
@@ -106,8 +105,8 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     let mut whole = || -> std::io::Result<()> {
         opened.write_all(file.text.expose().as_bytes())?;
         if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
-            // The daemon's user owns the files of its passwords. The same user can read the configuration, but can't
-            // change it.
+            // The daemon's user owns the files of its passwords. The same user can read the configurations, but can't
+            // change them.
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }

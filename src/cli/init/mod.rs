@@ -31,8 +31,8 @@ use tallyd_redis::topology::Topology;
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
-/// Write a first configuration: check the three servers, and write config.toml, passwords, and a script that creates
-/// the accounts.
+/// Write a first configuration: check the three servers, and write config.toml, gateway.toml, passwords, and a script
+/// that creates the accounts.
 ///
 /// The addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or from questions on the
 /// terminal. An administrator's logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL.
@@ -166,16 +166,18 @@ fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
     let is_default = plan.folder.join("config.toml") == Path::new(config::DEFAULT_PATH);
     let option = if is_default { String::new() } else { format!("--config {} ", path("config.toml")) };
     let start = if is_default { "systemctl enable --now tallyd".to_owned() } else { format!("tallyd {option}run") };
+    let gateway = match is_default {
+        true => "systemctl enable --now tallyd-gateway".to_owned(),
+        false => format!("tallyd --config {} gateway", path("gateway.toml")),
+    };
     let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
     let mut steps = vec![
         format!("sh {}    (as an administrator; read it first)", path("accounts.sh")),
         format!("tallyd --config {} migrate", path("migrate.toml")),
         format!("tallyd {option}config check"),
         start,
+        format!("{gateway}    (if clients send events over HTTP)"),
     ];
-    if is_default {
-        steps.push("systemctl enable --now tallyd-gateway    (if clients send events over HTTP)".to_owned());
-    }
     if !given.is_empty() {
         steps.insert(1, format!("unset {}    (they would override the files)", given.join(" ")));
     }

@@ -24,7 +24,7 @@
 //! target are in one slot of a Redis Cluster.
 //!
 //! * *A like before "begin"*: the fence follows the like's event, so the like is in MySQL before the build reads the
-//!   users. If the event was published after the fence, Redis remembers the click for `[client] recent_keep`. The
+//!   users. If the event was published after the fence, Redis remembers the click for two minutes. The
 //!   clicks are read before the users, and the newer hash of clicks before the older hash. Clicks move from the newer
 //!   to the older hash, so a click that moves between the two reads is read once or twice. If Redis forgets a click
 //!   during the reads, the click is old, and its like is already in MySQL. For a filter of several parts, the clicks

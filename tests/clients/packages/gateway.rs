@@ -9,7 +9,7 @@ use crate::common::{World, eventually};
 use crate::stalling::{Stall, Stalling};
 
 const TOKEN: &str = "of-sixteen-or-more-letters";
-const SETTINGS: &str = "[metrics]\nlike = 1\nview = 2\n[gateway]\nlisten = \"127.0.0.1:0\"\n[[rule]]\nmetric = \"like\"\nboard = \"clicked\"\n\
+const SETTINGS: &str = "[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"\nboard = \"clicked\"\n\
      [[board]]\nname = \"clicked\"\nperiod = \"total\"";
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,9 +1,10 @@
-//! docs/configuration-reference.md, generated from the JSON Schema of the configuration.
+//! docs/configuration-reference.md, generated from the JSON Schemas of config.toml and gateway.toml.
 
 use std::fmt::Write;
 use std::fs;
 
 use serde_json::Value;
+use tallyd::config::gateway_schema;
 
 use super::{read, root};
 
@@ -11,8 +12,9 @@ const PAGE: &str = "docs/configuration-reference.md";
 
 const BEGINNING: &str = "# Configuration reference
 
-Every section and key of config.toml, generated from the [JSON Schema](config.schema.json). A section in double brackets
-can be repeated. Keys without values take text. [Configuration](configuration.md) explains durations, schedules and the sources of settings.
+Every section and key of config.toml, generated from the [JSON Schema](config.schema.json), and
+[gateway.toml](#gatewaytoml). A section in double brackets can be repeated. Keys without values take text.
+[Configuration](configuration.md) explains durations, schedules and the sources of settings.
 ";
 
 /// Writes a value in backticks. Lists and long values are JSON, which is also valid TOML.
@@ -48,25 +50,45 @@ fn allowed(key: &Value) -> String {
     }
 }
 
+/// Returns the part of the page about gateway.toml.
+fn gateway(daemon: &Value) -> String {
+    let own = &gateway_schema()["properties"];
+    let mut page = "\n## gateway.toml\n\nThe settings of [`tallyd gateway`](gateway.md): `[log]`, `[amqp]`, `[mysql]`, `[redis]` and `[gateway]`. These\n\
+        keys exist only in config.toml:\n\n"
+        .to_owned();
+    for name in ["amqp", "redis"] {
+        let all = daemon["properties"][name]["properties"].as_object().unwrap().keys();
+        let known = &own[name]["properties"];
+        let lacks: Vec<String> = all.filter(|key| known.get(key).is_none()).map(|key| format!("`{key}`")).collect();
+        writeln!(page, "* `[{name}]`: {}", lacks.join(", ")).unwrap();
+    }
+    page + &section("gateway", &own["gateway"])
+}
+
 fn page() -> String {
     let schema: Value = serde_json::from_str(&read("docs/config.schema.json")).unwrap();
-    let mut page = BEGINNING.to_owned();
-    for (name, section) in schema["properties"].as_object().unwrap() {
-        let (header, keys) = match section["type"].as_str() {
-            Some("array") => (format!("[[{name}]]"), &section["items"]["properties"]),
-            _ => (format!("[{name}]"), &section["properties"]),
-        };
-        let meaning = section["description"].as_str().unwrap();
-        write!(page, "\n## {header}\n\n{meaning}\n").unwrap();
-        let Some(keys) = keys.as_object() else { continue };
-        page.push_str("\n| key | default | values | meaning |\n|---|---|---|---|\n");
-        for (key, of_key) in keys {
-            let allowed = allowed(of_key);
-            let meaning = of_key["description"].as_str().unwrap().replace(['\n', '|'], " ");
-            // config.toml has the range in its comments. This table has a column for the range instead.
-            let meaning = meaning.replace(&format!(" ({allowed})"), "");
-            writeln!(page, "| `{key}` | {} | {allowed} | {meaning} |", code(&of_key["default"])).unwrap();
-        }
+    let sections = schema["properties"].as_object().unwrap();
+    let daemons: String = sections.iter().map(|(name, keys)| section(name, keys)).collect();
+    format!("{BEGINNING}{daemons}{}", gateway(&schema))
+}
+
+/// Returns the part of the page about one section.
+fn section(name: &str, section: &Value) -> String {
+    let mut page = String::new();
+    let (header, keys) = match section["type"].as_str() {
+        Some("array") => (format!("[[{name}]]"), &section["items"]["properties"]),
+        _ => (format!("[{name}]"), &section["properties"]),
+    };
+    let meaning = section["description"].as_str().unwrap();
+    write!(page, "\n## {header}\n\n{meaning}\n").unwrap();
+    let Some(keys) = keys.as_object() else { return page };
+    page.push_str("\n| key | default | values | meaning |\n|---|---|---|---|\n");
+    for (key, of_key) in keys {
+        let allowed = allowed(of_key);
+        let meaning = of_key["description"].as_str().unwrap().replace(['\n', '|'], " ");
+        // config.toml has the range in its comments. This table has a column for the range instead.
+        let meaning = meaning.replace(&format!(" ({allowed})"), "");
+        writeln!(page, "| `{key}` | {} | {allowed} | {meaning} |", code(&of_key["default"])).unwrap();
     }
     page
 }

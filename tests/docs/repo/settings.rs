@@ -167,8 +167,9 @@ fn bounds(comment: &str) -> Option<(u64, u64)> {
 #[test]
 fn every_sample_of_configuration_in_the_documents_is_read() {
     for document in documents() {
-        for block in blocks(document.to_str().unwrap(), "toml") {
-            parsed(&block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", document.display()));
+        // A test of `tallyd init` reads the sample of gateway.toml.
+        for block in blocks(document.to_str().unwrap(), "toml").iter().filter(|block| !block.starts_with("[gateway]")) {
+            parsed(block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", document.display()));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tallyd::cli;
-use tallyd::config::Config;
+use tallyd::config::{Config, GATEWAY_PATH, GatewayConfig};
 
 use super::settings::complaint;
 use super::{parsed, read, with_examples};
@@ -104,18 +104,17 @@ fn the_gateways_unit_is_narrowed_as_the_daemons_is() {
     for name in ["Type", "DynamicUser", "User", "UMask", "LimitCORE", "Restart", "RestartPreventExitStatus"] {
         assert_eq!(settings_of(UNITS[1], name), settings_of(UNITS[0], name), "{name}");
     }
-    let gateway = settings("ExecStart")[0].replace(" run", " gateway");
-    assert_eq!(settings_of(UNITS[1], "ExecStart"), [gateway]);
+    assert_eq!(settings_of(UNITS[1], "ExecStart"), [format!("/usr/bin/tallyd --config {GATEWAY_PATH} gateway")]);
     let files: usize = settings_of(UNITS[1], "LimitNOFILE")[0].parse().unwrap();
-    assert!(files >= Config::default().gateway.connections_max + 1_000, "{files}");
+    assert!(files >= GatewayConfig::default().gateway.connections_max + 1_000, "{files}");
 }
 
 #[test]
 fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
     let names = settings_of(UNITS[1], "LoadCredential");
     let names = names.iter().map(|credential| credential.split(':').next().unwrap().to_owned());
-    let own = parsed(&with_examples()).unwrap().gateway.token_file;
-    assert_eq!(names.collect::<Vec<_>>(), settings("LoadCredential").into_iter().chain(own).collect::<Vec<_>>());
+    let daemons = settings("LoadCredential").into_iter().map(|name| name.replace("admin-token", "gateway-token"));
+    assert_eq!(names.collect::<Vec<_>>(), daemons.collect::<Vec<_>>());
 }
 
 /// One partition needs 256 MiB, and each further partition needs 128 MiB (tests/it/limits). To parse the deepest

@@ -93,12 +93,11 @@ fn a_relative_password_file_is_a_credential_of_systemd() {
 }
 
 /// All secrets of a container are in files, as Docker, Compose and Kubernetes mount them.
-const FILES: [(&str, &str, &str); 8] = [
+const FILES: [(&str, &str, &str); 7] = [
     ("AMQP__PASSWORD", "amqp-password", SECRET),
     ("MYSQL__PASSWORD", "mysql-password", SECRET),
     ("REDIS__PASSWORD", "redis-password", SECRET),
     ("ADMIN__TOKEN", "admin-token", SECRET),
-    ("GATEWAY__TOKEN", "gateway-token", SECRET),
     ("AMQP__URL", "amqp-url", "amqp://of-a-file@rabbit.example/%2f"),
     ("MYSQL__URL", "mysql-url", "mysql://of-a-file@mysql.example/t"),
     ("REDIS__URL", "redis-url", "redis://redis.example/3"),

@@ -12,7 +12,8 @@ use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::Shape;
 
 use super::{
-    BY_HAND, alone, assert_no_false_no, keys, like_by_keys, refused, run, run_with, says_no, seed, state, unlike_all,
+    BY_HAND, alone, assert_no_false_no, keys, like_by_keys, refused, remembered_by_keys, run, run_with, says_no, seed,
+    state, unlike_all,
 };
 use crate::common::scripts::{ApiServer, Clicked};
 
@@ -133,7 +134,7 @@ struct Load {
 impl Load {
     async fn click(&self, target: Target, user: u64, liked: bool, counts: Counts) -> LikeEvent {
         if counts == Counts::ByKeys {
-            let event = like_by_keys(&self.world, target, user, liked).await;
+            let event = remembered_by_keys(&self.world, target, user, liked, KEEP).await;
             let (user, body) = body(&event);
             self.publisher.publish(&self.world.broker.exchange(), &user.to_string(), &body).await.unwrap();
             return event;
@@ -194,7 +195,10 @@ async fn click(load: Arc<Load>, users: std::ops::Range<u64>, counts: Counts) -> 
     asked
 }
 
-const LOADED: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n[client]\nrecent_keep = \"4s\"\n";
+const LOADED: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
+
+/// Redis forgets clicks during the builds.
+const KEEP: u64 = 4;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() {
@@ -213,7 +217,7 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = world.api_server();
+    let client = world.api_server().remembering(KEEP);
     let load = Arc::new(Load { world, client, publisher, over: AtomicBool::new(false) });
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..12_u64 {

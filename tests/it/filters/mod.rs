@@ -24,7 +24,7 @@ use tallyd_redis::keys::KindNames;
 use tokio_util::sync::CancellationToken;
 
 use crate::common;
-use crate::common::scripts::ApiServer;
+use crate::common::scripts::{ApiServer, RECENT_KEEP};
 use common::World;
 
 /// With these settings, each target with 20 or more likes has a filter. The test runs the filters' job, and the daemon
@@ -141,12 +141,16 @@ fn alone(world: &World) -> ApiServer {
 /// Clicks as the Python client does: calls like.lua with the filter's keys, but without bits. The caller must be sure
 /// that the click changes something.
 async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> LikeEvent {
+    remembered_by_keys(world, target, user, liked, RECENT_KEEP).await
+}
+
+/// Does the same as [`like_by_keys`], and makes Redis remember the click for `keep` seconds.
+async fn remembered_by_keys(world: &World, target: Target, user: u64, liked: bool, keep: u64) -> LikeEvent {
     let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));
     let script = Script::new(include_str!("../../../lua/like.lua"));
     let counters = keys.counters("video", bucket);
     let mut call = script.key(&counters);
     let words = if liked { ["like", "0-"] } else { ["unlike", "0+"] };
-    let keep = world.config.client.recent_keep.0.as_secs();
     for key in keys.recent("video", bucket).iter().chain([&counters]).chain(&keys.filter("video", target)) {
         call.key(key);
     }

@@ -62,7 +62,7 @@ async fn each_event_of_a_list_has_its_verdict_in_its_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_api_servers_count_is_published_with_the_scripts_at_and_refused_without() {
-    let settings = "[metrics]\nlike = 1\nview = 2\n[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n\
+    let settings = "[metrics]\nlike = 1\nview = 2\n[gateway]\nrate_likes_max = 1\nrate_window = \"1h\"\n\
         [reconcile]\nwatch_every = \"1s\"\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
     let world = World::new("gw_counted", &as_api(settings)).await;
     let daemon = world.daemon();

@@ -177,7 +177,7 @@ async fn a_silent_mysql_stops_no_event_and_a_silent_broker_stops_no_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
-    let limits = "[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
+    let limits = "[gateway]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
     let world = World::new("gw_redis", &format!("{PLAIN}{SHORT}{limits}")).await;
     drop(world.publisher().await);
     let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;

@@ -63,8 +63,8 @@ async fn whoever_lacks_the_token_reads_and_publishes_nothing() {
     let world = World::new("gw_token", "[gateway]\nlisten = \"0.0.0.0:0\"\ntoken_file = \"/dev/null\"\n").await;
     drop(world.publisher().await);
     let command = |token: &str| {
-        let mut command = world.command();
-        command.env("TALLYD__GATEWAY__TOKEN", token).arg("gateway").output().unwrap()
+        let mut command = world.gateway_command();
+        command.env("TALLYD__GATEWAY__TOKEN", token).output().unwrap()
     };
     let refused = command("short");
     assert_eq!(refused.status.code(), Some(78));
@@ -163,7 +163,7 @@ async fn more_requests_than_the_limit_are_told_to_come_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_who_clicks_too_often_is_told_how_long_to_wait() {
-    let limits = "[client]\nrate_likes_max = 2\nrate_window = \"1h\"\n";
+    let limits = "[gateway]\nrate_likes_max = 2\nrate_window = \"1h\"\n";
     for (name, rules) in [("gw_limit", PLAIN), ("gw_limit_api", "")] {
         limited(World::new(name, &format!("{rules}{limits}")).await).await;
     }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
-use tallyd_client::{Clicked, ClientError, Event, PublishError};
+use tallyd_client::{ClickLimits, Clicked, ClientError, Event, PublishError};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common;
-use common::{Daemon, Dice, Model, World, as_api, body, client_of, drift, lose, target};
+use common::{Daemon, Dice, Model, World, as_api, body, client_of, drift, limited_client_of, lose, target};
 
 /// The difference between the clocks of the two API servers.
 const APART: Duration = Duration::from_secs(3_600);
@@ -122,10 +122,9 @@ async fn an_event_that_was_not_confirmed_is_published_again_by_the_rust_client()
 
 #[tokio::test]
 async fn the_rust_client_publishes_no_click_of_a_user_who_clicks_too_often() {
-    let limits = "[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
-    let world = World::new("by_daemon_limit", limits).await;
+    let world = World::new("by_daemon_limit", "").await;
     world.publisher().await;
-    let client = world.client();
+    let client = limited_client_of(&world.api, ClickLimits { likes_max: 1, window: Duration::from_secs(3_600) });
     assert!(matches!(client.like(target(1), UserId(7)).await.unwrap(), Clicked::Published(_)));
     let limited = client.unlike(target(1), UserId(7)).await.unwrap();
     assert!(matches!(limited, Clicked::Limited { wait } if wait <= Duration::from_secs(3_600)), "{limited:?}");

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::AsyncCommands;
 use tallyd::config;
+use tallyd_client::ClickLimits;
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
 
-use crate::common::scripts::{ApiServer, Clicked, OnBoard};
+use crate::common::scripts::{ApiServer, Clicked, OnBoard, RECENT_KEEP};
 use crate::common::{Dice, Model, World, as_api, eventually, target};
 
 /// Starts a test environment, and waits until the daemon has loaded all buckets and has no work left.
@@ -117,8 +119,8 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
-    const KEEP: i64 = 100;
-    let world = World::new("guard_turns", &as_api(&format!("[client]\nrecent_keep = \"{KEEP}s\"\n"))).await;
+    const KEEP: i64 = RECENT_KEEP as i64;
+    let world = World::new("guard_turns", &as_api("")).await;
     world.publisher().await;
     let client = world.api_server();
     let bucket = world.cache.keys.bucket(target(42));
@@ -225,10 +227,10 @@ async fn without_mysql_a_click_counts_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_clicks_too_often_is_told_how_long_to_wait() {
-    let settings = "[client]\nrate_likes_max = 3\nrate_window = \"5s\"\n";
-    let world = World::new("guard_limit", &as_api(settings)).await;
+    let world = World::new("guard_limit", &as_api("")).await;
     world.publisher().await;
-    let client = world.api_server();
+    let limits = ClickLimits { likes_max: 3, window: Duration::from_secs(5) };
+    let client = ApiServer::limited(&world.api, limits);
     for id in 1..=3 {
         assert!(client.like(target(id), UserId(7), &[]).await.unwrap().counted().is_some());
     }

@@ -203,7 +203,7 @@ impl ApiServer {
             let [recent, _] = self.cache.keys.recent(&kind, self.cache.keys.bucket(wish.target));
             let click = LastClick { at, liked: wish.liked };
             let call = Call::new(&REMEMBER, recent).arg(format!("{}:{}", wish.target.id, wish.user));
-            let call = call.number(click).number(self.limits.recent_keep.0.as_secs());
+            let call = call.number(click).number(self.recent_keep);
             // If this fails, the next click of the user can be judged wrongly. The click counts nevertheless.
             let _ = self.cache.eval("remember a click", &[call]).await;
         }
@@ -241,8 +241,7 @@ impl ApiServer {
         let call = Call::new(&LIKE, key).key(recent).key(former);
         let call = bucket.into_iter().fold(call, Call::key);
         let call = call.number(target.id).arg(part).arg(word(liked)).number(user);
-        let call =
-            call.number(self.limits.recent_keep.0.as_secs()).arg(known.map(|row| row.to_string()).unwrap_or_default());
+        let call = call.number(self.recent_keep).arg(known.map(|row| row.to_string()).unwrap_or_default());
         Ok(if at == Micros(0) { call } else { call.number(at.0) })
     }
 

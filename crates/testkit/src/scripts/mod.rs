@@ -14,13 +14,12 @@ use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::client_of;
+use super::limited_client_of;
 pub use counts::{Changed, Counting};
 pub use error::{CountError, LikeError};
 use filters::Shapes;
 use tallyd::config::{Board, Config};
-use tallyd_client::{Client, ClientError, Event};
-use tallyd_core::click_limits::ClickLimits;
+use tallyd_client::{ClickLimits, Client, ClientError, Event};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::kinds::Kinds;
 use tallyd_core::model::{Metric, Micros};
@@ -31,6 +30,9 @@ use tallyd_redis::{Cache, Script};
 
 /// The largest number of connections to MySQL.
 const CONNECTIONS: u32 = 16;
+
+/// How many seconds Redis remembers a click, as docs/scripts.md recommends.
+pub const RECENT_KEEP: u64 = 120;
 
 /// The timeout of a query to MySQL, and how long the server does not ask again after MySQL failed to answer.
 const ASK_MAX: Duration = Duration::from_secs(5);
@@ -60,7 +62,8 @@ pub struct ApiServer {
     store: Store,
     /// The instant until which the server does not ask MySQL, because MySQL failed to answer.
     unasked: Mutex<Option<Instant>>,
-    limits: ClickLimits,
+    /// How many seconds Redis remembers a click.
+    recent_keep: u64,
     /// `None` if there are no filters.
     shapes: Option<Shapes>,
 }
@@ -141,7 +144,7 @@ impl ApiServer {
         let Config { redis, metrics, kinds, .. } = config;
         let cache = Cache::new(redis, metrics).unwrap();
         Self {
-            client: client_of(config),
+            client: limited_client_of(config, ClickLimits::default()),
             also: cache.also(redis, metrics).unwrap(),
             cache,
             kinds: kinds.clone(),
@@ -151,9 +154,20 @@ impl ApiServer {
             rules: Rules::new(kinds, metrics, &config.rules),
             store: Store::new(&config.mysql, CONNECTIONS).unwrap(),
             unasked: Mutex::default(),
-            limits: config.client.clone(),
+            recent_keep: RECENT_KEEP,
             shapes: config.filter.is_on().then(Shapes::default),
         }
+    }
+
+    /// Makes an API server like [`ApiServer::new`], with a limit of clicks.
+    pub fn limited(config: &Config, limits: ClickLimits) -> Self {
+        Self { client: limited_client_of(config, limits), ..Self::new(config) }
+    }
+
+    /// Makes Redis remember a click for this many seconds.
+    #[must_use]
+    pub fn remembering(self, recent_keep: u64) -> Self {
+        Self { recent_keep, ..self }
     }
 
     /// Publishes the event of a like that [`ApiServer::count`] has counted. A repeated event changes nothing.
