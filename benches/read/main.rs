@@ -33,9 +33,6 @@ const TARGETS: u64 = 100_000;
 /// The number of targets in a list.
 const LIST: u64 = 50;
 
-/// Any free port.
-const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"\n";
-
 /// Read lists of 50 counters: with the Rust client and with bare pipelines, then through the gateway and a bare handler.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
@@ -92,7 +89,7 @@ async fn main() -> Result<()> {
 
 async fn run(arguments: &Arguments) -> Result<()> {
     let machine = Machine::look().await?;
-    let world = World::new("read", Setup { metrics: LISTEN, ..Setup::default() }).await?;
+    let world = World::new("read", Setup::default()).await?;
     let measured = measure(&world, arguments).await;
     let rounds = world.close(measured).await?;
     let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
