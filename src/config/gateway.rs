@@ -114,7 +114,7 @@ mod tests {
         let error = super::super::parse("[log]\n[gateway]\nlisten = \"\"\n", "config.toml", []).unwrap_err();
         assert_eq!(
             error.0,
-            ["config.toml:2:2: [gateway] belongs in gateway.toml, the gateway's own file: docs/gateway.md"]
+            ["config.toml:2:2: [gateway] belongs in gateway.toml, which only `tallyd gateway` reads: docs/gateway.md"]
         );
         let variable = ("TALLYD__GATEWAY__TOKEN".to_owned(), "0123456789-of-a-test".to_owned());
         let error = super::super::parse("", "config.toml", [variable]).unwrap_err();

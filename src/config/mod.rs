@@ -1,6 +1,6 @@
 //! The configurations of the daemon and of the gateway, with typed and checked values and with hidden secrets. A test
-//! compares config.toml at the repository's root with these types and their defaults. The doc comments of the keys become the descriptions in the
-//! JSON Schema.
+//! compares config.toml at the repository's root with these types and their defaults. The doc comments of the keys
+//! become the descriptions in the JSON Schema.
 //!
 //! The steps: file -> check against the schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), also
 //! checked against the schema -> types -> files of passwords and certificates -> cross-checks. All problems are

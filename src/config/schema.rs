@@ -1,5 +1,6 @@
-//! The JSON Schemas of config.toml and gateway.toml. Editors use the schema, and tallyd checks the values of the file and the environment
-//! against the schema. The schema is generated from the types, with their descriptions, bounds and defaults.
+//! The JSON Schemas of config.toml and gateway.toml. Editors use the schema of config.toml, and tallyd checks the values
+//! of each file and of the environment. The schemas are generated from the types, with their descriptions, bounds and
+//! defaults.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -58,7 +59,7 @@ impl File {
     /// Returns the name of the other file, if `key` belongs there.
     pub(super) fn other(self, key: &Key) -> Option<&'static str> {
         let (other, name) = match self {
-            Self::Daemon => (gateway_schema(), "gateway.toml, the gateway's own file: docs/gateway.md"),
+            Self::Daemon => (gateway_schema(), "gateway.toml, which only `tallyd gateway` reads: docs/gateway.md"),
             Self::Gateway => (schema(), "the daemon's config.toml"),
         };
         key.parts().iter().try_fold(other, |schema, part| below(schema, part)).map(|_| name)

@@ -34,10 +34,16 @@ pub struct Settings {
 }
 
 /// The limit of each user's clicks. By default there is none.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct ClickLimits {
     /// The maximum number of likes and unlikes of a user per window. 0: no limit.
     pub likes_max: u32,
     /// The length of a window, from the user's first click.
     pub window: Duration,
+}
+
+impl Default for ClickLimits {
+    fn default() -> Self {
+        Self { likes_max: 0, window: Duration::from_secs(60) }
+    }
 }

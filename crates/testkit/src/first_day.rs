@@ -149,8 +149,8 @@ impl FirstDay {
         daemon
     }
 
-    /// Starts the daemon, and a gateway with gateway.toml. Sends a like to the gateway, and waits until
-    /// the gateway reads this like from MySQL and from Redis.
+    /// Starts the daemon, and a gateway with gateway.toml. Sends a like to the gateway, and waits until the gateway reads
+    /// this like from MySQL and from Redis.
     pub async fn likes_over_http(&self) {
         let daemon = self.daemon().await;
         let listen = ("TALLYD__GATEWAY__LISTEN", "127.0.0.1:0");
