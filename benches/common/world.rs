@@ -9,9 +9,11 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::config::{Config, Consumer, Writes};
+use tallyd_core::card::Card;
 use tallyd_core::event::encode_fence;
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::{Broker, Depth};
+use tallyd_redis::Cache;
 
 /// Limit on a Redis call. The library's default of half a second is too short: when a board of a million members
 /// expires, Redis can answer no one for longer than that.
@@ -85,6 +87,9 @@ impl World {
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.context("connect to MySQL")?;
         let link = broker.connect("bench").await?;
         broker.declare_for(&link, broker.partitions()).await?;
+        // Not every benchmark runs a daemon, which writes the same card.
+        let cache = Cache::new(&config.redis, &config.metrics)?;
+        cache.write_site_card(&Card::from(&config).encode()).await?;
         Ok(Self { name, config, broker, pool, setup, folder, admin_url })
     }
 

@@ -19,7 +19,6 @@ use common::world::{Setup, World, stack};
 use serde::Serialize;
 use tallyd_benches as common;
 use tallyd_client::Client;
-use tallyd_core::card::Card;
 use tallyd_core::keys::LOADED;
 use tallyd_core::model::{Kind as KindCode, Metric, Target, TargetId};
 use tallyd_redis::Cache;
@@ -134,10 +133,9 @@ async fn measure(world: &World, arguments: &Arguments) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// Writes the site card, and a counter for each target in a loaded bucket.
+/// Writes a counter for each target, in a loaded bucket.
 async fn fill(world: &World) -> Result<()> {
     let cache = Cache::new(&world.config.redis, &world.config.metrics)?;
-    cache.write_site_card(&Card::from(&world.config).encode()).await?;
     let mut redis = world.redis().await?;
     for ids in (1..=TARGETS).collect::<Vec<_>>().chunks(1_000) {
         let mut pipeline = redis::pipe();
