@@ -19,8 +19,9 @@
 //!   writer runs its whole transaction again and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. When the channel is closed, the broker requeues the
-//!   unacknowledged messages and activates the next consumer in one step. So a job's fence message never overtakes an
-//!   event that a daemon has received. A queue without a consumer has all its messages, and none are in flight.
+//!   unacknowledged messages and activates the next consumer in one step. So no new fence message of a job overtakes an
+//!   event that a daemon has received, and a fence that was requeued is ignored (`jobs::fence`). A queue without a
+//!   consumer has all its messages, and none are in flight.
 //! * A: an operator pauses the consumers, and daemon 1 reads the pause before daemon 2. B: the broker makes daemon 2
 //!   the active consumer. Less than a second later, daemon 2 also reads the pause. Each daemon ends its session with
 //!   the same steps as a daemon that stops. So no event is lost or applied twice, and the events keep their order.

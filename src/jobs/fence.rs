@@ -16,6 +16,10 @@
 //!   message is one too many.
 //! * A: a run reads the rows of the fences. B: a daemon drops a fence, or another run adds one. C: the run reads the
 //!   queue's depth. The run reads the rows again, and the partition is idle only if the rows are the same.
+//! * A: a consumer receives events and the fence, and dies. B: the next consumer receives some of the events, and dies.
+//!   A quorum queue appends returned messages to those that were returned before, so the fence is now before these
+//!   events. A daemon ignores a fence that was returned. Each session begins a new epoch, and then the run sends its
+//!   fence again.
 //! * A: a run has left its fence in a queue. B: the broker's node is cut off together with the queue's leader. C: an
 //!   event is published on the other side, where no daemon runs. This run cannot notice C before its end. The next run
 //!   publishes a fence first, and gets no confirm.
@@ -28,7 +32,7 @@
 //! could read the higher number of another job. The job would then wrongly conclude that a later run of the same job
 //! had started.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -117,7 +121,7 @@ impl Fences<'_> {
         // queues of `partitions`.
         let partitions = knows_all(self.store, self.broker).await?;
         let _shown = ShownWait(self.job);
-        let mut sent = BTreeSet::new();
+        let mut sent = BTreeMap::new();
         let mut pause = LOOK_MIN;
         let mut said = began;
         loop {
@@ -142,7 +146,7 @@ impl Fences<'_> {
         &self,
         number: u64,
         partitions: &Partitions,
-        sent: &mut BTreeSet<u16>,
+        sent: &mut BTreeMap<u16, u64>,
     ) -> Result<Option<String>> {
         let known = self.store.fences(self.job).await?;
         let (mut waiting, mut idle) = (None, Vec::new());
@@ -161,17 +165,18 @@ impl Fences<'_> {
         Ok(waiting)
     }
 
-    /// Sends the fence to one partition's queue, if it is needed and was not sent before. Returns whether the fence has
-    /// passed this queue.
+    /// Sends the fence to one partition's queue, if it is needed and was not sent in this epoch. `sent` maps each
+    /// partition to the epoch in which the fence was sent. Returns whether the fence has passed this queue.
     async fn state(
         &self,
         (partition, queue): (u16, &str),
         number: u64,
         known: &KnownFences,
-        sent: &mut BTreeSet<u16>,
+        sent: &mut BTreeMap<u16, u64>,
     ) -> Result<FenceState> {
-        let (passed, is_sent) = (known.passed(partition), sent.contains(&partition));
-        if is_sent && passed == number {
+        let (passed, epoch) = (known.passed(partition), known.epoch(partition));
+        let sent_in = sent.get(&partition).copied();
+        if sent_in.is_some() && passed == number {
             return Ok(FenceState::Passed);
         }
         if passed > number {
@@ -187,14 +192,14 @@ impl Fences<'_> {
             Look::Unknown => (unknown(queue), true),
             Look::Consumed { messages } => (format!("{queue} has {messages} messages before the fence"), false),
         };
-        let is_there = is_sent || (leaves && has_own);
+        let is_there = sent_in == Some(epoch) || (leaves && has_own);
         if !is_there {
             if leaves {
                 self.leave((partition, queue), number).await?;
             } else {
                 self.send(queue, number).await?;
             }
-            sent.insert(partition);
+            sent.insert(partition, epoch);
         }
         Ok(FenceState::Waiting(reason))
     }

@@ -30,12 +30,18 @@ pub struct Fences {
     passed: HashMap<u16, u64>,
     /// The confirmed fences in queues without a consumer, with their partitions.
     left: BTreeSet<(u16, u64)>,
+    epochs: HashMap<u16, u64>,
 }
 
 impl Fences {
     /// Returns the job's last committed fence in a partition, or 0 if there is none.
     pub fn passed(&self, partition: u16) -> u64 {
         self.passed.get(&partition).copied().unwrap_or(0)
+    }
+
+    /// Returns the epoch of the partition's holder. Each session of a daemon begins a new epoch.
+    pub fn epoch(&self, partition: u16) -> u64 {
+        self.epochs.get(&partition).copied().unwrap_or(0)
     }
 
     /// Returns the fences that were left in the partition's queue.
@@ -59,24 +65,25 @@ pub async fn pass(connection: &mut MySqlConnection, partition: u16, fence: u64) 
 }
 
 impl Store {
-    /// Reads the fences that the job has passed, and the fences that any job has left.
+    /// Reads the fences that the job has passed, the fences that any job has left, and the epochs.
     pub async fn fences(&self, job: &'static str) -> Result<Fences> {
         const ACTION: &str = "read the fences";
-        const SQL: &str = "SELECT `partition`, fence, FALSE FROM partition_fence WHERE job = ? \
-                           UNION ALL SELECT `partition`, fence, TRUE FROM left_fence WHERE is_confirmed";
+        const SQL: &str = "SELECT `partition`, fence, 'passed' FROM partition_fence WHERE job = ? \
+                           UNION ALL SELECT `partition`, fence, 'left' FROM left_fence WHERE is_confirmed \
+                           UNION ALL SELECT `partition`, epoch, 'epoch' FROM partition_owner";
         let mut conn = self.acquire().await?;
-        let rows: Vec<(u16, u64, bool)> = conn
+        let rows: Vec<(u16, u64, String)> = conn
             .limit(ACTION, |connection| async move {
                 check_primary(connection, ACTION).await?;
                 sqlx::query_as(SQL).bind(job).fetch_all(connection).await.context(ACTION)
             })
             .await?;
         let mut fences = Fences::default();
-        for (partition, fence, is_left) in rows {
-            if is_left {
-                fences.left.insert((partition, fence));
-            } else {
-                fences.passed.insert(partition, fence);
+        for (partition, number, what) in rows {
+            match what.as_str() {
+                "left" => drop(fences.left.insert((partition, number))),
+                "passed" => drop(fences.passed.insert(partition, number)),
+                _ => drop(fences.epochs.insert(partition, number)),
             }
         }
         Ok(fences)

@@ -74,7 +74,7 @@ impl Proxy {
                 let server = line.server.lock().unwrap().clone();
                 let Ok(far) = TcpStream::connect(server).await else { continue };
                 let line = Arc::clone(&line);
-                tokio::spawn(async move { cut.run_until_cancelled(line.through(near, far)).await });
+                tokio::spawn(async move { cut.run_until_cancelled(line.through(near, far, &cut)).await });
             }
         });
         proxy
@@ -182,15 +182,15 @@ impl Line {
     }
 
     /// Copies bytes in both directions until both directions have ended, or until the proxy truncates the answers.
-    async fn through(&self, near: TcpStream, far: TcpStream) {
+    async fn through(&self, near: TcpStream, far: TcpStream, cut: &CancellationToken) {
         let (from_near, to_near) = near.into_split();
         let (from_far, to_far) = far.into_split();
         let broken = CancellationToken::new();
-        let both = async { tokio::join!(self.ask(from_near, to_far), self.answer(from_far, to_near, &broken)) };
+        let both = async { tokio::join!(self.ask(from_near, to_far, cut), self.answer(from_far, to_near, &broken)) };
         let _ = broken.run_until_cancelled(both).await;
     }
 
-    async fn ask(&self, mut near: OwnedReadHalf, mut far: OwnedWriteHalf) {
+    async fn ask(&self, mut near: OwnedReadHalf, mut far: OwnedWriteHalf, cut: &CancellationToken) {
         let mut is_held = self.held.subscribe();
         while let Some(bytes) = some(&mut near).await {
             let is_last = |words: &mut Vec<u8>| bytes.windows(words.len()).any(|part| part == words);
@@ -200,6 +200,10 @@ impl Line {
             }
             self.wait().await;
             let _ = is_held.wait_for(|held| !held).await;
+            // [`Proxy::cut`] ends this task only when the task waits.
+            if cut.is_cancelled() {
+                return;
+            }
             if far.write_all(&bytes).await.is_err() {
                 break;
             }

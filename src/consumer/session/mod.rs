@@ -332,6 +332,8 @@ impl Session<'_> {
                 Ok(Message::Like(event)) => Event::Like(event),
                 Ok(Message::Count(event)) => Event::Count(event),
                 Ok(Message::Set(event)) => Event::Set(event),
+                // The queue can have returned earlier events behind this fence.
+                Ok(Message::Fence(_)) if redelivered => return,
                 Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
                     // The error's text is left out, because it can quote the message.

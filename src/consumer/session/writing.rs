@@ -133,7 +133,7 @@ impl Session<'_> {
     }
 
     /// Closes the channel. When the channel is closed, the broker requeues the unacknowledged messages and activates
-    /// the next consumer in one step. So no fence message overtakes an event that this session has received. If the
+    /// the next consumer in one step. So no new fence message overtakes an event that this session has received. If the
     /// session only cancelled this consumer, the consumer would keep its messages while the next consumer is active.
     /// Also waits until the running transaction commits or fails. Returns the writer if no transaction was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {

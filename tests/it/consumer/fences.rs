@@ -64,6 +64,68 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     world.close().await;
 }
 
+/// Receives messages as the only consumer, and dies without an acknowledgement.
+async fn receive_and_die(world: &World, messages: u16) {
+    let link = world.broker.connect("test").await.unwrap();
+    link.channel.basic_qos(messages, Default::default()).await.unwrap();
+    let (queue, options) = (world.broker.queue(0), BasicConsumeOptions::default());
+    let consume = link.channel.basic_consume(queue.as_str().into(), "test".into(), options, FieldTable::default());
+    let deliveries = consume.await.unwrap().take(messages.into());
+    assert_eq!(deliveries.count().await, usize::from(messages));
+    link.channel.close(200, "dies".into()).await.unwrap();
+}
+
+async fn taken(store: &Store) -> u64 {
+    match store.take_job("reconcile", "full", "test").await.unwrap() {
+        Lock::Taken(run) => run,
+        _ => panic!("the lock is held"),
+    }
+}
+
+/// A quorum queue appends returned messages to those that were returned before. A: a consumer receives all events and
+/// the fence, and dies. B: a consumer receives the first events, and dies. C: the daemon receives the other events, then
+/// the fence, and then the first events.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_that_was_returned_passes_no_event_behind_it() {
+    let world = World::new("fence_returned", "[consumer]\nbatch_events_max = 10\nlinger_ms = 0\n").await;
+    let publisher = world.publisher().await;
+    let store = Store::new(&world.config.mysql, 1).unwrap();
+    let number = number_of(taken(&store).await, 1);
+    let model = publish_likes(&world, 1..=400, |_| BasicProperties::default()).await;
+    publisher.publish_behind(&world.broker.queue(0), &encode_fence(number)).await.unwrap();
+    receive_and_die(&world, 401).await;
+    receive_and_die(&world, 200).await;
+    let (mysql, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    mysql.delay(5..10);
+    let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", &url)]);
+    let fences =
+        Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    fences.pass(number).await.unwrap();
+    world.assert_equals(&model).await;
+    store.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_sends_its_fence_again_to_the_next_consumer() {
+    let world = World::new("fence_again", "").await;
+    let publisher = world.publisher().await;
+    let store = Store::new(&world.config.mysql, 1).unwrap();
+    let number = number_of(taken(&store).await, 1);
+    let fences =
+        Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    let (passed, daemon) = tokio::join!(fences.pass(number), async {
+        receive_and_die(&world, 1).await;
+        world.daemon()
+    });
+    passed.unwrap();
+    daemon.logged("\"consuming\"").await;
+    store.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
 /// RabbitMQ 4.3 delivers messages with a higher priority first, and many clients set the priority 0.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
@@ -112,9 +174,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     let store = Store::new(&world.config.mysql, 1).unwrap();
-    let Lock::Taken(run) = store.take_job("reconcile", "full", "test").await.unwrap() else {
-        panic!("the lock is held")
-    };
+    let run = taken(&store).await;
     publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();
     world.drained(&publisher).await;
     let fences = Fences {
