@@ -113,8 +113,11 @@ export class Gateway {
     });
   }
 
+  // Closes the connections. Requests in flight still get their answers.
   close() {
-    this.#options.agent.destroy();
+    const { agent } = this.#options;
+    agent.maxFreeSockets = 0;
+    for (const socket of Object.values(agent.freeSockets).flat()) socket.destroy();
   }
 }
 

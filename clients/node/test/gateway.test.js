@@ -158,6 +158,13 @@ test('what the gateway may have published is not sent again', async () => {
   await site.close();
 });
 
+test('closing leaves the request in flight its answer', async () => {
+  const site = new Tallyd({ gateway: url });
+  await site.publish(COUNT);
+  seen.answers = [(events) => (site.close(), confirmed(events))];
+  assert.deepEqual(await site.publish(LIKE), LIKE);
+});
+
 test('an unreachable gateway is asked until the deadline', async () => {
   const [away] = await publish([LIKE], { gateway: 'http://127.0.0.1:1', deadlineMs: 300 });
   assert.ok(away instanceof UnconfirmedError && away.message.includes('no connection'), away);
