@@ -25,6 +25,8 @@ export class Reader {
   #dueAt = 0;
 
   constructor(url, keyPrefix, timeoutMs) {
+    const { protocol } = new URL(url);
+    if (!['redis:', 'rediss:'].includes(protocol)) throw new TypeError(`redisUrl begins with ${protocol}, allowed are redis:// and rediss://`);
     this.#url = url;
     this.#keyPrefix = keyPrefix;
     this.#timeoutMs = timeoutMs;

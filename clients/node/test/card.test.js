@@ -214,6 +214,10 @@ withSite('an error reply leaves the connection open', async ({ redis, site }) =>
   reader.close();
 });
 
+test('a wrong URL of Redis is refused at once', () => {
+  for (const redisUrl of ['http://127.0.0.1', '127.0.0.1:6379', 'redis://127.0.0.1:port']) assert.throws(() => new Tallyd({ redisUrl }), TypeError);
+});
+
 test('closing ends the calls in flight', async () => {
   const silent = net.createServer((socket) => socket.on('error', () => {})).listen(0, '127.0.0.1');
   await new Promise((resolve) => silent.once('listening', resolve));

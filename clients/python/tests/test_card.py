@@ -97,6 +97,11 @@ class Cards(unittest.TestCase):
         for text in (None, "", "no JSON", b"\xff", *map(json.dumps, bad)):
             self.assertIsNone(parsed(text), text)
 
+    def test_a_wrong_url_of_redis_is_refused_at_once(self):
+        for url in ("http://127.0.0.1", "127.0.0.1:6379", "redis://127.0.0.1:port"):
+            for client in (Tallyd, AsyncTallyd):
+                self.assertRaises(ValueError, client, redis_url=url)
+
     async def refused(self, reason, call):
         with self.assertRaises(RefusedError) as raised:
             await call
