@@ -4,7 +4,7 @@ import { createClient, createCluster, ErrorReply } from 'redis';
 import { DEFAULT, parsed } from './card.js';
 import { bucketOf, numberIn, read } from './counters.js';
 import { ReadError } from './errors.js';
-import { within } from './waiting.js';
+import { Late, within } from './waiting.js';
 
 const CARD_EVERY_MS = 60_000;
 // The pause after a read without a card.
@@ -52,9 +52,11 @@ export class Reader {
 
   async #readCard() {
     let card = null;
-    this.#cardError = null;
+    // Silence counts as an error.
+    this.#cardError = new Late(`no answer in ${CARD_READ_MAX_MS} ms`);
     try {
       card = parsed(await this.#asked((redis) => redis.get(`${this.#keyPrefix}c:site`)));
+      this.#cardError = null;
     } catch (error) {
       this.#cardError = error;
     }

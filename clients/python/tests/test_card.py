@@ -171,11 +171,8 @@ class Cards(unittest.TestCase):
             began = asyncio.get_running_loop().time()
             await self.site.like("song", 1, 7)
             self.assertLess(asyncio.get_running_loop().time() - began, 5 * CARD_READ_MAX_S)
-            if self.redis.execute is unreachable:
-                with self.assertRaisesRegex(ReadError, "unreachable.*unknown"):
-                    await self.site.counts("video", [1])
-            else:
-                self.assertEqual(await self.site.counts("video", [1]), {1: None})
+            with self.assertRaisesRegex(ReadError, r"\((unreachable|no answer in .* s)\): treat the numbers as unknown"):
+                await self.site.counts("video", [1])
         self.assertEqual(self.broker.sent, [("tally.events", "7")] * 2)
 
     @with_site
@@ -244,8 +241,8 @@ class Closing(unittest.TestCase):
             for thread in threads:
                 thread.join(10)
             self.assertLess(time.monotonic() - began, 5)
-            (error,) = errors
-            self.assertEqual((type(error), error.event["user_id"]), (UnconfirmedError, "7"))
+            read, like = sorted(errors, key=lambda error: type(error).__name__)
+            self.assertEqual((type(read), type(like), like.event["user_id"]), (ReadError, UnconfirmedError, "7"))
             with self.assertRaisesRegex(RuntimeError, "closed"):
                 site.like("video", 42, 7)
 

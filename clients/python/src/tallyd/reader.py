@@ -62,10 +62,12 @@ class Reader:
         return self._card
 
     async def _read_card(self) -> None:
-        card = self._card_error = None
+        card = None
+        # Silence counts as an error.
+        self._card_error = asyncio.TimeoutError(f"no answer in {CARD_READ_MAX_S} s")
         try:
             (text,) = await self._ask([("GET", f"{self._key_prefix}c:site")])
-            card = parsed(text)
+            card, self._card_error = parsed(text), None
         except FAILURES as error:
             self._card_error = error
         if card is None:
