@@ -21,6 +21,7 @@ export class Reader {
   #link = null;
   #card = DEFAULT;
   #cardError = null;
+  #hasWarned = false;
   #reading = null;
   #dueAt = 0;
 
@@ -51,17 +52,26 @@ export class Reader {
   }
 
   async #readCard() {
+    const key = `${this.#keyPrefix}c:site`;
     let card = null;
     // Silence counts as an error.
     this.#cardError = new Late(`no answer in ${CARD_READ_MAX_MS} ms`);
     try {
-      card = parsed(await this.#asked((redis) => redis.get(`${this.#keyPrefix}c:site`)));
+      card = parsed(await this.#asked((redis) => redis.get(key)));
       this.#cardError = null;
     } catch (error) {
       this.#cardError = error;
     }
-    if (card) this.#card = card;
-    else this.#dueAt = performance.now() + CARD_AGAIN_MS;
+    if (card) {
+      this.#card = card;
+      this.#hasWarned = false;
+      return;
+    }
+    this.#dueAt = performance.now() + CARD_AGAIN_MS;
+    if (this.#hasWarned) return;
+    this.#hasWarned = true;
+    const why = this.#cardError?.message ?? `Redis has no card at ${key} that this version can read`;
+    console.warn(`tallyd: the site card can't be read (${why}). The client uses the last card, or publishes without checking names.`);
   }
 
   // ---------------------------------------------------------------- numbers
@@ -126,7 +136,10 @@ export class Reader {
     if (link.redis.isOpen) link.redis.destroy();
   }
 
+  // Closes the connections. Reads in flight fail.
   close() {
+    // Such a read is no outage.
+    this.#hasWarned = true;
     if (this.#link) this.#drop(this.#link);
   }
 }

@@ -87,9 +87,10 @@ function withSite(name, run) {
     t.mock.method(Publisher.prototype, 'publish', async (_, { exchange, routingKey }) => sent.push([exchange, routingKey]));
     let now = 0;
     t.mock.method(performance, 'now', () => now);
+    const warn = t.mock.method(console, 'warn', () => {});
     const site = new Tallyd({ amqpUrl: 'amqp://127.0.0.1:1', redisUrl: redis.url });
     try {
-      await run({ redis, site, sent, minute: () => (now += 60_000) });
+      await run({ redis, site, sent, warn, minute: () => (now += 60_000) });
     } finally {
       await site.close();
       redis.stop();
@@ -149,10 +150,22 @@ withSite('without a card names are unchecked and numbers unknown', async ({ redi
   assert.deepEqual([sent, redis.names()], [[['tally.events', '7']], ['GET']]);
 });
 
+withSite('each outage of the card is one warning', async ({ redis, site, warn, minute }) => {
+  for (const card of [null, null, SITE, { ...SITE, version: 2 }, null]) {
+    redis.site = card;
+    minute();
+    await site.like('video', 42, 7);
+  }
+  const warnings = warn.mock.calls.map(({ arguments: [warning] }) => warning);
+  assert.equal(warnings.length, 2);
+  assert.match(warnings[0], /no card at tally:c:site/);
+});
+
 test('without Redis events are published', async (t) => {
   const silent = await new Redis().start();
   silent.isSilent = true;
   const publish = t.mock.method(Publisher.prototype, 'publish', async () => {});
+  t.mock.method(console, 'warn', () => {});
   for (const redisUrl of ['redis://127.0.0.1:1', silent.url]) {
     const site = new Tallyd({ amqpUrl: 'amqp://127.0.0.1:1', redisUrl, deadlineMs: 1_000 });
     const began = performance.now();

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -11,6 +12,9 @@ from tallyd import AsyncTallyd, NackedError, ReadError, RefusedError, Tallyd, Un
 from tallyd.card import Card, parsed
 from tallyd.reader import CARD_READ_MAX_S
 from tallyd.sender import ToRabbitmq
+
+# Tests look for warnings with assertLogs.
+logging.getLogger("tallyd").addHandler(logging.NullHandler())
 
 SITE = {
     "version": 1,
@@ -157,6 +161,15 @@ class Cards(unittest.TestCase):
         self.assertEqual(await self.site.counts("song", [1], "share"), {1: None})
         await self.site.like("song", 1, 7)
         self.assertEqual((self.broker.sent, self.redis.names()), ([("tally.events", "7")], ["GET"]))
+
+    @with_site
+    async def test_each_outage_of_the_card_is_one_warning(self):
+        with self.assertLogs("tallyd", "WARNING") as logs:
+            for self.redis.site in (None, None, SITE, {**SITE, "version": 2}, None):
+                self.reader._due_at = 0
+                await self.site.like("video", 42, 7)
+        self.assertEqual(len(logs.output), 2)
+        self.assertIn("no card at tally:c:site", logs.output[0])
 
     @with_site
     async def test_without_redis_events_are_published(self):
