@@ -47,7 +47,8 @@ function integer(given, field, least, most) {
 }
 
 // Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual
-// order and form. `isNew` says that this package gave the event its `at`, so that no script has counted it.
+// order and form. `isNew` says that no script has counted the event: it is of a method such as `like`, or it came
+// without `at`.
 export function checked(event, card, isNew = false) {
   const { type } = event;
   if (!TYPES.includes(type)) {

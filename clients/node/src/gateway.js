@@ -51,7 +51,10 @@ export class Gateway {
   }
 
   async get(path, query) {
-    const { status, answer } = await this.#call(`${path}?${new URLSearchParams(query)}`, null, this.#timeoutMs).catch((error) => {
+    const ask = () => this.#call(`${path}?${new URLSearchParams(query)}`, null, this.#timeoutMs);
+    // The gateway may have closed an idle connection at this moment.
+    const asked = ask().catch((error) => (error.wasIdle ? ask() : Promise.reject(error)));
+    const { status, answer } = await asked.catch((error) => {
       const message = `the gateway did not answer (${error.message}): treat the number as unknown, and check that it runs`;
       throw new ReadError(message, { cause: error });
     });
@@ -102,14 +105,19 @@ export class Gateway {
         else wasSent = true;
       });
       request.on('error', (error) => {
-        reject(Object.assign(signal.aborted ? new Error(`no answer in ${Math.ceil(timeoutMs)} ms`) : error, { wasSent }));
+        const isLate = signal.aborted;
+        const failed = isLate ? new Error(`no answer in ${Math.ceil(timeoutMs)} ms`) : error;
+        reject(Object.assign(failed, { wasSent, wasIdle: request.reusedSocket && !isLate }));
       });
       request.end(body);
     });
   }
 
+  // Closes the connections. Requests in flight still get their answers.
   close() {
-    this.#options.agent.destroy();
+    const { agent } = this.#options;
+    agent.maxFreeSockets = 0;
+    for (const socket of Object.values(agent.freeSockets).flat()) socket.destroy();
   }
 }
 

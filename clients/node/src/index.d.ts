@@ -83,6 +83,8 @@ export class Tallyd implements AsyncDisposable {
   liked<T extends Id>(kind: string, targetIds: Iterable<T>, userId: Id): Promise<Map<T, boolean>>;
   /** Reads a board's members with rank and score. Needs the gateway. */
   board(name: string, options?: { period?: string; top?: number; around?: Id; radius?: number }): Promise<Board>;
+  /** Closes the connections. A call that waits for a confirm rejects with UnconfirmedError; through the gateway it first
+   * waits for the gateway's answer. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 }

@@ -4,7 +4,7 @@ import { createClient, createCluster, ErrorReply } from 'redis';
 import { DEFAULT, parsed } from './card.js';
 import { bucketOf, numberIn, read } from './counters.js';
 import { ReadError } from './errors.js';
-import { within } from './waiting.js';
+import { Late, within } from './waiting.js';
 
 const CARD_EVERY_MS = 60_000;
 // The pause after a read without a card.
@@ -21,10 +21,13 @@ export class Reader {
   #link = null;
   #card = DEFAULT;
   #cardError = null;
+  #hasWarned = false;
   #reading = null;
   #dueAt = 0;
 
   constructor(url, keyPrefix, timeoutMs) {
+    const { protocol } = new URL(url);
+    if (!['redis:', 'rediss:'].includes(protocol)) throw new TypeError(`redisUrl begins with ${protocol}, allowed are redis:// and rediss://`);
     this.#url = url;
     this.#keyPrefix = keyPrefix;
     this.#timeoutMs = timeoutMs;
@@ -49,15 +52,26 @@ export class Reader {
   }
 
   async #readCard() {
+    const key = `${this.#keyPrefix}c:site`;
     let card = null;
-    this.#cardError = null;
+    // Silence counts as an error.
+    this.#cardError = new Late(`no answer in ${CARD_READ_MAX_MS} ms`);
     try {
-      card = parsed(await this.#asked((redis) => redis.get(`${this.#keyPrefix}c:site`)));
+      card = parsed(await this.#asked((redis) => redis.get(key)));
+      this.#cardError = null;
     } catch (error) {
       this.#cardError = error;
     }
-    if (card) this.#card = card;
-    else this.#dueAt = performance.now() + CARD_AGAIN_MS;
+    if (card) {
+      this.#card = card;
+      this.#hasWarned = false;
+      return;
+    }
+    this.#dueAt = performance.now() + CARD_AGAIN_MS;
+    if (this.#hasWarned) return;
+    this.#hasWarned = true;
+    const why = this.#cardError?.message ?? `Redis has no card at ${key} that this version can read`;
+    console.warn(`tallyd: the site card can't be read (${why}). The client uses the last card, or publishes without checking names.`);
   }
 
   // ---------------------------------------------------------------- numbers
@@ -122,7 +136,10 @@ export class Reader {
     if (link.redis.isOpen) link.redis.destroy();
   }
 
+  // Closes the connections. Reads in flight fail.
   close() {
+    // Such a read is no outage.
+    this.#hasWarned = true;
     if (this.#link) this.#drop(this.#link);
   }
 }

@@ -87,9 +87,10 @@ function withSite(name, run) {
     t.mock.method(Publisher.prototype, 'publish', async (_, { exchange, routingKey }) => sent.push([exchange, routingKey]));
     let now = 0;
     t.mock.method(performance, 'now', () => now);
+    const warn = t.mock.method(console, 'warn', () => {});
     const site = new Tallyd({ amqpUrl: 'amqp://127.0.0.1:1', redisUrl: redis.url });
     try {
-      await run({ redis, site, sent, minute: () => (now += 60_000) });
+      await run({ redis, site, sent, warn, minute: () => (now += 60_000) });
     } finally {
       await site.close();
       redis.stop();
@@ -149,16 +150,27 @@ withSite('without a card names are unchecked and numbers unknown', async ({ redi
   assert.deepEqual([sent, redis.names()], [[['tally.events', '7']], ['GET']]);
 });
 
+withSite('each outage of the card is one warning', async ({ redis, site, warn, minute }) => {
+  for (const card of [null, null, SITE, { ...SITE, version: 2 }, null]) {
+    redis.site = card;
+    minute();
+    await site.like('video', 42, 7);
+  }
+  const warnings = warn.mock.calls.map(({ arguments: [warning] }) => warning);
+  assert.equal(warnings.length, 2);
+  assert.match(warnings[0], /no card at tally:c:site/);
+});
+
 test('without Redis events are published', async (t) => {
   const silent = await new Redis().start();
   silent.isSilent = true;
   const publish = t.mock.method(Publisher.prototype, 'publish', async () => {});
+  t.mock.method(console, 'warn', () => {});
   for (const redisUrl of ['redis://127.0.0.1:1', silent.url]) {
     const site = new Tallyd({ amqpUrl: 'amqp://127.0.0.1:1', redisUrl, deadlineMs: 1_000 });
     const began = performance.now();
     await site.like('song', 1, 7);
     assert.ok(performance.now() - began < 3_000);
-    await new Promise((resolve) => setTimeout(resolve, 700));
     await assert.rejects(site.counts('video', [1]), { name: 'ReadError', message: /unknown/ });
     await site.close();
   }
@@ -168,9 +180,9 @@ test('without Redis events are published', async (t) => {
 
 withSite('numbers are read in each layout', async ({ redis, site, minute }) => {
   const loaded = { 'tally:c:{video:3088} _': '3:9', 'tally:c:{video:h18} _': '3:9', 'tally:c:{video:s18} _': '3:9' };
-  redis.numbers = { ...loaded, 'tally:c:{video:3088} 42': '12,3,-4', 'tally:video/42 like': '12', 'tally:counter:42:like ': '12' };
+  redis.numbers = { ...loaded, 'tally:c:{video:3088} 42': '12,-3,-4', 'tally:video/42 like': '12', 'tally:counter:42:like ': '12' };
   const packed = await Promise.all(['like', 'view', 'unread'].map((metric) => site.counts('video', [42], metric)));
-  assert.deepEqual(packed.map((found) => found.get(42)), [12, 3, -4]);
+  assert.deepEqual(packed.map((found) => found.get(42)), [12, 0, -4]);
   for (const layout of [PLAIN, { form: 'string', bucket_bits: 4, counter_key: 'counter:{id}:{metric}' }]) {
     redis.site = { ...SITE, layout };
     minute();
@@ -180,7 +192,9 @@ withSite('numbers are read in each layout', async ({ redis, site, minute }) => {
 });
 
 withSite('lost buckets are noted for an hour', async ({ redis, site }) => {
-  assert.deepEqual(await site.counts('video', [42, 43]), new Map([[42, null], [43, null]]));
+  // A daemon is already loading the bucket of 44.
+  redis.numbers = { 'tally:c:{video:35bd} _': '~3:9' };
+  assert.deepEqual(await site.counts('video', [42, 43, 44]), new Map([[42, null], [43, null], [44, null]]));
   const noted = [['SADD', 'tally:c:missing', 'video:201e', 'video:3088'], ['EXPIRE', 'tally:c:missing', '3600']];
   assert.deepEqual(redis.commands.slice(-2), noted);
 });
@@ -212,6 +226,10 @@ withSite('an error reply leaves the connection open', async ({ redis, site }) =>
   await new Promise((resolve) => setImmediate(resolve));
   assert.deepEqual([warned, redis.connections], [[], 2]);
   reader.close();
+});
+
+test('a wrong URL of Redis is refused at once', () => {
+  for (const redisUrl of ['http://127.0.0.1', '127.0.0.1:6379', 'redis://127.0.0.1:port']) assert.throws(() => new Tallyd({ redisUrl }), TypeError);
 });
 
 test('closing ends the calls in flight', async () => {

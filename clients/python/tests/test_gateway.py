@@ -205,6 +205,19 @@ class Publishing(WithGateway):
             site.publish(COUNT)
         self.assertEqual((raised.exception.event, self.server.posted), (COUNT, [[LIKE], [COUNT]]))
 
+    def test_closing_leaves_the_request_in_flight_its_answer(self):
+        async def publish():
+            site, loop = AsyncTallyd(gateway=self.url), asyncio.get_running_loop()
+
+            def close_and_confirm(events):
+                asyncio.run_coroutine_threadsafe(site.close(), loop).result()
+                return confirmed(events)
+
+            self.server.answers = [close_and_confirm]
+            return await site.publish(LIKE)
+
+        self.assertEqual(asyncio.run(publish()), LIKE)
+
     def test_a_connection_that_the_gateway_closed_is_not_used(self):
         site = self.site()
         Handler.ends = True

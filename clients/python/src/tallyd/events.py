@@ -58,7 +58,7 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
 
 def checked(event: Mapping[str, Any], card: Card, is_new: bool = False) -> Event:
     """Checks an event against the site's card. Returns the event with only the fields that the daemon reads, in their usual order and
-    form. `is_new` says that this package gave the event its `at`, so that no script has counted it."""
+    form. `is_new` says that no script has counted the event: it is of a method such as `like`, or it came without `at`."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")

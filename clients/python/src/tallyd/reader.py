@@ -39,6 +39,7 @@ class Reader:
         self._key_prefix = key_prefix
         self._card = Card()
         self._card_error: Optional[BaseException] = None
+        self._has_warned = False
         self._due_at = 0.0
         self._reading: Optional[asyncio.Future[None]] = None
 
@@ -62,16 +63,22 @@ class Reader:
         return self._card
 
     async def _read_card(self) -> None:
-        card = self._card_error = None
+        card, key = None, f"{self._key_prefix}c:site"
+        # Silence counts as an error.
+        self._card_error = asyncio.TimeoutError(f"no answer in {CARD_READ_MAX_S} s")
         try:
-            (text,) = await self._ask([("GET", f"{self._key_prefix}c:site")])
-            card = parsed(text)
+            (text,) = await self._ask([("GET", key)])
+            card, self._card_error = parsed(text), None
         except FAILURES as error:
             self._card_error = error
-        if card is None:
-            self._due_at = asyncio.get_running_loop().time() + CARD_AGAIN_S
-        else:
-            self._card = card
+        if card is not None:
+            self._card, self._has_warned = card, False
+            return
+        self._due_at = asyncio.get_running_loop().time() + CARD_AGAIN_S
+        if not self._has_warned:
+            self._has_warned = True
+            why = self._card_error or f"Redis has no card at {key} that this version can read"
+            LOG.warning("The site card can't be read (%s). The client uses the last card, or publishes without checking names.", why)
 
     # ------------------------------------------------------------------ numbers
 
@@ -148,6 +155,8 @@ class Reader:
 
     async def close(self) -> None:
         """Closes the connections. Reads in flight fail."""
+        # Such a read is no outage.
+        self._has_warned = True
         for node in (self._first, *self._nodes.values()):
             await node.connection_pool.disconnect()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional
 
+from redis.connection import parse_url
+
 from .events import Clock
 from .gateway import Gateway
 
@@ -39,6 +41,9 @@ class Base:
     ) -> None:
         if deadline_s <= 0:
             raise ValueError(f"deadline_s is {deadline_s!r}, allowed is a number above 0")
+        if redis_url is not None:
+            # A wrong URL raises ValueError here, not in the first call.
+            parse_url(redis_url)
         self._amqp_url = amqp_url
         self._redis_url = redis_url
         self._connection: Dict[str, Any] = {"deadline_s": deadline_s, "heartbeat_s": heartbeat_s, "in_flight_max": in_flight_max}
