@@ -9,8 +9,9 @@ import { Late, within } from './waiting.js';
 const CARD_EVERY_MS = 60_000;
 // The pause after a read without a card.
 const CARD_AGAIN_MS = 1_000;
-// How long a call waits for the card.
+// How long a call waits for the card, and the first call, which has no card yet.
 const CARD_READ_MAX_MS = 500;
+const CARD_FIRST_MAX_MS = 2_000;
 const MISSING_KEPT_S = 3_600;
 
 export class Reader {
@@ -46,7 +47,7 @@ export class Reader {
   // Reads the card now.
   async freshCard() {
     this.#dueAt = performance.now() + CARD_EVERY_MS;
-    this.#reading = within(this.#readCard(), CARD_READ_MAX_MS).catch(() => {});
+    this.#reading = within(this.#readCard(), this.#reading ? CARD_READ_MAX_MS : CARD_FIRST_MAX_MS).catch(() => {});
     await this.#reading;
     return this.#card;
   }
@@ -55,7 +56,7 @@ export class Reader {
     const key = `${this.#keyPrefix}c:site`;
     let card = null;
     // Silence counts as an error.
-    this.#cardError = new Late(`no answer in ${CARD_READ_MAX_MS} ms`);
+    this.#cardError = new Late('no answer in time');
     try {
       card = parsed(await this.#asked((redis) => redis.get(key)));
       this.#cardError = null;

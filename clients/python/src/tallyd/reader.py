@@ -20,8 +20,9 @@ FAILURES = (RedisError, OSError, asyncio.TimeoutError)
 CARD_EVERY_S = 60.0
 # The pause after a read without a card.
 CARD_AGAIN_S = 1.0
-# How long a call waits for the card.
+# How long a call waits for the card, and the first call, which has no card yet.
 CARD_READ_MAX_S = 0.5
+CARD_FIRST_MAX_S = 2.0
 MISSING_KEPT_S = 3_600
 # How often a command goes to the node that a Redis Cluster names.
 MOVES_MAX = 5
@@ -57,15 +58,16 @@ class Reader:
     async def fresh_card(self) -> Card:
         """Reads the card now."""
         self._due_at = asyncio.get_running_loop().time() + CARD_EVERY_S
+        limit = CARD_FIRST_MAX_S if self._reading is None else CARD_READ_MAX_S
         self._reading = reading = asyncio.ensure_future(self._read_card())
         # After the timeout the read continues, so its answer can't be taken for another command's.
-        await asyncio.wait([reading], timeout=CARD_READ_MAX_S)
+        await asyncio.wait([reading], timeout=limit)
         return self._card
 
     async def _read_card(self) -> None:
         card, key = None, f"{self._key_prefix}c:site"
         # Silence counts as an error.
-        self._card_error = asyncio.TimeoutError(f"no answer in {CARD_READ_MAX_S} s")
+        self._card_error = asyncio.TimeoutError("no answer in time")
         try:
             (text,) = await self._ask([("GET", key)])
             card, self._card_error = parsed(text), None
