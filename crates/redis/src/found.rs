@@ -2,8 +2,8 @@
 //! INFO if its account may run it.
 //!
 //! A pipeline that gets a redirection runs again on the Cluster. Some of its commands then run twice: a click can count
-//! twice for the user's limit. This happens at most once, because then the Cluster is known. Callers send no other
-//! commands that do harm if they run twice.
+//! twice for the user's limit. This happens only to the first pipelines, because afterwards the Cluster is known.
+//! Callers send no other commands that do harm if they run twice.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -49,12 +49,7 @@ pub(super) fn rests_on_card(site: &Site, event: &Result<Judged<'_>, Refusal>) ->
         Ok(judged) => is_uncounted(site, judged),
         Err(Refusal { reason, .. }) => matches!(
             reason,
-            Reason::UnknownKind
-                | Reason::UnknownMetric
-                | Reason::NotSettable
-                | Reason::ValueOutOfRange
-                | Reason::AtInFuture
-                | Reason::AtTooOld
+            Reason::UnknownKind | Reason::UnknownMetric | Reason::NotSettable | Reason::AtInFuture | Reason::AtTooOld
         ),
     }
 }
