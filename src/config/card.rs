@@ -24,7 +24,8 @@ impl From<&Config> for Card {
             has_filters: config.filter.is_on(),
             settable: numbers(|ruled| ruled.settable),
             below_zero: numbers(|ruled| ruled.below_zero),
-            future_max_s: consumer.future_max.0.as_secs(),
+            // A client must not refuse what the daemon accepts, so a part of a second counts as a second.
+            future_max_s: consumer.future_max.0.as_millis().div_ceil(1_000).try_into().unwrap_or(u64::MAX),
             applied_event_keep_s: consumer.applied_event_keep.0.as_secs(),
         }
     }
@@ -40,7 +41,7 @@ mod tests {
     fn a_card_names_what_clients_need_of_the_configuration() {
         let text = "[kinds]\nvideo = 1\narticle = 2\n[metrics]\nlike = 1\nview = 2\n\
                     [redis]\nlayout = \"string\"\n[redis.also]\nbucket_bits = 16\n[amqp]\npartitions = 4\n\
-                    [consumer]\nfuture_max = \"1m\"\n[[rule]]\nmetric = \"like\"\nkind = \"article\"\nwriter = \"api\"\n\
+                    [consumer]\nfuture_max = \"59500ms\"\n[[rule]]\nmetric = \"like\"\nkind = \"article\"\nwriter = \"api\"\n\
                     [[rule]]\nmetric = \"view\"\nsettable = true\nbelow_zero = true\n\
                     [[board]]\nname = \"hot\"\nperiod = \"week\"\nscore = [\"view\", \"like\"]\ntie = \"second\"\n";
         let config = crate::config::parse(text, "test", []).unwrap();

@@ -43,7 +43,8 @@ pub struct Gateway {
     /// The token, only from the environment.
     #[schemars(skip)]
     pub token: Option<Secret>,
-    /// Maximum requests in flight. Further requests get 503, and clients can retry.
+    /// Maximum requests in flight that publish, and the same again for requests that read. Further requests get 503,
+    /// and clients can retry.
     #[schemars(range(min = 1, max = 10_000))]
     pub requests_max: usize,
     /// Maximum open connections. Others wait.
@@ -121,13 +122,13 @@ mod tests {
         assert!(error.0[0].starts_with("TALLYD__GATEWAY__TOKEN: [gateway] belongs in gateway.toml"), "{error}");
 
         let text = "[consumer]\nlinger_ms = 1\n[redis]\nbucket_bits = 13\n[redis.also]\nbucket_bits = 14\n\
-                    [amqp]\nprefix = \"a\"\nprefech = 1\n[gateway]\nlisten = \"\"\nrate_window = \"1ms\"\n";
+                    [amqp]\nprefetch = 1\nprefech = 1\n[gateway]\nlisten = \"\"\nrate_window = \"1ms\"\n";
         let error = said(text);
         for problem in [
             "1:2: [consumer] belongs in the daemon's config.toml",
             "4:1: [redis] bucket_bits belongs in the daemon's config.toml",
             "5:8: [redis] also belongs in the daemon's config.toml",
-            "8:1: [amqp] prefix belongs in the daemon's config.toml",
+            "8:1: [amqp] prefetch belongs in the daemon's config.toml",
             "9:1: unknown key `prefech` in [amqp]; known: `heartbeat_s`",
             "11:1: [gateway] listen is \"\"",
             "12:1: [gateway] rate_window must be 1s or longer",

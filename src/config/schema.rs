@@ -1,5 +1,5 @@
-//! The JSON Schemas of config.toml and gateway.toml. Editors use the schema of config.toml, and tallyd checks the values
-//! of each file and of the environment. The schemas are generated from the types, with their descriptions, bounds and
+//! The JSON Schemas of config.toml and gateway.toml. Editors use the schema of config.toml, and tallyd checks the
+//! values of each file and of the environment. The schemas are generated from the types, with their descriptions, bounds and
 //! defaults.
 
 use std::fmt::Write;
@@ -27,7 +27,7 @@ static GATEWAY: LazyLock<Value> = LazyLock::new(|| {
 
 /// Keys that are not allowed in gateway.toml, because the gateway does not use them, or reads them from the site card.
 const DAEMONS: [(&str, &[&str]); 2] = [
-    ("amqp", &["prefix", "partitions", "partition_by", "queue_type", "declare", "prefetch"]),
+    ("amqp", &["partitions", "partition_by", "queue_type", "declare", "prefetch"]),
     ("redis", &["layout", "bucket_bits", "counter_key", "also", "cluster"]),
 ];
 

@@ -15,8 +15,8 @@ const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
 
-/// Checks the value at `key` against `schema`, a part of the schema of `file`. Returns false if no part of the value can
-/// be used.
+/// Checks the value at `key` against `schema`, a part of the schema of `file`. Returns false if no part of the value
+/// can be used.
 pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
     match (kind, &mut *value) {

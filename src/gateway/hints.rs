@@ -1,4 +1,5 @@
-//! Optional requests to Redis: the click limit of a user, and counters that MySQL also has. If Redis does not answer, a client's request must neither fail nor wait.
+//! Optional requests to Redis: the click limit of a user, and counters that MySQL also has. If Redis does not answer, a
+//! client's request must neither fail nor wait.
 
 use std::future::Future;
 use std::sync::Mutex;

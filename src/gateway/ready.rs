@@ -29,8 +29,7 @@ const ANSWERS_KEPT: Duration = Duration::from_secs(1);
 /// Delay before the next check of a server that answers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// A server that the gateway uses. The gateway needs RabbitMQ to publish events, and Redis to limit clicks and remember
-/// likes.
+/// A server that the gateway uses. The gateway needs RabbitMQ to publish events, and Redis to limit clicks and to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Server {
     Rabbitmq,

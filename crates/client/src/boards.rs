@@ -119,7 +119,8 @@ impl Client {
     /// [`Client::board_around`].
     ///
     /// # Errors
-    /// Also [`ClientError::Period`], [`ClientError::Archived`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
+    /// Also [`ClientError::Period`], [`ClientError::Archived`], [`ClientError::Pruned`], [`ClientError::Lost`] and
+    /// [`ClientError::MySql`].
     pub async fn board_around_of(
         &self,
         (board, period): (&str, &str),

@@ -13,6 +13,7 @@ impl Client {
     /// # Errors
     ///
     /// [`PublishError`] says whether the event may have arrived.
+    /// [`ClientError::CountedByApi`](super::ClientError::CountedByApi) if the number's rule says `writer = "api"`.
     pub async fn add(
         &self,
         target: Target,
@@ -29,7 +30,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`PublishError`] says whether the event may have arrived.
+    /// As [`Client::add`].
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Changed, PublishError> {
         self.change(target, metric, Change::Set(value)).await
     }
@@ -38,7 +39,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`PublishError`] says whether the event may have arrived.
+    /// As [`Client::add`].
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Changed, PublishError> {
         self.change(target, metric, Change::Reset).await
     }
@@ -46,11 +47,8 @@ impl Client {
     async fn change(&self, target: Target, metric: Metric, change: Change) -> Result<Changed, PublishError> {
         let changed = Changed { target, metric, change, at: now() };
         let event = Event::Change(changed.clone());
-        let known = self.sites.current().await;
-        let message = self.message(&known, &event, None);
-        let by_daemon = self.is_by_daemon(&known, target.kind, Some(metric));
-        let message = message.and_then(|message| by_daemon.map(|()| message));
-        match self.send(&message.map_err(PublishError::NotSent)?).await {
+        let message = self.checked(&event, None, true).await.map_err(PublishError::NotSent)?;
+        match self.send(&message).await {
             Ok(()) => Ok(changed),
             Err(source) => Err(PublishError::NotConfirmed { event: Box::new(event), source }),
         }

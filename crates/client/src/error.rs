@@ -13,7 +13,7 @@ use crate::Event;
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// An argument is outside its range. Nothing was sent to a server.
+    /// An argument is outside its range. Nothing was published.
     #[error("{0}")]
     Invalid(String),
     /// The site card has no kind or metric with this name. Nothing was published.
@@ -26,7 +26,7 @@ pub enum ClientError {
         /// The names in the card.
         has: Vec<String>,
     },
-    /// The site card has no kind with this code. Nothing was sent to a server. Possibly the code is from
+    /// The site card has no kind with this code. Nothing was published. Possibly the code is from
     /// [`Client::kind`](crate::Client::kind) while the client had no card: call it again.
     #[error("the site card has no kind with the code {0}")]
     NoKind(Kind),
@@ -40,7 +40,7 @@ pub enum ClientError {
     #[error(transparent)]
     Card(#[from] CardError),
     /// The rule of this number says `writer = "api"`, so an event that was not counted in Redis would be missing there.
-    /// Nothing was sent to a server.
+    /// Nothing was published.
     #[error(
         "API servers count {0} (writer = \"api\"): call the scripts of docs/scripts.md, and publish the event with the `at` that the script returns"
     )]

@@ -69,8 +69,7 @@ impl Client {
     /// The daemon would reject the event, or [`ClientError::Broker`]: the broker is unreachable, refused the event, or
     /// did not confirm it in time. In this case, the broker may have the event nevertheless.
     pub async fn publish(&self, event: &Event, count: Option<i64>) -> Result<()> {
-        let known = self.sites.current().await;
-        let message = self.message(&known, event, count)?;
+        let message = self.checked(event, count, false).await?;
         Ok(self.send(&message).await?)
     }
 
@@ -85,11 +84,27 @@ impl Client {
     /// [`ClientError::Invalid`](super::ClientError::Invalid); [`ClientError::NoKind`](super::ClientError::NoKind);
     /// [`ClientError::NoMetric`](super::ClientError::NoMetric).
     pub async fn check(&self, event: &Event) -> Result<()> {
-        self.message(&*self.sites.current().await, event, None).map(drop)
+        self.checked(event, None, false).await.map(drop)
     }
 
-    /// Checks an event, and returns its message.
-    pub(super) fn message(&self, known: &Known, event: &Event, count: Option<i64>) -> Result<Message> {
+    /// Checks an event, and returns its message. If `must_be_daemons`, fails if API servers count the number.
+    ///
+    /// A newer card can allow what the last one forbids, so the client reads the card again before it refuses an event.
+    pub(super) async fn checked(&self, event: &Event, count: Option<i64>, must_be_daemons: bool) -> Result<Message> {
+        let check = |known: &Known| {
+            let message = self.message(known, event, count)?;
+            if must_be_daemons {
+                self.is_by_daemon(known, event)?;
+            }
+            Ok(message)
+        };
+        match check(&*self.sites.current().await) {
+            Err(_) => check(&*self.sites.refreshed().await),
+            message => message,
+        }
+    }
+
+    fn message(&self, known: &Known, event: &Event, count: Option<i64>) -> Result<Message> {
         let target = match event {
             Event::Like(like) => like.target,
             Event::Change(changed) => changed.target,
@@ -116,9 +131,7 @@ impl Client {
         let Changed { target, metric, change, at } = changed;
         let name = self.metric_name(known, *metric)?;
         require(name != LIKE, || "likes are counted only by `like` and `unlike`".to_owned())?;
-        // Without a card, the daemon checks the rules.
-        let ruled = Some(known.site.ruled(target.kind, *metric)).filter(|_| known.site.is_known);
-        check_change(change, &name, ruled)?;
+        check_change(change, &name, known.ruled(kind, &name))?;
         let names = (kind, name.as_str());
         Ok(match change {
             Change::Add { delta, event_id } => encode_count(target.id, names, *delta, *at, event_id, count),

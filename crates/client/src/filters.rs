@@ -89,6 +89,8 @@ impl Filters {
         {
             return are_up_to_date;
         }
+        // This is recorded first, because the caller's time limit can end this call. Then the next calls must not wait.
+        *known = Some((Instant::now(), false));
         let asked = timeout(HINT_MAX, store.outbox_is_behind(OUTBOX_LAG_MAX)).await;
         let are_up_to_date = matches!(asked, Ok(Ok(false)));
         *known = Some((Instant::now(), are_up_to_date));

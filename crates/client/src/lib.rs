@@ -46,6 +46,7 @@ use tallyd_core::model::Micros;
 use tallyd_core::site::Site;
 use tallyd_mysql::Store;
 pub use tallyd_rabbitmq::BrokerError;
+use tallyd_rabbitmq::config::Amqp;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 pub use traced::traced;
@@ -64,7 +65,7 @@ const READS: usize = 4;
 /// [`Arc`]. The client has one connection to Redis (or to each node of a Cluster), one connection to RabbitMQ, and up to
 /// 16 connections to MySQL. These connections serve many calls at the same time.
 pub struct Client {
-    sites: Sites,
+    sites: Arc<Sites>,
     unchecked_kinds: Unchecked,
     unchecked_metrics: Unchecked,
     broker: Broker,
@@ -97,7 +98,7 @@ impl Client {
     pub fn new(settings: &Settings) -> Result<Self> {
         let Settings { amqp, mysql, redis, limits } = settings;
         Ok(Self {
-            sites: Sites::new(Cache::found(redis)?),
+            sites: Arc::new(Sites::new(Cache::found(redis)?, site_without_card(amqp))),
             unchecked_kinds: Unchecked::default(),
             unchecked_metrics: Unchecked::default(),
             broker: Broker::new(amqp)?,
@@ -120,7 +121,8 @@ impl Client {
     /// An address is invalid, or [`CardError::Wrong`].
     pub fn with_card(settings: &Settings, card: &Card) -> Result<Self> {
         let (client, site) = (Self::new(settings)?, Site::try_from(card)?);
-        Ok(Self { sites: client.sites.seen(site), ..client })
+        let sites = Sites::seen(Cache::found(&settings.redis)?, site);
+        Ok(Self { sites: Arc::new(sites), ..client })
     }
 
     /// Returns the site, as the last card describes it.
@@ -193,6 +195,11 @@ impl Client {
         *shared = Some(Arc::clone(&publisher));
         Ok(publisher)
     }
+}
+
+/// Returns what the client assumes of a site whose card it has never seen.
+fn site_without_card(amqp: &Amqp) -> Site {
+    Site { exchange: format!("{}.events", amqp.prefix), ..Site::default() }
 }
 
 /// Returns the time of this machine's clock.

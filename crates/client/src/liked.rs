@@ -4,15 +4,15 @@
 //! Where API servers count likes, Redis remembers the recent clicks of users. lua/like.lua sets the user's bits in the
 //! filter before its event is published, so a "no" of the filter is certain.
 //!
-//! Where the daemon counts likes, it sets the bits after its commit, from the outbox. A: the daemon commits a like. B: a reader asks the filter. C: the daemon sets the
-//! bits. The answer to B is the state before A. Usually C follows A within milliseconds. If the outbox is behind, the
-//! client stops asking filters at most three seconds after A.
+//! Where the daemon counts likes, it sets the bits after its commit, from the outbox. A: the daemon commits a like. B: a
+//! reader asks the filter. C: the daemon sets the bits. The answer to B is the state before A. Usually C follows A
+//! within milliseconds. If the outbox is behind, the client stops asking filters at most three seconds after A.
 
 use tokio::time::timeout;
 
 use super::error::require;
 use super::gateway::HINT_MAX;
-use super::site::Known as Site;
+use super::site::Known;
 use super::{Client, ClientError, Result};
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::rules::Writes;
@@ -40,18 +40,10 @@ pub struct Liked {
     pub by: LikedBy,
 }
 
-/// An answer of Redis about a user and a target.
-#[derive(Clone, Copy, Debug)]
-enum Known {
-    /// Whether the user likes the target.
-    Answer(bool),
-    Nothing,
-}
-
 impl Client {
     /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in the order of `targets`. The call
-    /// makes one round trip to Redis, and further ones if there are filters. If Redis does not know some of the targets, the call also makes one query
-    /// to MySQL for each kind of these targets.
+    /// makes one round trip to Redis, and further ones if there are filters. If Redis does not know some of the targets,
+    /// the call also makes one query to MySQL for each kind of these targets.
     ///
     /// # Errors
     /// As [`Client::likes_of`].
@@ -71,23 +63,21 @@ impl Client {
         let unnamed = targets.iter().find(|target| site.site.names.get(target.kind).is_none());
         unnamed.map_or(Ok(()), |target| Err(ClientError::NoKind(target.kind)))?;
         let known = self.known_to_redis(&site, user, targets).await?;
-        let asked = targets.iter().zip(&known).filter(|(_, known)| !matches!(known, Known::Answer(_)));
+        let asked = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
         let asked: Vec<Target> = asked.map(|(target, _)| *target).collect();
         let rows = match asked.is_empty() {
             true => Default::default(),
-            false => self.likes_breaker.ask(self.store.last_clicks(user, &asked)).await?,
+            false => self.likes_breaker.ask(|| self.store.last_clicks(user, &asked)).await?,
         };
-        let liked = |(target, known): (&Target, Known)| {
-            let row = rows.get(target);
-            match known {
-                Known::Answer(liked) => Liked { liked, by: LikedBy::Redis },
-                Known::Nothing => Liked { liked: row.is_some_and(|row| row.liked), by: LikedBy::Mysql },
-            }
+        let liked = |(target, known): (&Target, Option<bool>)| match known {
+            Some(liked) => Liked { liked, by: LikedBy::Redis },
+            None => Liked { liked: rows.get(target).is_some_and(|row| row.liked), by: LikedBy::Mysql },
         };
         Ok(targets.iter().zip(known).map(liked).collect())
     }
 
-    async fn known_to_redis(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+    /// Returns whether the user likes each target, if Redis knows this.
+    async fn known_to_redis(&self, site: &Known, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         let metric = site.site.metrics.like();
         let is_by_api = |target: &Target| site.site.ruled(target.kind, metric).writer == Writes::Api;
         let (by_api, by_daemon): (Vec<Target>, Vec<Target>) = targets.iter().copied().partition(is_by_api);
@@ -96,11 +86,11 @@ impl Client {
         let asked = timeout(HINT_MAX, self.filtered(site, user, &by_daemon)).await;
         let mut by_daemon = asked.ok().and_then(Result::ok).unwrap_or_default().into_iter();
         let known = |target: &Target| if is_by_api(target) { by_api.next() } else { by_daemon.next() };
-        Ok(targets.iter().map(known).map(|known| known.unwrap_or(Known::Nothing)).collect())
+        Ok(targets.iter().map(known).map(Option::flatten).collect())
     }
 
     /// Reads the recent clicks, and then the filters, in one round trip.
-    async fn recent(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+    async fn recent(&self, site: &Known, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         if targets.is_empty() {
             return Ok(Vec::new());
         }
@@ -108,20 +98,26 @@ impl Client {
             false => site.cache.recent_likes(&site.site.names, user, targets).await?,
             true => self.ask_filters(site, user, targets, true).await?,
         };
-        Ok(seen.into_iter().map(Known::from).collect())
+        Ok(seen.into_iter().map(liked).collect())
     }
 
     /// Reads the filters, unless the outbox is behind.
-    async fn filtered(&self, site: &Site, user: UserId, targets: &[Target]) -> Result<Vec<Known>> {
+    async fn filtered(&self, site: &Known, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         if targets.is_empty() || !site.site.has_filters || !self.filters.are_up_to_date(&self.store).await {
             return Ok(Vec::new());
         }
-        Ok(self.ask_filters(site, user, targets, false).await?.into_iter().map(Known::from).collect())
+        Ok(self.ask_filters(site, user, targets, false).await?.into_iter().map(liked).collect())
     }
 
     /// Asks the filters, and before that the recent clicks if they count. If a filter has another shape than the client
     /// knows, asks this filter again.
-    async fn ask_filters(&self, site: &Site, user: UserId, targets: &[Target], with_clicks: bool) -> Result<Vec<Seen>> {
+    async fn ask_filters(
+        &self,
+        site: &Known,
+        user: UserId,
+        targets: &[Target],
+        with_clicks: bool,
+    ) -> Result<Vec<Seen>> {
         let (filters, cache, names) = (&self.filters, &site.cache, &site.site.names);
         let (epoch, asked) = (filters.epoch(cache).await, filters.shapes(targets));
         let mut seen = match with_clicks {
@@ -132,7 +128,8 @@ impl Client {
         let has_other_shape = |seen: &Seen| matches!(seen, Seen::Unknown(Some(_)));
         let again = targets.iter().zip(&seen).filter(|(_, seen)| has_other_shape(seen));
         let again = filters.shapes(&again.map(|(target, _)| *target).collect::<Vec<_>>());
-        let answers = cache.filter_answers(names, user, &epoch, &again).await?;
+        // A failure must not discard the answers of the first round. The targets that were asked again stay unknown.
+        let answers = cache.filter_answers(names, user, &epoch, &again).await.unwrap_or_default();
         let others = seen.iter_mut().filter(|seen| has_other_shape(seen));
         others.zip(answers).for_each(|(seen, answer)| *seen = answer);
         Ok(seen)
@@ -148,8 +145,6 @@ impl Client {
     }
 }
 
-impl From<Seen> for Known {
-    fn from(seen: Seen) -> Self {
-        if let Seen::Known(liked) = seen { Self::Answer(liked) } else { Self::Nothing }
-    }
+fn liked(seen: Seen) -> Option<bool> {
+    if let Seen::Known(liked) = seen { Some(liked) } else { None }
 }

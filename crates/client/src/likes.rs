@@ -44,11 +44,7 @@ impl Client {
 
     async fn click(&self, like: LikeEvent) -> Result<Clicked, PublishError> {
         let event = Event::Like(like);
-        let known = self.sites.current().await;
-        let message = self.message(&known, &event, None);
-        let by_daemon = self.is_by_daemon(&known, like.target.kind, None);
-        let message = message.and_then(|message| by_daemon.map(|()| message));
-        let message = message.map_err(PublishError::NotSent)?;
+        let message = self.checked(&event, None, true).await.map_err(PublishError::NotSent)?;
         // While Redis is unreachable, the number of a user's clicks is not limited.
         let limited = timeout(HINT_MAX, self.limits_of(&[like.user])).await.ok().and_then(Result::ok);
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::site::{Known, Unchecked};
-use super::{Client, ClientError, Result};
+use super::{Client, ClientError, Event, Result};
+use tallyd_core::kinds::LIKE;
 use tallyd_core::model::{Kind, Metric};
-use tallyd_core::rules::Writes;
+use tallyd_core::rules::{Ruled, Writes};
 
 impl Client {
     /// Returns the kind with this name. If the card lacks the name, the client reads the card again first. If the card
@@ -57,13 +58,25 @@ impl Client {
 
     /// Fails if API servers count the number in Redis, because an event that was not counted there would be missing
     /// until a reconcile.
-    pub(crate) fn is_by_daemon(&self, known: &Known, kind: Kind, metric: Option<Metric>) -> Result<()> {
-        let metric = metric.unwrap_or(known.site.metrics.like());
-        if known.site.ruled(kind, metric).writer == Writes::Daemon {
-            return Ok(());
+    pub(crate) fn is_by_daemon(&self, known: &Known, event: &Event) -> Result<()> {
+        let (target, metric) = match event {
+            Event::Like(like) => (like.target, LIKE.to_owned()),
+            Event::Change(changed) => (changed.target, self.metric_name(known, changed.metric)?),
+        };
+        let kind = self.kind_name(known, target.kind)?;
+        match known.ruled(&kind, &metric).is_some_and(|ruled| ruled.writer == Writes::Api) {
+            true => Err(ClientError::CountedByApi(format!("{kind}:{metric}"))),
+            false => Ok(()),
         }
-        let name = format!("{}:{}", known.site.kinds.name(kind), known.site.metrics.name(metric));
-        Err(ClientError::CountedByApi(name))
+    }
+}
+
+impl Known {
+    /// Returns the rule of a number. The names count, because a code that the caller got without a card is not the
+    /// card's code. Returns `None` without a card: then the daemon checks the rules.
+    pub(crate) fn ruled(&self, kind: &str, metric: &str) -> Option<Ruled> {
+        let site = Some(&self.site).filter(|site| site.is_known)?;
+        Some(site.ruled(site.kinds.named(kind)?, site.metrics.named(metric)?))
     }
 }
 

@@ -110,7 +110,7 @@ impl Client {
         if !asked.is_empty()
             && let Ok(_permit) = self.reads.try_acquire()
         {
-            stored = self.numbers_breaker.ask(self.store.numbers(&asked)).await.ok();
+            stored = self.numbers_breaker.ask(|| self.store.numbers(&asked)).await.ok();
         }
         let stored = |target: &Target| stored.as_ref().filter(|_| is_named(target));
         let of = |(place, target): (usize, &Target)| numbers(&known, *target, values(place), stored(target));

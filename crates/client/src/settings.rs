@@ -20,7 +20,8 @@ use tallyd_redis::config::Redis;
 /// ```
 ///
 /// The site card says which kinds, metrics, boards and rules the site has, which layout the counters have, and how
-/// events are published. The client ignores the fields with these settings. By default all servers are on 127.0.0.1.
+/// events are published. The client ignores the fields with these settings, with one exception: until the client has
+/// seen a card, it publishes to the exchange `{amqp.prefix}.events`. By default all servers are on 127.0.0.1.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The broker's addresses, login and time limit.

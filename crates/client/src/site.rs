@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -35,8 +36,8 @@ pub(crate) struct Known {
 pub(crate) struct Sites {
     cache: Cache,
     known: RwLock<Arc<Known>>,
-    /// The last reading. A call holds the lock while it reads.
-    read: tokio::sync::Mutex<Option<Reading>>,
+    /// The last reading. The task that reads holds the lock.
+    read: Arc<tokio::sync::Mutex<Option<Reading>>>,
     /// Whether the first reading has ended. Until then, all calls wait for it.
     has_read: AtomicBool,
 }
@@ -48,39 +49,41 @@ struct Reading {
 }
 
 impl Sites {
-    pub(crate) fn new(cache: Cache) -> Self {
-        let known = RwLock::new(Arc::new(Known::new(&cache, Site::default())));
-        Self { cache, known, read: tokio::sync::Mutex::default(), has_read: AtomicBool::default() }
+    /// Uses `assumed` until a card can be read.
+    pub(crate) fn new(cache: Cache, assumed: Site) -> Self {
+        let known = RwLock::new(Arc::new(Known::new(&cache, assumed)));
+        Self { cache, known, read: Arc::default(), has_read: AtomicBool::default() }
     }
 
-    /// Returns a copy that has just seen this site.
-    pub(crate) fn seen(self, site: Site) -> Self {
+    /// Has just seen this site.
+    pub(crate) fn seen(cache: Cache, site: Site) -> Self {
         let reading = Reading { ended: Instant::now(), has_card: true };
-        let known = RwLock::new(Arc::new(Known::new(&self.cache, site)));
-        Self { known, read: Some(reading).into(), has_read: true.into(), ..self }
+        let read = Arc::new(Some(reading).into());
+        Self { read, has_read: true.into(), ..Self::new(cache, site) }
     }
 
     /// Returns the last site. Reads the card before if this is due, but never waits for another call's reading, apart
     /// from the first.
-    pub(crate) async fn current(&self) -> Arc<Known> {
+    pub(crate) async fn current(self: &Arc<Self>) -> Arc<Known> {
+        let read = Arc::clone(&self.read);
         let read = match self.has_read.load(Ordering::Relaxed) {
-            true => self.read.try_lock().ok(),
-            false => Some(self.read.lock().await),
+            true => read.try_lock_owned().ok(),
+            false => Some(read.lock_owned().await),
         };
-        if let Some(mut read) = read {
+        if let Some(read) = read {
             let kept = |reading: &Reading| if reading.has_card { CARD_KEPT } else { PAUSE };
             if read.is_none_or(|reading| reading.ended.elapsed() >= kept(&reading)) {
-                self.read(&mut read).await;
+                self.read(read).await;
             }
         }
         self.last()
     }
 
     /// Reads the card, unless this was done within the last second. Returns the last site.
-    pub(crate) async fn refreshed(&self) -> Arc<Known> {
-        let mut read = self.read.lock().await;
+    pub(crate) async fn refreshed(self: &Arc<Self>) -> Arc<Known> {
+        let read = Arc::clone(&self.read).lock_owned().await;
         if read.is_none_or(|reading| reading.ended.elapsed() >= PAUSE) {
-            self.read(&mut read).await;
+            self.read(read).await;
         }
         self.last()
     }
@@ -89,7 +92,14 @@ impl Sites {
         Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn read(&self, last: &mut Option<Reading>) {
+    /// Reads the card in a task. So a call with its own time limit never ends a reading, and all calls have its result.
+    async fn read(self: &Arc<Self>, mut last: OwnedMutexGuard<Option<Reading>>) {
+        let sites = Arc::clone(self);
+        // The task fails only if it panics or if the runtime ends. Then the last card stays.
+        let _ = tokio::spawn(async move { sites.read_now(&mut last).await }).await;
+    }
+
+    async fn read_now(&self, last: &mut Option<Reading>) {
         let limit = if self.has_read.load(Ordering::Relaxed) { HINT_MAX } else { FIRST_MAX };
         let read = match timeout(limit, self.site()).await {
             Ok(read) => read,
@@ -158,6 +168,19 @@ impl Unchecked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_silent_redis_stops_no_call_that_has_its_own_limit() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let config = tallyd_redis::config::Redis { url: url.as_str().into(), ..Default::default() };
+        let sites = Arc::new(Sites::new(Cache::found(&config).unwrap(), Site::default()));
+        let begun = Instant::now();
+        while timeout(Duration::from_millis(100), sites.current()).await.is_err() {
+            assert!(begun.elapsed() < FIRST_MAX * 10, "each call waits for Redis");
+        }
+        assert!(begun.elapsed() >= FIRST_MAX, "the first calls wait for the card");
+    }
 
     #[test]
     fn a_name_keeps_its_code_and_their_number_is_limited() {

@@ -1,6 +1,6 @@
 //! A client's view of a site: the settings that a site card contains, in the types of this crate. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use crate::board::Board;
@@ -117,11 +117,12 @@ impl TryFrom<&Card> for Site {
 
 /// Returns the rules that the card's lists of numbers contain.
 fn rules(card: &Card, kinds: &Kinds, metrics: &Metrics) -> Rules {
-    let has = |numbers: &[String], name: &String| numbers.contains(name);
+    let [api, below_zero, settable] =
+        [&card.api, &card.below_zero, &card.settable].map(|numbers| numbers.iter().collect::<HashSet<_>>());
     Rules::of_numbers(kinds, metrics, |name| Ruled {
-        writer: if has(&card.api, name) { Writes::Api } else { Writes::Daemon },
-        below_zero: has(&card.below_zero, name),
-        settable: has(&card.settable, name),
+        writer: if api.contains(name) { Writes::Api } else { Writes::Daemon },
+        below_zero: below_zero.contains(name),
+        settable: settable.contains(name),
     })
 }
 

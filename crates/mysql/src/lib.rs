@@ -44,17 +44,18 @@ pub mod status;
 mod text;
 pub mod watches;
 
+use std::io::ErrorKind;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_core::model::Micros;
-use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 
 pub use self::conn::{Conn, or_rollback};
 use self::conn::{is_from_before_a_failover, note_no_primary};
@@ -76,6 +77,13 @@ const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
 /// If no connection is available for this time, an impatient store looks whether the port refuses connections.
 const REFUSED_AFTER: Duration = Duration::from_millis(100);
+
+/// How long an impatient store keeps what it saw of the port. MySQL counts connections that end early, and blocks the
+/// machine after some of them. So the calls of a store share one look.
+const LOOK_KEPT: Duration = Duration::from_secs(1);
+
+/// When a store began to look at the server's port, and whether the port refused the connection.
+type Look = Mutex<Option<(Instant, bool)>>;
 
 /// The maximum age of a connection. When a connection is older than this and is idle, the pool closes the connection.
 /// During a failover, connections to the former primary can stay open. An API server only reads, so it does not notice
@@ -101,8 +109,8 @@ pub struct Store {
     address: Arc<str>,
     /// Whether a client certificate is configured.
     has_certificate: bool,
-    /// Whether a call fails immediately if the server's port refuses connections.
-    is_impatient: bool,
+    /// The last look, if a call fails immediately when the server's port refuses connections.
+    look: Option<Arc<Look>>,
     transaction_max: Duration,
 }
 
@@ -164,7 +172,7 @@ impl Store {
             pool,
             address,
             has_certificate,
-            is_impatient: false,
+            look: None,
             transaction_max: Duration::from_millis(config.transaction_timeout_ms),
         })
     }
@@ -173,7 +181,7 @@ impl Store {
     /// `[mysql] connect_timeout_ms`, because the server is possibly restarting.
     #[must_use]
     pub fn impatient(self) -> Self {
-        Self { is_impatient: true, ..self }
+        Self { look: Some(Arc::default()), ..self }
     }
 
     /// Creates a store with one connection for each of MySQL's replicas. Returns each store with its name `HOST:PORT`.
@@ -195,7 +203,7 @@ impl Store {
     pub async fn acquire(&self) -> Result<Conn> {
         let lent = tokio::select! {
             lent = self.pool.acquire() => lent,
-            refused = self.refused(), if self.is_impatient => Err(refused),
+            refused = self.refused() => Err(refused),
         };
         let connection = match lent {
             Err(sqlx::Error::PoolTimedOut) => Err(self.refusal().await),
@@ -205,16 +213,22 @@ impl Store {
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
-    /// Returns the error of a port that refuses connections. Never ends if the port accepts connections.
+    /// Returns the error of a port that refuses connections. Never ends if the port accepts connections, or if the
+    /// store is patient.
     async fn refused(&self) -> sqlx::Error {
+        const REFUSED: ErrorKind = ErrorKind::ConnectionRefused;
+        let Some(look) = &self.look else { return std::future::pending().await };
         tokio::time::sleep(REFUSED_AFTER).await;
-        if self.pool.connect_options().get_socket().is_none()
-            && let Err(error) = TcpStream::connect(&*self.address).await
-            && error.kind() == std::io::ErrorKind::ConnectionRefused
-        {
-            return error.into();
+        let mut last = look.lock().await;
+        if last.is_none_or(|(begun, _)| begun.elapsed() >= LOOK_KEPT) {
+            // This is recorded first, because this call ends early if the pool yields a connection.
+            let begun = last.insert((Instant::now(), false)).0;
+            let is_refused = matches!(self.refusal().await, sqlx::Error::Io(error) if error.kind() == REFUSED);
+            *last = Some((begun, is_refused));
         }
-        std::future::pending().await
+        let is_refused = last.is_some_and(|(_, is_refused)| is_refused);
+        drop(last);
+        if is_refused { std::io::Error::from(REFUSED).into() } else { std::future::pending().await }
     }
 
     /// Finds out why no connection was available. If the server refuses connections, the pool retries until the timeout
@@ -353,6 +367,33 @@ mod tests {
         assert!(webpki_roots::TLS_SERVER_ROOTS.is_empty());
         let config = Mysql { url: ServerUrl::from("mysql://u@h/t?ssl-mode=VERIFY_CA"), ..Mysql::default() };
         assert!(options(&config).is_err(), "without tls_ca_file");
+    }
+
+    #[tokio::test]
+    async fn waiting_calls_open_one_connection_more_and_not_one_each() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("mysql://u@{}/t", listener.local_addr().unwrap());
+        let store = Store::new(&Mysql { url: url.as_str().into(), ..Mysql::default() }, 1).unwrap().impatient();
+        let calls: Vec<_> = (0..8)
+            .map(|_| {
+                let store = store.clone();
+                tokio::spawn(async move { tokio::time::timeout(REFUSED_AFTER * 4, store.acquire()).await.is_err() })
+            })
+            .collect();
+        // The server accepts connections and says nothing.
+        let mut silent = Vec::new();
+        let mut waiting = Box::pin(async {
+            for call in calls {
+                assert!(call.await.unwrap());
+            }
+        });
+        loop {
+            tokio::select! {
+                connection = listener.accept() => silent.push(connection.unwrap()),
+                () = &mut waiting => break,
+            }
+        }
+        assert_eq!(silent.len(), 2, "one of the pool, and one look");
     }
 
     #[test]

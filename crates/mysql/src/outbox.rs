@@ -248,14 +248,29 @@ impl Store {
     /// Returns whether Redis lacks a row of the outbox that is older than `old`. Daemons record their progress once a
     /// second, so `old` must be longer than a second.
     pub async fn outbox_is_behind(&self, old: Duration) -> Result<bool> {
-        let applied = self.outbox_applied().await?;
-        for (partition, last) in self.outbox_numbers().await?.iter() {
+        const ACTION: &str = "read the age of the outbox";
+        let (applied, old) = (self.outbox_applied().await?, old.as_micros());
+        let ends = self.outbox_numbers().await?;
+        let behind = ends.iter().filter(|(partition, last)| *last > applied.of(*partition));
+        let is_old = |(partition, _)| {
             let after = applied.of(partition);
-            if last > after && self.outbox_after(partition, after, 1, old).await?.iter().any(|row| row.is_old) {
-                return Ok(true);
-            }
+            format!(
+                "(SELECT written_at <= NOW(6) - INTERVAL {old} MICROSECOND FROM outbox \
+                 WHERE `partition` = {partition} AND number > {after} ORDER BY number LIMIT 1)"
+            )
+        };
+        let sql = behind.map(is_old).collect::<Vec<_>>().join(" UNION ALL ");
+        if sql.is_empty() {
+            return Ok(false);
         }
-        Ok(false)
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
+            let is_old = |row: &sqlx::mysql::MySqlRow| row.try_get_unchecked::<i64, _>(0).map(|is_old| is_old != 0);
+            let are_old = rows.iter().map(is_old).collect::<std::result::Result<Vec<_>, _>>().context(ACTION)?;
+            Ok(are_old.contains(&true))
+        })
+        .await
     }
 
     /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. Each returned row has a

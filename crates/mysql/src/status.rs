@@ -1,7 +1,7 @@
 //! Reads likes and counters for clients.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::{self, Write};
+use std::fmt::Write;
 
 use sqlx::{AssertSqlSafe, Row};
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
@@ -14,13 +14,6 @@ pub struct LastClick {
     pub at: Micros,
     /// Whether the click was a like.
     pub liked: bool,
-}
-
-/// The format in which lua/like.lua stores clicks: `1764000000000000+`.
-impl fmt::Display for LastClick {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.at, if self.liked { '+' } else { '-' })
-    }
 }
 
 impl Store {

@@ -21,7 +21,8 @@ pub enum BoardZset {
 }
 
 impl Cache {
-    /// Erases these clicks. Returns the number of erased fields. If several requests got the same event, Redis counts these requests in a further field.
+    /// Erases these clicks. Returns the number of erased fields. If several requests got the same event, Redis counts
+    /// these requests in a further field.
     /// If this event is older than the user's last click, the further field can remain until the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";

@@ -56,12 +56,6 @@ impl CacheError {
         }
     }
 
-    /// Returns true if the command did not run because a Cluster is moving the slot. Until the move ends, the slot's
-    /// keys are on two nodes.
-    pub fn is_of_a_moving_slot(&self) -> bool {
-        self.code() == Some("TRYAGAIN")
-    }
-
     /// Returns true if the script refused the call, or if the key has the wrong type. Retries fail until someone fixes
     /// the key.
     pub(crate) fn is_for_ever(&self) -> bool {

@@ -1,8 +1,9 @@
 //! A server that possibly belongs to a Redis Cluster. A client learns this from the server's first redirection, or from
 //! INFO if its account may run it.
 //!
-//! A pipeline that gets a redirection runs again on the Cluster. Some of its commands then run twice, so the caller
-//! sends only commands that are harmless if they run twice.
+//! A pipeline that gets a redirection runs again on the Cluster. Some of its commands then run twice: a click can count
+//! twice for the user's limit. This happens only to the first pipelines, because afterwards the Cluster is known.
+//! Callers send no other commands that do harm if they run twice.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

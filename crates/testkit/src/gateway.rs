@@ -54,6 +54,11 @@ impl World {
     /// all rights, the gateway gets the address with an API server's account instead.
     pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
         self.write_card().await;
+        self.gateway_without_card(environment).await
+    }
+
+    /// Does the same as [`World::gateway_with`], but writes no site card.
+    pub async fn gateway_without_card(&self, environment: &[(&str, &str)]) -> Gateway {
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
         let log = File::create(&log_path).unwrap();
         let mut command = self.gateway_command();

@@ -62,11 +62,6 @@ pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Ve
     Ok(events.into_iter().map(|event| judge_one(event.get().as_bytes(), terms, now)).collect())
 }
 
-/// Whether the event was refused because the site card lacks a name. A newer card can have it.
-pub(super) fn has_unknown_name(event: &Result<Judged<'_>, Refusal>) -> bool {
-    matches!(event, Err(Refusal { reason: Reason::UnknownKind | Reason::UnknownMetric, .. }))
-}
-
 /// Judges one event. If a like has no `at`, it gets the time `now`.
 fn judge_one<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Result<Judged<'a>, Refusal> {
     let decode = |body: &[u8]| event::decode(body, terms, now).and_then(Message::of_publisher);

@@ -39,8 +39,8 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
         read(request).await?
     };
     let entered = gate.may_publish()?;
-    // A separate task does the work, because the task continues even if the client disconnects. Otherwise Redis would
-    // not remember likes that are published.
+    // A separate task does the work, because the task continues even if the client disconnects. Otherwise clients that
+    // disconnect would end the connection to the broker that other requests wait for.
     let answering = tokio::spawn(async move {
         let _entered = entered;
         tallyd_client::traced(traceparent.as_deref(), answer(&gate, &body)).await
@@ -55,7 +55,8 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
 async fn answer(gate: &Arc<Gate>, body: &[u8]) -> Answer<Response> {
     let mut site = gate.client.site().await;
     let mut events = judge::judge(body, &site.terms, clock::now())?;
-    if events.iter().any(judge::has_unknown_name) {
+    // A newer card can allow what the last one forbids.
+    if events.iter().any(|event| publish::rests_on_card(&site, event)) {
         site = gate.client.site_refreshed().await;
         events = judge::judge(body, &site.terms, clock::now())?;
     }

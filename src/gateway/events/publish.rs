@@ -10,7 +10,7 @@ use super::verdict::Verdict;
 use crate::config::Writes;
 use tallyd_client::BrokerError;
 use tallyd_client::gateway::Message as Sent;
-use tallyd_core::event::{LikeEvent, Message, Refusal};
+use tallyd_core::event::{LikeEvent, Message, Reason, Refusal};
 use tallyd_core::model::{Micros, UserId};
 use tallyd_core::site::Site;
 
@@ -27,7 +27,7 @@ pub(super) async fn publish(gate: &Gate, site: &Site, events: Vec<Result<Judged<
     for (place, event) in events.into_iter().enumerate() {
         verdicts.push(match event {
             Err(refusal) => Some(refusal.into()),
-            Ok(judged) if judged.has_gateways_at() && like_of_daemon(site, &judged).is_none() => Some(not_counted()),
+            Ok(judged) if is_uncounted(site, &judged) => Some(not_counted()),
             Ok(judged) => {
                 accepted.push((place, judged));
                 None
@@ -41,6 +41,22 @@ pub(super) async fn publish(gate: &Gate, site: &Site, events: Vec<Result<Judged<
     }
     let lost = || Verdict::unconfirmed(Micros(0), "the gateway lost this event");
     verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(lost)).collect()
+}
+
+/// Whether the event is refused because of the site card.
+pub(super) fn rests_on_card(site: &Site, event: &Result<Judged<'_>, Refusal>) -> bool {
+    match event {
+        Ok(judged) => is_uncounted(site, judged),
+        Err(Refusal { reason, .. }) => matches!(
+            reason,
+            Reason::UnknownKind | Reason::UnknownMetric | Reason::NotSettable | Reason::AtInFuture | Reason::AtTooOld
+        ),
+    }
+}
+
+/// Whether the event is a like that API servers should have counted. Then the script's `at` is missing.
+fn is_uncounted(site: &Site, judged: &Judged<'_>) -> bool {
+    judged.has_gateways_at() && like_of_daemon(site, judged).is_none()
 }
 
 fn not_counted() -> Verdict {

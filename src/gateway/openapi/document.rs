@@ -120,7 +120,7 @@ fn counters(types: &mut SchemaGenerator) -> Value {
         "schema": { "type": "array", "minItems": 1, "items": { "type": "string" } } });
     let found =
         answer::<Counters>(types, "The counters. A counter that no server knows at the moment is null, never zero.");
-    let busy = answer::<ErrorBody>(types, "Redis is unavailable, or the gateway is busy.");
+    let busy = answer::<ErrorBody>(types, "The gateway is busy.");
     let parameters = json!([kind(), ids(), metrics]);
     operation(types, "counters", "Reads counters of targets", parameters, [("200", found), ("503", busy)])
 }
@@ -128,7 +128,10 @@ fn counters(types: &mut SchemaGenerator) -> Value {
 fn likes(types: &mut SchemaGenerator) -> Value {
     let user = json!({ "name": "user", "in": "query", "required": true, "schema": id() });
     let found = answer::<Likes>(types, "The likes of the user.");
-    let busy = answer::<ErrorBody>(types, "MySQL is unavailable, or the gateway is busy.");
+    let busy = answer::<ErrorBody>(
+        types,
+        "MySQL is unavailable, the gateway has no site card yet (`no-site-card`), or the gateway is busy.",
+    );
     let parameters = json!([user, kind(), ids()]);
     operation(types, "likes", "Reads which targets a user likes", parameters, [("200", found), ("503", busy)])
 }

@@ -76,8 +76,8 @@
 //!   between a failover and the next run. A reader caches the epoch for one second, so a wrong "no" is also possible in
 //!   this second.
 //! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. For each
-//!   like that it counts, the client then sends a separate command. This command notes the user
-//!   (`crates/client/src/likes.rs`). A run during the move fails, and the next run continues its work.
+//!   like that it counts, an API server then calls lua/note_beside.lua, which notes the user (docs/scripts.md). A run
+//!   during the move fails, and the next run continues its work.
 //! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
 //!   These likes are in no filter until you rebuild the filter with `tallyd filters rebuild`. A run notices this if
 //!   more users like a target than were ever put into its filter.

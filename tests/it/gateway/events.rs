@@ -140,3 +140,30 @@ async fn messages_name_the_trace_of_the_request_that_made_them() {
     assert!(gateway.process.stop().success());
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_starts_without_a_card_and_learns_each_later_one() {
+    let mut world = World::new("gw_no_card", PLAIN).await;
+    let publisher = world.publisher().await;
+    let gateway = world.gateway_without_card(&[]).await;
+    let read = gateway.get("/v1/counters?kind=video&ids=1").await;
+    assert_eq!(read.json()["counters"], json!([{ "id": "1", "source": "unknown", "like": null }]), "{read:?}");
+    let likes = gateway.get("/v1/likes?user=7&kind=video&ids=1").await;
+    assert_eq!((likes.status, likes.code().as_str()), (503, "no-site-card"));
+    let article = like("like", 1, 7).replace("video", "article");
+    assert_eq!(gateway.post(&article).await.verdicts(), ["confirmed"], "without a card the daemon checks the names");
+
+    world.write_card().await;
+    eventually("the gateway has the card", || async {
+        gateway.get("/v1/likes?user=7&kind=video&ids=1").await.status == 200
+    })
+    .await;
+    assert_eq!(gateway.post(&article).await.verdicts(), ["refused"]);
+
+    world.set(&PLAIN.replace("post = 2", "post = 2\narticle = 3"));
+    world.write_card().await;
+    eventually("the new kind is known", || async { gateway.post(&article).await.status == 202 }).await;
+    assert!(gateway.process.stop().success());
+    drop(publisher);
+    world.close().await;
+}

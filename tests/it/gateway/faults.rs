@@ -134,7 +134,6 @@ async fn sent(gateway: &Gateway, request: &str) -> Vec<TcpStream> {
         stream.write_all(request.as_bytes()).await.unwrap();
         streams.push(stream);
     }
-    tokio::time::sleep(Duration::from_millis(500)).await;
     streams
 }
 
@@ -148,6 +147,10 @@ async fn a_silent_mysql_stops_no_event_and_a_silent_broker_stops_no_read() {
     assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
     mysql.hold();
     let mut waiting = sent(&gateway, &get("/v1/likes?user=7&kind=video&ids=1")).await;
+    eventually("all permits to read are taken", || async {
+        gateway.get("/v1/counters?kind=video&ids=1").await.status == 503
+    })
+    .await;
     let posted = timeout(Duration::from_secs(1), gateway.post(&count(1, "second"))).await.unwrap();
     assert_eq!(posted.status, 202, "{posted:?}");
     for stream in &mut waiting {
@@ -165,7 +168,11 @@ async fn a_silent_mysql_stops_no_event_and_a_silent_broker_stops_no_read() {
 
     broker.hold();
     let mut waiting = sent(&gateway, &gateway.posted(&count(1, "third"))).await;
-    assert_eq!(gateway.post(&count(1, "fourth")).await.code(), "busy");
+    eventually("the gateway is busy", || async {
+        let answer = timeout(Duration::from_millis(500), gateway.post(&count(1, "fourth"))).await;
+        answer.is_ok_and(|answer| answer.status == 503 && answer.code() == "busy")
+    })
+    .await;
     assert_eq!(gateway.get("/v1/counters?kind=video&ids=1").await.status, 200);
     broker.release();
     for stream in &mut waiting {

@@ -1,8 +1,10 @@
 //! A client with only addresses learns the site from its card. Without a card it publishes, but knows no number.
 
+use std::time::{Duration, Instant};
+
 use lapin::options::QueueDeclareOptions;
 use serde_json::Value;
-use tallyd_client::{Client, ClientError, Number, Source};
+use tallyd_client::{Client, ClientError, Number, PublishError, Source};
 use tallyd_core::card::Card;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_rabbitmq::Link;
@@ -15,6 +17,12 @@ use common::{World, eventually, stranger_of};
 const SITE: &str = "[kinds]\nvideo = 4\npost = 9\n[metrics]\nlike = 2\nview = 5\n\
     [[rule]]\nmetric = \"view\"\nsettable = true\n\
     [reconcile]\nwatch_every = \"1s\"\n";
+
+/// Names without rules.
+const NAMES: &str = "[kinds]\nvideo = 4\npost = 9\n[metrics]\nlike = 2\nview = 5\nstock = 6\n";
+
+/// This time is shorter than the minute after which a client reads the card anyway.
+const AT_ONCE: Duration = Duration::from_secs(30);
 
 async fn post(client: &Client) -> Target {
     Target { kind: client.kind("post").await.unwrap(), id: TargetId(42) }
@@ -64,7 +72,10 @@ async fn a_client_with_only_addresses_publishes_and_reads_on_any_site() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_name_is_found_without_a_restart_and_a_lost_card_changes_nothing() {
     let mut world = World::new("card_new", SITE).await;
-    let client = stranger_of(&world.api);
+    let (proxy, url) = Proxy::before(world.api.redis.url.expose()).await;
+    let mut proxied = world.api.clone();
+    proxied.redis.url = url.as_str().into();
+    let client = stranger_of(&proxied);
     world.cache.write_site_card(&Card::from(&world.config).encode()).await.unwrap();
     assert_eq!(client.kind("post").await.unwrap(), Kind(9));
     world.set(&SITE.replace("post = 9", "post = 9\narticle = 3"));
@@ -78,10 +89,50 @@ async fn a_new_name_is_found_without_a_restart_and_a_lost_card_changes_nothing()
                 let () = redis::cmd("DEL").arg(key).query_async(&mut world.redis().await).await.unwrap();
             }
         }
-        tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
-        let site = client.site_refreshed().await;
-        assert_eq!((site.is_known, site.kinds.named("article")), (true, Some(Kind(3))), "{lost:?}");
+        // From now on the proxy keeps the answers, so an answer shows that the client has read the card again.
+        proxy.hold();
+        proxy.release();
+        eventually("the client reads the card", || async {
+            let site = client.site_refreshed().await;
+            assert_eq!((site.is_known, site.kinds.named("article")), (true, Some(Kind(3))), "{lost:?}");
+            !proxy.answers().is_empty()
+        })
+        .await;
     }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_newer_card_allows_is_published_at_once() {
+    let former = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n[[rule]]\nmetric = \"stock\"\nsettable = true\n";
+    let mut world = World::new("card_rules", &format!("{NAMES}{former}")).await;
+    drop(world.publisher().await);
+    let gateway = world.gateway().await;
+    let client = stranger_of(&world.api);
+    let (target, view, stock) =
+        (post(&client).await, client.metric("view").await.unwrap(), client.metric("stock").await.unwrap());
+    for refused in [client.set(target, view, 5).await, client.set(target, stock, -5).await] {
+        assert!(matches!(refused, Err(PublishError::NotSent(ClientError::Invalid(_)))), "{refused:?}");
+    }
+    let refused = client.like(target, UserId(7)).await;
+    assert!(matches!(refused, Err(PublishError::NotSent(ClientError::CountedByApi(_)))), "{refused:?}");
+    let at = tallyd::runtime::clock::now();
+    let set = format!(r#"{{"type":"set","kind":"post","target_id":42,"metric":"view","value":5,"at":{at}}}"#);
+    let like = r#"{"type":"like","kind":"post","target_id":42,"user_id":7}"#;
+    let posted = format!("[{set},{like}]");
+    assert_eq!(gateway.post(&posted).await.verdicts(), ["refused"; 2]);
+    let rule = |metric: &str| format!("[[rule]]\nmetric = \"{metric}\"\nsettable = true\nbelow_zero = true\n");
+    world.set(&format!("{NAMES}{}{}", rule("view"), rule("stock")));
+    world.write_card().await;
+    // The card was read less than a second ago, so the next call can still use it.
+    let begun = Instant::now();
+    eventually("the client publishes", || async { client.set(target, view, 5).await.is_ok() }).await;
+    eventually("the gateway publishes", || async { gateway.post(&set).await.status == 202 }).await;
+    assert!(begun.elapsed() < AT_ONCE, "{:?}", begun.elapsed());
+    client.set(target, stock, -5).await.unwrap();
+    client.like(target, UserId(7)).await.unwrap();
+    assert_eq!(gateway.post(&posted).await.verdicts(), ["confirmed"; 2]);
+    assert!(gateway.process.stop().success());
     world.close().await;
 }
 
@@ -121,6 +172,17 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
     client.like(target, UserId(8)).await.unwrap();
     assert_eq!(next(&link, &queue).await["kind"], "post");
     assert_eq!(post(&client).await.kind, Kind(9));
+
+    // The card's rules count for this kind, too.
+    let client = stranger_of(&world.config);
+    let () = redis::cmd("DEL").arg(world.cache.keys.site_card()).query_async(&mut world.redis().await).await.unwrap();
+    let target = post(&client).await;
+    let mut by_api = Card::from(&world.config);
+    by_api.api.push("post:like".to_owned());
+    world.cache.write_site_card(&by_api.encode()).await.unwrap();
+    eventually("the client sees the card", || async { client.site_refreshed().await.is_known }).await;
+    let refused = client.like(target, UserId(8)).await;
+    assert!(matches!(refused, Err(PublishError::NotSent(ClientError::CountedByApi(_)))), "{refused:?}");
     for exchange in ["tally.events", "tally.partitions"] {
         link.channel.exchange_delete(exchange.into(), Default::default()).await.unwrap();
     }

@@ -8,7 +8,7 @@ use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::{Cache, Call};
 
-use super::{ApiServer, NOTE_BESIDE, Result};
+use super::{ApiServer, NOTE_BESIDE, Result, is_of_a_moving_slot};
 
 /// How long the epoch is cached.
 const EPOCH_KEPT: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ impl ApiServer {
         let [_, config, added] = self.cache.keys.filter(kind, target);
         let call = || Call::new(&NOTE_BESIDE, added.clone()).number(user).number(NOTED_S);
         match self.cache.eval(ACTION, &[call().key(config)]).await {
-            Err(error) if error.is_of_a_moving_slot() => self.cache.eval(ACTION, &[call()]).await?,
+            Err(error) if is_of_a_moving_slot(&error) => self.cache.eval(ACTION, &[call()]).await?,
             noted => noted?,
         };
         Ok(())

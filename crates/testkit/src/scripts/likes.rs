@@ -11,7 +11,9 @@ use tallyd_redis::keys::Place;
 use tallyd_redis::recent::shape;
 use tallyd_redis::{Cache, Call, text};
 
-use super::{ApiServer, Clicked, Counted, LIKE, LikeError, OnBoard, REMEMBER, Result, TAKE_BACK, TakenBack};
+use super::{
+    ApiServer, Clicked, Counted, LIKE, LikeError, OnBoard, REMEMBER, Result, TAKE_BACK, TakenBack, is_of_a_moving_slot,
+};
 
 /// The value that replaces the missing row of a user who never clicked.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
@@ -182,7 +184,7 @@ impl ApiServer {
     async fn ask_once(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
         let call = self.filtered_call(wish, known).await?;
         let answer = match self.cache.eval("count a like", &[call]).await {
-            Err(error) if error.is_of_a_moving_slot() => self.count_while_moving(wish).await?,
+            Err(error) if is_of_a_moving_slot(&error) => self.count_while_moving(wish).await?,
             answer => answer?.pop().unwrap_or(Value::Nil),
         };
         read_answer(&answer).ok_or(OTHER)
@@ -203,7 +205,7 @@ impl ApiServer {
             let [recent, _] = self.cache.keys.recent(&kind, self.cache.keys.bucket(wish.target));
             let click = LastClick { at, liked: wish.liked };
             let call = Call::new(&REMEMBER, recent).arg(format!("{}:{}", wish.target.id, wish.user));
-            let call = call.number(click).number(self.recent_keep);
+            let call = call.arg(written(click)).number(self.recent_keep);
             // If this fails, the next click of the user can be judged wrongly. The click counts nevertheless.
             let _ = self.cache.eval("remember a click", &[call]).await;
         }
@@ -241,7 +243,7 @@ impl ApiServer {
         let call = Call::new(&LIKE, key).key(recent).key(former);
         let call = bucket.into_iter().fold(call, Call::key);
         let call = call.number(target.id).arg(part).arg(word(liked)).number(user);
-        let call = call.number(self.recent_keep).arg(known.map(|row| row.to_string()).unwrap_or_default());
+        let call = call.number(self.recent_keep).arg(known.map(written).unwrap_or_default());
         Ok(if at == Micros(0) { call } else { call.number(at.0) })
     }
 
@@ -257,6 +259,11 @@ impl ApiServer {
         let kind = self.names.get(target.kind).ok_or(ClientError::NoKind(target.kind))?;
         Ok(cache.keys.place(kind, target, self.metric))
     }
+}
+
+/// The format in which lua/like.lua stores clicks: `1764000000000000+`.
+fn written(LastClick { at, liked }: LastClick) -> String {
+    format!("{at}{}", if liked { '+' } else { '-' })
 }
 
 fn word(liked: bool) -> &'static str {

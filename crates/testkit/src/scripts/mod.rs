@@ -26,7 +26,7 @@ use tallyd_core::model::{Metric, Micros};
 use tallyd_core::rules::{Rules, Writes};
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
-use tallyd_redis::{Cache, Script};
+use tallyd_redis::{Cache, CacheError, Script};
 
 /// The largest number of connections to MySQL.
 const CONNECTIONS: u32 = 16;
@@ -192,4 +192,10 @@ impl ApiServer {
         *unasked() = if answer.is_some() { None } else { Some(Instant::now() + AWAY_FOR) };
         answer
     }
+}
+
+/// Returns true if the command did not run because a Cluster is moving the slot. Until the move ends, the slot's keys are
+/// on two nodes.
+fn is_of_a_moving_slot(error: &CacheError) -> bool {
+    matches!(error, CacheError::Command { source, .. } if source.0.code() == Some("TRYAGAIN"))
 }
