@@ -39,6 +39,7 @@ pub async fn prepare(world: &World) -> Result<Config> {
     }
     let mut config = world.config.clone();
     config.filter.likes_min = LIKERS;
+    config.filter.asked = true;
     let servers = Servers::new(&config)?;
     let Ran::Ended(report) = runs::filters(&servers, &config, &CancellationToken::new()).await? else {
         anyhow::bail!("another process builds filters")

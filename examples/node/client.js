@@ -37,7 +37,7 @@ export const defaults = {
   like: 1, // [metrics] like
   metrics: ['view'], // the other names of [metrics]
   kinds: { video: 1, post: 2 }, // [kinds]
-  filters: false, // whether [filter] likes_min is set
+  filters: false, // with filters true: set it before [filter] likes_min
   board: '', // a [[board]] with the tie "member" that likes count on; empty for none
   boardPeriods: ['total'], // period of each [[board]] of that name
   // These settings must be the same for all API servers.

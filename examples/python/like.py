@@ -42,7 +42,7 @@ BUCKET_BITS = int(os.environ.get("BUCKET_BITS", "13"))  # [redis] bucket_bits
 LIKE = 1  # [metrics] like
 METRICS = {"view"}  # the other names of [metrics]
 KINDS = {"video": 1, "post": 2}  # [kinds]
-FILTERS = os.environ.get("FILTERS", "0") == "1"  # whether [filter] likes_min is set
+FILTERS = os.environ.get("FILTERS", "0") == "1"  # set it before [filter] likes_min
 BOARD = os.environ.get("BOARD", "")  # a [[board]] with the tie "member" that likes count on; empty for none
 BOARD_PERIODS = os.environ.get("BOARD_PERIODS", "total").split()  # period of each [[board]] of that name
 # These settings must be the same for all API servers.

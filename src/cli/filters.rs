@@ -18,7 +18,7 @@ pub(super) enum FiltersCommand {
     /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without
     /// lua/like.lua.
     Rebuild,
-    /// Delete all Bloom filters in Redis. First disable the filters in all API servers and daemons.
+    /// Delete all Bloom filters in Redis. First switch them off: docs/filters.md.
     Drop(Consent),
 }
 
@@ -47,7 +47,8 @@ async fn rebuild(config: &Config) -> Result<u8> {
 
 async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     if config.filter.is_on() {
-        let advice = "set it to 0 in all API servers, then in all daemons, and restart them";
+        let advice =
+            "set asked = false and reload all daemons, wait two minutes, then remove [filter] and restart them";
         return Err(Usage(format!("[filter] likes_min is {}: {advice}", config.filter.likes_min)).into());
     }
     let servers = Servers::checked(config).await?;

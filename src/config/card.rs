@@ -21,7 +21,7 @@ impl From<&Config> for Card {
             exchange: format!("{}.events", amqp.prefix),
             partition_by: amqp.partition_by,
             partitions: amqp.partitions,
-            has_filters: config.filter.is_on(),
+            has_filters: config.filter.asked,
             settable: numbers(|ruled| ruled.settable),
             below_zero: numbers(|ruled| ruled.below_zero),
             // A client must not refuse what the daemon accepts, so a part of a second counts as a second.

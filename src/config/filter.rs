@@ -16,8 +16,11 @@ pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
-    /// Likes that a target needs for a filter. 0: no filters. Enable filters in API servers first, then in daemons.
+    /// Likes that a target needs for a filter. 0: no filters. All daemons need the same number.
     pub likes_min: u64,
+    /// Whether clients ask the filters before MySQL. Set it when all daemons have `likes_min` and `tallyd filters rebuild`
+    /// has ended.
+    pub asked: bool,
     /// Largest share of wrong "yes" answers for users without a like. At 0.00001 a filter takes 3 to 6 bytes per like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
@@ -27,7 +30,7 @@ pub struct Filter {
 
 impl Default for Filter {
     fn default() -> Self {
-        Self { likes_min: 0, false_positive: 1e-5, cron: "30 * * * * *".to_owned() }
+        Self { likes_min: 0, asked: false, false_positive: 1e-5, cron: "30 * * * * *".to_owned() }
     }
 }
 
@@ -42,9 +45,14 @@ impl Filter {
     }
 }
 
-/// Finds settings that make the filters unreliable for API servers.
+/// Finds settings that make the filters unreliable for clients.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     if config.filter.likes_min == 0 {
+        if config.filter.asked {
+            let text = "[filter] asked must be false while likes_min is 0, because no filter exists: set likes_min, or \
+                        asked = false";
+            found.between(&["filter.asked".into(), "filter.likes_min".into()], text.to_owned());
+        }
         return;
     }
     if config.redis.also.is_some() {
@@ -72,6 +80,7 @@ mod tests {
     #[test]
     fn filters_that_could_not_be_trusted_are_said() {
         for (text, expected) in [
+            ("[filter]\nasked = true", "[filter] asked must be false while likes_min is 0"),
             ("[filter]\nlikes_min = 9\n[redis.also]\nbucket_bits = 14", "[filter] likes_min must be 0 while"),
             ("[filter]\nlikes_min = 9\ncron = \"0 0 4 * * *\"", "with more than half an hour between runs"),
             ("[filter]\nfalse_positive = 0.5", "[filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1"),

@@ -96,7 +96,7 @@ pub struct Config {
     pub mysql: Mysql,
     /// The server with the counters: Redis 7 or later, or Valkey 8 or later.
     pub redis: Redis,
-    /// Bloom filters of popular targets. All daemons and API servers need the same settings.
+    /// Bloom filters of popular targets. All daemons need the same settings.
     pub filter: Filter,
     /// How the daemon writes events to MySQL.
     pub consumer: Consumer,

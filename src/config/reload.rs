@@ -36,6 +36,7 @@ impl Config {
         };
         config.log.level.clone_from(&new.log.level);
         config.filter.false_positive = new.filter.false_positive;
+        config.filter.asked = new.filter.asked;
         config.consumer.future_max = new.consumer.future_max;
         config.consumer.dead_letters_max = new.consumer.dead_letters_max;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
@@ -181,6 +182,17 @@ mod tests {
         let not = ["[admin] listen", "[amqp] partitions", "[consumer] linger_ms", "[log] format"];
         assert_eq!(needs_restart, names(&not));
         assert_eq!(reloaded(after, after), (vec![], vec![]));
+    }
+
+    #[test]
+    fn clients_ask_filters_from_a_reload_on_but_only_if_the_daemon_has_them() {
+        let (before, after) = ("[filter]\nlikes_min = 9\n", "[filter]\nlikes_min = 9\nasked = true\n");
+        assert_eq!(reloaded(before, after), (names(&["[filter] asked"]), vec![]));
+        let problems = config("").reloaded(config(after)).unwrap_err().0;
+        assert!(
+            problems[0].contains("asked must be false") && problems[0].contains("[filter] likes_min"),
+            "{problems:?}"
+        );
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl Gate {
 
 impl From<&GatewayConfig> for Settings {
     fn from(GatewayConfig { gateway, amqp, mysql, redis, .. }: &GatewayConfig) -> Self {
-        let limits = ClickLimits { likes_max: gateway.rate_likes_max, window: gateway.rate_window.0 };
+        let limits = ClickLimits { rate_likes_max: gateway.rate_likes_max, rate_window: gateway.rate_window.0 };
         Self { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits }
     }
 }

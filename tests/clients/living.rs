@@ -182,7 +182,7 @@ fn lost_counts(world: &World) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_through_the_clients_comes_into_the_bloom_filter() {
-    let settings = "[filter]\nlikes_min = 2\ncron = \"* * * * * *\"\n";
+    let settings = "[filter]\nlikes_min = 2\nasked = true\ncron = \"* * * * * *\"\n";
     for example in Example::ALL {
         let world = World::new(&format!("client_filter_{}", example.name()), &as_api(settings)).await;
         let daemon = world.daemon();

@@ -98,6 +98,7 @@ cron = "*/15 * * * * *"
 page_members = 50
 [filter]
 likes_min = 20
+asked = true
 cron = "*/10 * * * * *"
 [log]
 format = "json"

@@ -68,7 +68,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Redis`].
     pub async fn limits_of(&self, users: &[UserId]) -> Result<Vec<Option<Duration>>> {
-        let (max, window) = (self.limits.likes_max, self.limits.window.as_millis());
+        let (max, window) = (self.limits.rate_likes_max, self.limits.rate_window.as_millis());
         if max == 0 {
             return Ok(vec![None; users.len()]);
         }

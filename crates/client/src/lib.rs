@@ -5,7 +5,7 @@
 //! is `writer = "api"`, [`Client::like`] and [`Client::add`] refuse it. Such a site calls the scripts in lua/ itself
 //! (docs/scripts.md), and then publishes the event with [`Client::publish`].
 //!
-//! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the
+//! Ids, targets and instants are types of `tallyd_core::model`, and exported here too. The ids of targets and users are 1 to 2^63-1: the
 //! daemon rejects other events.
 
 #![warn(missing_docs, unreachable_pub)]
@@ -42,7 +42,7 @@ pub use settings::{ClickLimits, Settings};
 use site::{Known, Sites, Unchecked};
 use tallyd_core::card::Card;
 pub use tallyd_core::card::CardError;
-use tallyd_core::model::Micros;
+pub use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_core::site::Site;
 use tallyd_mysql::Store;
 pub use tallyd_rabbitmq::BrokerError;

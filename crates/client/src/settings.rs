@@ -9,14 +9,18 @@ use tallyd_redis::config::Redis;
 /// The settings of a [`Client`](crate::Client).
 ///
 /// ```no_run
-/// use tallyd_client::{Client, Settings};
+/// # async fn like() -> tallyd_client::Result<()> {
+/// use tallyd_client::{Client, Settings, Target, TargetId, UserId};
 ///
 /// let mut settings = Settings::default();
 /// settings.amqp.url = "amqp://tallyd_api:secret@rabbitmq/%2f".into();
 /// settings.mysql.url = "mysql://tallyd_api:secret@mysql/tally".into();
 /// settings.redis.url = "redis://tallyd_api:secret@redis".into();
 /// let client = Client::new(&settings)?;
-/// # Ok::<(), tallyd_client::ClientError>(())
+/// let video = Target { kind: client.kind("video").await?, id: TargetId(42) };
+/// client.like(video, UserId(7)).await?;
+/// # Ok(())
+/// # }
 /// ```
 ///
 /// The site card says which kinds, metrics, boards and rules the site has, which layout the counters have, and how
@@ -38,13 +42,13 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug)]
 pub struct ClickLimits {
     /// The maximum number of likes and unlikes of a user per window. 0: no limit.
-    pub likes_max: u32,
+    pub rate_likes_max: u32,
     /// The length of a window, from the user's first click.
-    pub window: Duration,
+    pub rate_window: Duration,
 }
 
 impl Default for ClickLimits {
     fn default() -> Self {
-        Self { likes_max: 0, window: Duration::from_secs(60) }
+        Self { rate_likes_max: 0, rate_window: Duration::from_secs(60) }
     }
 }

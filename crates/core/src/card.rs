@@ -50,7 +50,7 @@ pub struct Card {
     pub partition_by: PartitionBy,
     /// Number of queues that share the events.
     pub partitions: u16,
-    /// Whether targets can have Bloom filters.
+    /// Whether clients ask Bloom filters before MySQL.
     pub has_filters: bool,
     /// Numbers for which `set` and `reset` events are accepted, each as `kind:metric`.
     pub settable: Vec<String>,

@@ -45,8 +45,8 @@ pub struct Amqp {
     /// rabbitmq_consistent_hash_exchange.
     #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
-    /// Routing key of likes, for `tallyd dead replay` and the Rust client. Other producers choose their own. Use
-    /// `target` if MySQL is sharded by target.
+    /// Routing key of likes. Clients and the gateway read it from the site card. Use `target` if MySQL is sharded by
+    /// target.
     pub partition_by: PartitionBy,
     /// Type of new queues. Existing queues keep their type.
     pub queue_type: QueueType,

@@ -50,9 +50,9 @@ pub struct Redis {
     pub key_prefix: String,
     /// Layout of the counters. Use `packed` unless the site already has another layout.
     pub layout: Form,
-    /// 2^`bucket_bits` buckets per kind: 13 for a million targets, 14 for two million. API servers need the same
-    /// number. Change it only through `[redis.also]`: a direct change makes all counters unknown until a daemon reloads
-    /// them.
+    /// 2^`bucket_bits` buckets per kind: 13 for a million targets, 14 for two million. API servers that call scripts need
+    /// the same number. Change it only through `[redis.also]`: a direct change makes all counters unknown until a daemon
+    /// reloads them.
     #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
     /// Key names behind `key_prefix`. Empty: `counter:{kind}:{id}` for `entity`, `counter:{id}:{metric}` for `string`.

@@ -183,7 +183,7 @@ fn redis(plan: &Plan, text: &mut Text) {
     text.set_if(redis.cluster, "The server is a Redis Cluster.", "cluster", true);
     nodes(plan, text);
     let targets = plan.load.targets;
-    let reason = format!("Enough for {targets} targets of a kind. API servers must use the same number.");
+    let reason = format!("Enough for {targets} targets of a kind. API servers that call scripts need the same number.");
     text.set(&reason, "bucket_bits", i64::from(redis.bucket_bits));
 }
 

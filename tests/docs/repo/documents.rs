@@ -269,6 +269,17 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     }
 }
 
+#[test]
+fn the_rust_sample_of_the_documents_is_the_one_that_is_compiled() {
+    let settings = read("crates/client/src/settings.rs");
+    let (_, after) = settings.split_once("/// ```no_run\n").unwrap();
+    let lines =
+        after.lines().take_while(|line| *line != "/// ```").map(|line| line.trim_start_matches("///").trim_start());
+    let compiled: Vec<&str> = lines.filter(|line| !line.starts_with("# ")).collect();
+    let [shown] = &*blocks("docs/clients.md", "rust") else { panic!("one sample") };
+    assert_eq!(shown.lines().collect::<Vec<_>>(), compiled);
+}
+
 /// Returns the paths of the documents for developers. These documents refer to source files.
 fn for_developers() -> Vec<PathBuf> {
     let named = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md"];

@@ -17,7 +17,7 @@ async fn all_filters_are_dropped_once_nobody_keeps_them() {
         (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
     };
     let (code, said) = dropped(&world, &[]);
-    assert!(code == 64 && said.contains("[filter] likes_min is 20: set it to 0"), "{said}");
+    assert!(code == 64 && said.contains("[filter] likes_min is 20: set asked = false"), "{said}");
     world.set("");
     let (code, said) = dropped(&world, &[]);
     assert!(code == 75 && said.contains("updated filters within the last 35 minutes"), "{said}");

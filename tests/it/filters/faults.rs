@@ -11,7 +11,7 @@ use super::{BY_HAND, assert_no_false_no, assert_nobody_refused, keys, like_by_ke
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
-        let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
+        let settings = "[filter]\nlikes_min = 20\nasked = true\ncron = \"* * * * * *\"\n";
         let world = World::new(&format!("filters_dies_{number}"), settings).await;
         let client = world.api_server();
         let publisher = world.publisher().await;
@@ -50,7 +50,7 @@ async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
 }
 
 async fn flushed_at(point: &str) {
-    let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
+    let settings = "[filter]\nlikes_min = 20\nasked = true\ncron = \"* * * * * *\"\n";
     let world = World::new(&format!("filters_flush_{}", &point[8..]), &as_api(settings)).await;
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
@@ -92,7 +92,7 @@ async fn a_run_that_was_frozen_and_wakes_up_after_another_one_changes_no_filter(
 
 async fn overtaken_at(point: &str) {
     // As soon as the frozen daemon misses heartbeats, the broker gives its partition to the other daemon.
-    let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n[amqp]\nheartbeat_s = 1\n";
+    let settings = "[filter]\nlikes_min = 20\nasked = true\ncron = \"* * * * * *\"\n[amqp]\nheartbeat_s = 1\n";
     let world = World::new(&format!("filters_frozen_{}", &point[8..]), settings).await;
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;

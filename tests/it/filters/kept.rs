@@ -195,7 +195,7 @@ async fn click(load: Arc<Load>, users: std::ops::Range<u64>, counts: Counts) -> 
     asked
 }
 
-const LOADED: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
+const LOADED: &str = "[filter]\nlikes_min = 20\nasked = true\ncron = \"\"\n";
 
 /// Redis forgets clicks during the builds.
 const KEEP: u64 = 4;

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+mod asked;
 mod by_daemon;
 mod dropped;
 mod faults;
@@ -29,7 +30,7 @@ use common::World;
 
 /// With these settings, each target with 20 or more likes has a filter. The test runs the filters' job, and the daemon
 /// does not.
-const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
+const BY_HAND: &str = "[filter]\nlikes_min = 20\nasked = true\ncron = \"\"\n";
 
 type Redis = redis::aio::MultiplexedConnection;
 

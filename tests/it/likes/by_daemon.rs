@@ -124,7 +124,8 @@ async fn an_event_that_was_not_confirmed_is_published_again_by_the_rust_client()
 async fn the_rust_client_publishes_no_click_of_a_user_who_clicks_too_often() {
     let world = World::new("by_daemon_limit", "").await;
     world.publisher().await;
-    let client = limited_client_of(&world.api, ClickLimits { likes_max: 1, window: Duration::from_secs(3_600) });
+    let client =
+        limited_client_of(&world.api, ClickLimits { rate_likes_max: 1, rate_window: Duration::from_secs(3_600) });
     assert!(matches!(client.like(target(1), UserId(7)).await.unwrap(), Clicked::Published(_)));
     let limited = client.unlike(target(1), UserId(7)).await.unwrap();
     assert!(matches!(limited, Clicked::Limited { wait } if wait <= Duration::from_secs(3_600)), "{limited:?}");

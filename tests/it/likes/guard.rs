@@ -229,7 +229,7 @@ async fn without_mysql_a_click_counts_all_the_same() {
 async fn who_clicks_too_often_is_told_how_long_to_wait() {
     let world = World::new("guard_limit", &as_api("")).await;
     world.publisher().await;
-    let limits = ClickLimits { likes_max: 3, window: Duration::from_secs(5) };
+    let limits = ClickLimits { rate_likes_max: 3, rate_window: Duration::from_secs(5) };
     let client = ApiServer::limited(&world.api, limits);
     for id in 1..=3 {
         assert!(client.like(target(id), UserId(7), &[]).await.unwrap().counted().is_some());

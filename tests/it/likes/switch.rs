@@ -20,7 +20,7 @@ const USERS: u64 = 40;
 const TARGETS: u64 = 20;
 
 /// About half of the users like each target, so each target has a filter.
-const FILTERS: &str = "[filter]\nlikes_min = 8\ncron = \"* * * * * *\"\n";
+const FILTERS: &str = "[filter]\nlikes_min = 8\nasked = true\ncron = \"* * * * * *\"\n";
 
 /// Users who click. Each click goes to the API server, which the test can replace.
 struct Users {

@@ -19,7 +19,7 @@ async fn shape(world: &World, target: Target) -> Option<Shape> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
-    let filters = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
+    let filters = "[filter]\nlikes_min = 20\nasked = true\ncron = \"* * * * * *\"\n";
     let stage = Stage::new("cluster_filters", &as_api(filters), &[]).await;
     let (mut model, world, nodes, liked) = (Model::default(), &stage.world, &stage.nodes, target(42));
     let likes: Vec<(Target, UserId, bool)> = (1..=30).map(|user| (liked, UserId(user), true)).collect();
