@@ -22,7 +22,7 @@ pub(crate) struct Breaker(Mutex<Option<Instant>>);
 
 impl Breaker {
     /// Asks MySQL. If MySQL fails, asks once more, because perhaps only a connection had broken. After a pause only one
-    /// call asks, and the other calls still fail at once.
+    /// call asks, and the other calls still fail immediately.
     ///
     /// # Errors
     /// [`ClientError::MySql`], or [`ClientError::MySqlRests`] if MySQL fails to answer in time, or failed recently.
