@@ -129,7 +129,7 @@ mod tests {
             "4:1: [redis] bucket_bits belongs in the daemon's config.toml",
             "5:8: [redis] also belongs in the daemon's config.toml",
             "8:1: [amqp] prefetch belongs in the daemon's config.toml",
-            "9:1: unknown key `prefech` in [amqp]; known: `heartbeat_s`",
+            "9:1: unknown key `prefech` in [amqp]: did you mean `prefix`?",
             "11:1: [gateway] listen is \"\"",
             "12:1: [gateway] rate_window must be 1s or longer",
         ] {

@@ -66,8 +66,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The daemon would reject the event, or [`ClientError::Broker`]: the broker is unreachable, refused the event, or
-    /// did not confirm it in time. In this case, the broker may have the event nevertheless.
+    /// The daemon would reject the event, or [`ClientError::Broker`](super::ClientError::Broker): the broker is
+    /// unreachable, refused the event, or did not confirm it in time. In this case, the broker may have the event
+    /// nevertheless.
     pub async fn publish(&self, event: &Event, count: Option<i64>) -> Result<()> {
         let message = self.checked(event, count, false).await?;
         Ok(self.send(&message).await?)

@@ -139,7 +139,7 @@ impl Client {
     /// for the first page). The call reads MySQL, so likes of the last moments are missing.
     ///
     /// # Errors
-    /// [`ClientError::MySql`](super::ClientError::MySql).
+    /// [`ClientError::MySql`].
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         Ok(self.store.likers(target, after, limit).await?)
     }

@@ -8,21 +8,6 @@ use tallyd_redis::config::Redis;
 
 /// The settings of a [`Client`](crate::Client).
 ///
-/// ```no_run
-/// # async fn like() -> tallyd_client::Result<()> {
-/// use tallyd_client::{Client, Settings, Target, TargetId, UserId};
-///
-/// let mut settings = Settings::default();
-/// settings.amqp.url = "amqp://tallyd_api:secret@rabbitmq/%2f".into();
-/// settings.mysql.url = "mysql://tallyd_api:secret@mysql/tally".into();
-/// settings.redis.url = "redis://tallyd_api:secret@redis".into();
-/// let client = Client::new(&settings)?;
-/// let video = Target { kind: client.kind("video").await?, id: TargetId(42) };
-/// client.like(video, UserId(7)).await?;
-/// # Ok(())
-/// # }
-/// ```
-///
 /// The site card says which kinds, metrics, boards and rules the site has, which layout the counters have, and how
 /// events are published. The client ignores the fields with these settings, with one exception: until the client has
 /// seen a card, it publishes to the exchange `{amqp.prefix}.events`. By default all servers are on 127.0.0.1.

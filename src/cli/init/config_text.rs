@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::address::is_here;
 use super::plan::{Password, Plan, Server};
-use crate::config::{Config, GatewayConfig, ServerUrl, ssl_mode};
+use crate::config::{Amqp, Config, GatewayConfig, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
 /// The text of a configuration file.
@@ -96,9 +96,17 @@ pub(super) fn gateway(plan: &Plan) -> String {
         text.set("The account of API servers.", "url", api_url(plan, server));
         password(plan, Password::Api, &mut text);
         text.certificates(files);
+        if server == Server::Rabbitmq {
+            prefix(amqp, &mut text);
+        }
     }
     nodes(plan, &mut text);
     text.0
+}
+
+fn prefix(amqp: &Amqp, text: &mut Text) {
+    let reason = "First part of the name of every exchange and queue.";
+    text.set_if(amqp.prefix != Amqp::default().prefix, reason, "prefix", amqp.prefix.as_str());
 }
 
 /// Returns the address with the API servers' account. This account has a password even if the daemon's account uses a
@@ -118,7 +126,6 @@ fn api_url(plan: &Plan, server: Server) -> String {
 
 fn rabbitmq(plan: &Plan, text: &mut Text) {
     let Config { amqp, .. } = &plan.config;
-    let default = Config::default().amqp;
     text.section("amqp");
     let way = way(&amqp.url, "amqps");
     text.set(&format!("{}. {way}", found(plan.facts.rabbitmq.as_deref(), Server::Rabbitmq)), "url", amqp.url.expose());
@@ -126,8 +133,7 @@ fn rabbitmq(plan: &Plan, text: &mut Text) {
         password(plan, Password::Daemon(Server::Rabbitmq), text);
     }
     text.certificates([&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file]);
-    let prefix = "First part of the name of every exchange and queue.";
-    text.set_if(amqp.prefix != default.prefix, prefix, "prefix", amqp.prefix.as_str());
+    prefix(amqp, text);
     let reason = match amqp.partitions {
         1 => format!(
             "One queue is enough for {} events per second. You can raise the number later, while events arrive.",
@@ -299,6 +305,7 @@ mod tests {
     fn the_gateway_has_accounts_of_its_own_on_every_server() {
         let urls = ["amqps://shop@mq/%2f?auth_mechanism=external&frame_max=9000", "shop@db:3307", "shop@cache"];
         let mut plan = plan(urls, Facts::default());
+        plan.config.amqp.prefix = "shop".to_owned();
         plan.config.redis.key_prefix = "shop:".to_owned();
         plan.config.redis.seeds = vec!["b:6379".to_owned()];
         let written: toml::Table = gateway(&plan).parse().unwrap();
@@ -311,6 +318,7 @@ mod tests {
             assert_eq!(written[section]["url"].as_str(), Some(url));
             assert_eq!(written[section]["password_file"].as_str(), Some(password));
         }
+        assert_eq!(written["amqp"]["prefix"].as_str(), Some("shop"));
         assert_eq!(written["redis"]["key_prefix"].as_str(), Some("shop:"));
         // The gateway refuses keys that the site card contains.
         for (section, keys) in written {
