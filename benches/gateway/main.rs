@@ -1,14 +1,14 @@
 //! Measures the gateway's speed and memory, compared with a bare HTTP handler that publishes the same messages.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use common::cpu::{Processes, peak_rss_mib};
-use common::http::server::{Kind, Server};
-use common::http::{bare, load};
+use common::http::load;
+use common::http::server::{BareHandler, Kind, Server};
 use common::machine::Machine;
 use common::preload::rest;
 use common::report::{Aim, Results, median, number, print_figures};
@@ -44,22 +44,12 @@ struct Arguments {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// The task of this process, if a benchmark started it.
-    #[arg(long, hide = true)]
-    role: Option<Role>,
-
-    /// The configuration of the benchmark that started this process.
-    #[arg(long, hide = true)]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    bare: BareHandler,
 
     /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Role {
-    Bare,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -84,12 +74,7 @@ struct Round {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    match arguments.role {
-        None => run(&arguments).await,
-        Some(Role::Bare) => {
-            bare::serve(&tallyd::config::load(&arguments.config.context("a role needs --config")?)?).await
-        }
-    }
+    if arguments.bare.has_served().await? { Ok(()) } else { run(&arguments).await }
 }
 
 async fn run(arguments: &Arguments) -> Result<()> {

@@ -1,17 +1,17 @@
 //! Measures reads of counters through the client and the gateway, compared with bare pipelined reads.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use clap::{Parser, ValueEnum};
+use anyhow::{Result, ensure};
+use clap::Parser;
 use common::cpu::Processes;
-use common::http::bare::{self, Reader};
+use common::http::bare::Reader;
 use common::http::load;
-use common::http::server::{Kind, Server};
+use common::http::server::{BareHandler, Kind, Server};
 use common::machine::Machine;
 use common::preload::rest;
 use common::report::{Aim, Results, median, number, print_figures};
@@ -48,22 +48,12 @@ struct Arguments {
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 
-    /// The task of this process, if a benchmark started it.
-    #[arg(long, hide = true)]
-    role: Option<Role>,
-
-    /// The configuration of the benchmark that started this process.
-    #[arg(long, hide = true)]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    bare: BareHandler,
 
     /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Role {
-    Bare,
 }
 
 /// Counters a second.
@@ -78,12 +68,7 @@ struct Round {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    match arguments.role {
-        None => run(&arguments).await,
-        Some(Role::Bare) => {
-            bare::serve(&tallyd::config::load(&arguments.config.context("a role needs --config")?)?).await
-        }
-    }
+    if arguments.bare.has_served().await? { Ok(()) } else { run(&arguments).await }
 }
 
 async fn run(arguments: &Arguments) -> Result<()> {

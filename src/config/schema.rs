@@ -1,6 +1,6 @@
 //! The JSON Schemas of config.toml and gateway.toml. Editors use the schema of config.toml, and tallyd checks the
-//! values of each file and of the environment. The schemas are generated from the types, with their descriptions, bounds and
-//! defaults.
+//! values of each file and of the environment. The schemas are generated from the types, with their descriptions,
+//! bounds and defaults.
 
 use std::fmt::Write;
 use std::sync::LazyLock;

@@ -2,9 +2,8 @@
 //! process without state. Any number of gateways can run.
 //!
 //! The steps of an event: the daemon's own decoder checks the event, the broker confirms it, and then the gateway
-//! answers. An answer with 202 means that every event of the request is on the broker's disk. The
-//! gateway counts nothing: if API servers count a number (`writer = "api"`), they have called a script before they send
-//! the event.
+//! answers. An answer with 202 means that every event of the request is on the broker's disk. The gateway counts nothing:
+//! if API servers count a number (`writer = "api"`), they have called a script before they send the event.
 //!
 //! The gateway knows kinds, metrics, boards and rules from the site card. If it never could read the card, it publishes
 //! without checking names, and all numbers are unknown.
@@ -67,7 +66,7 @@ const BODIES_MAX: usize = 128;
 
 /// The shared state of all requests.
 pub(super) struct Gate {
-    client: Arc<Client>,
+    client: Client,
     connections_max: usize,
     /// Whether users have a limit of clicks.
     has_limit: bool,
@@ -94,7 +93,7 @@ impl Gate {
         let token = config.gateway.token.as_ref();
         let client = Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
         Ok(Self {
-            client: Arc::new(client),
+            client,
             connections_max: config.gateway.connections_max,
             has_limit: config.gateway.rate_likes_max > 0,
             publishing: Arc::new(Semaphore::new(config.gateway.requests_max)),

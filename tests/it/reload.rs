@@ -59,12 +59,8 @@ async fn traffic(
         let (mut model, mut views) = (Model::default(), 0);
         while !stop.is_cancelled() {
             for user in 1..=20 {
-                let like = LikeEvent {
-                    target: target(7),
-                    user: UserId(user),
-                    at: tallyd::runtime::clock::now(),
-                    liked: user % 3 > 0,
-                };
+                let at = tallyd::runtime::clock::now();
+                let like = LikeEvent { target: target(7), user: UserId(user), at, liked: user % 3 > 0 };
                 let (_, event) = body(&like);
                 publisher.publish(&exchange, &user.to_string(), &event).await.unwrap();
                 model.apply(&like);

@@ -1,12 +1,15 @@
 //! A server as a separate process: the gateway of the release binary, or the bare handler.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use super::bare;
 use crate::world::World;
 
 /// A server to measure.
@@ -14,6 +17,22 @@ use crate::world::World;
 pub enum Kind {
     Gateway,
     Bare,
+}
+
+/// The options of a benchmark that starts itself as the bare handler.
+#[derive(Args, Clone, Debug)]
+pub struct BareHandler {
+    /// Serve as the bare handler, with the configuration of the benchmark that started this process.
+    #[arg(long, hide = true, value_name = "FILE")]
+    serve: Option<PathBuf>,
+}
+
+impl BareHandler {
+    /// Serves until the process is killed, if this process is the bare handler. Otherwise returns false.
+    pub async fn has_served(&self) -> Result<bool> {
+        let Some(config) = &self.serve else { return Ok(false) };
+        bare::serve(&tallyd::config::load(config)?).await.map(|()| true)
+    }
 }
 
 /// Killed when dropped.
@@ -40,7 +59,7 @@ impl Server {
                 command.arg("--config").arg(world.gateway_path()?).arg("gateway");
                 command.envs(tallyd_testkit::unit_environment())
             }
-            Kind::Bare => command.arg("--config").arg(world.config_path()).args(["--role", "bare"]),
+            Kind::Bare => command.arg("--serve").arg(world.config_path()),
         };
         command.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stdout(Stdio::null());
         let mut child = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().context("start the server")?;

@@ -5,8 +5,8 @@
 //! is `writer = "api"`, [`Client::like`] and [`Client::add`] refuse it. Such a site calls the scripts in lua/ itself
 //! (docs/scripts.md), and then publishes the event with [`Client::publish`].
 //!
-//! Ids, targets and instants are types of `tallyd_core::model`, and exported here too. The ids of targets and users are 1 to 2^63-1: the
-//! daemon rejects other events.
+//! Ids, targets and instants are types of `tallyd_core::model`, and exported here too. The ids of targets and users are
+//! 1 to 2^63-1: the daemon rejects other events.
 
 #![warn(missing_docs, unreachable_pub)]
 

@@ -9,6 +9,7 @@ pub mod browser;
 pub mod clicker;
 mod daemon;
 pub mod dice;
+mod drained;
 pub mod first_day;
 pub mod gateway;
 mod jobs;
@@ -27,7 +28,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use accounts::Accounts;
@@ -42,10 +43,8 @@ use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::config::{Amqp, Config, Redis};
 use tallyd_client::{Client, READ_TARGETS_MAX, Source};
-use tallyd_core::event::encode_fence;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_mysql::Store;
-use tallyd_mysql::jobs::number_of;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
@@ -280,44 +279,6 @@ impl World {
         .map(|row| (Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) }, row.get(2)))
         .collect()
     }
-
-    /// Waits until the daemon has written all messages that were published before. To detect this, the test publishes
-    /// a fence to the queue of each partition. Queues are read in order, so the fences are written last. The broker's
-    /// queue depths can't be used, because they are seconds old.
-    pub async fn drained(&self, publisher: &Publisher) {
-        const LOCK: &str =
-            "INSERT IGNORE INTO job_lock (job, run, owner, lease_until) VALUES ('test', ?, '', '1970-01-02')";
-        let fence = number_of(RUN_OF_TESTS, u64::from(STARTED.fetch_add(1, Ordering::Relaxed)));
-        sqlx::query(LOCK).bind(RUN_OF_TESTS).execute(&self.pool).await.unwrap();
-        let sent_in = AtomicI64::new(-1);
-        eventually("all is written", || async {
-            // A daemon ignores a fence that a former session has returned.
-            let epochs = self.count("SELECT CAST(COALESCE(SUM(epoch), 0) AS SIGNED) FROM partition_owner").await;
-            if sent_in.swap(epochs, Ordering::Relaxed) != epochs {
-                for partition in 0..self.broker.partitions() {
-                    publisher.publish_behind(&self.broker.queue(partition), &encode_fence(fence)).await.unwrap();
-                }
-            }
-            let sql = "SELECT COUNT(*) FROM partition_fence WHERE job = 'test' AND fence >= ?";
-            let passed: i64 = sqlx::query_scalar(sql).bind(fence).fetch_one(&self.pool).await.unwrap();
-            passed == i64::from(self.broker.partitions())
-        })
-        .await;
-    }
-
-    /// Waits until Redis has all rows that the outbox has at the start of this call, according to MySQL.
-    pub async fn outbox_added(&self) {
-        let last = async |sql: &'static str| -> BTreeMap<u16, i64> {
-            let rows: Vec<(u16, i64)> = sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap();
-            rows.into_iter().collect()
-        };
-        let written = last("SELECT `partition`, CAST(outbox AS SIGNED) FROM partition_owner WHERE outbox > 0").await;
-        eventually("Redis has all rows of the outbox", || async {
-            let added = last("SELECT `partition`, CAST(applied AS SIGNED) FROM outbox_state").await;
-            written.iter().all(|(partition, row)| added.get(partition).is_some_and(|added| added >= row))
-        })
-        .await;
-    }
 }
 
 /// Returns the test's own access to Redis. Like the test's access to the broker, it waits longer than a program, because
@@ -326,9 +287,6 @@ fn patient_cache(config: &Config) -> Cache {
     let redis = Redis { timeout_ms: DEADLINE.as_millis() as u64, ..config.redis.clone() };
     Cache::new(&redis, &config.metrics).unwrap()
 }
-
-/// The number of a run that no job reaches.
-const RUN_OF_TESTS: u64 = 1 << 30;
 
 /// Returns an environment variable for servers that a test starts itself. With `TALLYD_STACK_SYNC=no`, neither these
 /// servers nor the servers of dev/up wait for the disk.

@@ -1,8 +1,6 @@
 //! A fence is a message that passes only after all earlier events are in MySQL. This must hold for any message
 //! properties that a publisher sets.
 
-use std::time::Duration;
-
 use futures_util::StreamExt;
 use lapin::BasicProperties;
 use lapin::options::BasicConsumeOptions;
@@ -13,6 +11,7 @@ use tallyd_core::job_name::JobName;
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::{Lock, number_of};
+use tallyd_rabbitmq::Publisher;
 
 use super::common::proxy::Proxy;
 use super::common::{DEADLINE, Model, World, as_api, body, drift, target};
@@ -48,8 +47,7 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     let consume = link.channel.basic_consume(queue.as_str().into(), "test".into(), options, FieldTable::default());
     let mut deliveries = consume.await.unwrap();
     let store = Store::new(&world.config.mysql, 1).unwrap();
-    let fences =
-        Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    let fences = fences_of(&world, &store, publisher);
     let delivery = tokio::select! {
         passed = fences.pass(number_of(1, 1)) => panic!("the fence passed too early: {passed:?}"),
         delivery = deliveries.next() => delivery.unwrap().unwrap(),
@@ -75,6 +73,10 @@ async fn receive_and_die(world: &World, messages: u16) {
     link.channel.close(200, "dies".into()).await.unwrap();
 }
 
+fn fences_of<'a>(world: &'a World, store: &'a Store, publisher: Publisher) -> Fences<'a> {
+    Fences { job: JobName::Reconcile.name(), store, broker: &world.broker, publisher, fence_max: DEADLINE }
+}
+
 async fn taken(store: &Store) -> u64 {
     match store.take_job("reconcile", "full", "test").await.unwrap() {
         Lock::Taken(run) => run,
@@ -98,8 +100,7 @@ async fn a_fence_that_was_returned_passes_no_event_behind_it() {
     let (mysql, url) = Proxy::before(world.config.mysql.url.expose()).await;
     mysql.delay(5..10);
     let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", &url)]);
-    let fences =
-        Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    let fences = fences_of(&world, &store, publisher);
     fences.pass(number).await.unwrap();
     world.assert_equals(&model).await;
     store.close().await;
@@ -113,8 +114,7 @@ async fn a_job_sends_its_fence_again_to_the_next_consumer() {
     let publisher = world.publisher().await;
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let number = number_of(taken(&store).await, 1);
-    let fences =
-        Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    let fences = fences_of(&world, &store, publisher);
     let (passed, daemon) = tokio::join!(fences.pass(number), async {
         receive_and_die(&world, 1).await;
         world.daemon()
@@ -177,13 +177,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     let run = taken(&store).await;
     publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();
     world.drained(&publisher).await;
-    let fences = Fences {
-        job: JobName::Reconcile.name(),
-        store: &store,
-        broker: &world.broker,
-        publisher,
-        fence_max: Duration::from_secs(60),
-    };
+    let fences = fences_of(&world, &store, publisher);
     let errors: Vec<String> = sqlx::query_scalar("SELECT error FROM dead_letter").fetch_all(&world.pool).await.unwrap();
     assert!(matches!(&errors[..], [error] if error.contains("only tallyd sends fences")), "{errors:?}");
     // The forged fence did not pass, so a fence with the same number can still pass.

@@ -1,0 +1,53 @@
+//! Waits until all published events are in MySQL, and until they are in Redis.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use tallyd_core::event::encode_fence;
+use tallyd_mysql::jobs::number_of;
+use tallyd_rabbitmq::Publisher;
+
+use super::{STARTED, World, eventually};
+
+/// The number of a run that no job reaches.
+const RUN_OF_TESTS: u64 = 1 << 30;
+
+impl World {
+    /// Waits until the daemon has written all messages that were published before. To detect this, the test publishes
+    /// a fence to the queue of each partition. A new fence is written after all earlier messages. The broker's
+    /// queue depths can't be used, because they are seconds old.
+    pub async fn drained(&self, publisher: &Publisher) {
+        const LOCK: &str =
+            "INSERT IGNORE INTO job_lock (job, run, owner, lease_until) VALUES ('test', ?, '', '1970-01-02')";
+        let fence = number_of(RUN_OF_TESTS, u64::from(STARTED.fetch_add(1, Ordering::Relaxed)));
+        sqlx::query(LOCK).bind(RUN_OF_TESTS).execute(&self.pool).await.unwrap();
+        let sent_in = AtomicI64::new(-1);
+        eventually("all is written", || async {
+            // A daemon ignores a fence that a former session has returned.
+            let epochs = self.count("SELECT CAST(COALESCE(SUM(epoch), 0) AS SIGNED) FROM partition_owner").await;
+            if sent_in.swap(epochs, Ordering::Relaxed) != epochs {
+                for partition in 0..self.broker.partitions() {
+                    publisher.publish_behind(&self.broker.queue(partition), &encode_fence(fence)).await.unwrap();
+                }
+            }
+            let sql = "SELECT COUNT(*) FROM partition_fence WHERE job = 'test' AND fence >= ?";
+            let passed: i64 = sqlx::query_scalar(sql).bind(fence).fetch_one(&self.pool).await.unwrap();
+            passed == i64::from(self.broker.partitions())
+        })
+        .await;
+    }
+
+    /// Waits until Redis has all rows that the outbox has at the start of this call, according to MySQL.
+    pub async fn outbox_added(&self) {
+        let last = async |sql: &'static str| -> BTreeMap<u16, i64> {
+            let rows: Vec<(u16, i64)> = sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap();
+            rows.into_iter().collect()
+        };
+        let written = last("SELECT `partition`, CAST(outbox AS SIGNED) FROM partition_owner WHERE outbox > 0").await;
+        eventually("Redis has all rows of the outbox", || async {
+            let added = last("SELECT `partition`, CAST(applied AS SIGNED) FROM outbox_state").await;
+            written.iter().all(|(partition, row)| added.get(partition).is_some_and(|added| added >= row))
+        })
+        .await;
+    }
+}
