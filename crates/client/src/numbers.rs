@@ -113,7 +113,8 @@ impl Client {
             stored = self.numbers_breaker.ask(|| self.store.numbers(&asked)).await.ok();
         }
         let stored = |target: &Target| stored.as_ref().filter(|_| is_named(target));
-        let of = |(place, target): (usize, &Target)| numbers(&known, *target, values(place), stored(target));
+        let metrics = known.site.metrics.codes();
+        let of = |(place, target): (usize, &Target)| numbers(&known, &metrics, *target, values(place), stored(target));
         targets.iter().enumerate().map(of).collect()
     }
 }
@@ -121,17 +122,18 @@ impl Client {
 /// Returns a target's numbers: Redis' values, else what MySQL has stored.
 fn numbers(
     known: &Known,
+    metrics: &[Metric],
     target: Target,
     values: Option<&Vec<i64>>,
     stored: Option<&HashMap<(Target, Metric), i64>>,
 ) -> Numbers {
-    let number = |(place, metric): (usize, Metric)| {
+    let number = |(place, metric): (usize, &Metric)| {
         let (value, source) = match values {
             Some(values) => (*values.get(place)?, Source::Redis),
-            None => (stored?.get(&(target, metric)).copied().unwrap_or(0), Source::Mysql),
+            None => (stored?.get(&(target, *metric)).copied().unwrap_or(0), Source::Mysql),
         };
-        let least = if known.site.ruled(target.kind, metric).below_zero { i64::MIN } else { 0 };
-        Some((metric, Number { value: value.max(least), source }))
+        let is_below = value < 0 && !known.site.ruled(target.kind, *metric).below_zero;
+        Some((*metric, Number { value: if is_below { 0 } else { value }, source }))
     };
-    Numbers(known.site.metrics.codes().into_iter().enumerate().filter_map(number).collect())
+    Numbers(metrics.iter().enumerate().filter_map(number).collect())
 }
