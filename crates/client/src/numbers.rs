@@ -1,6 +1,6 @@
 //! Reads the numbers of many targets from Redis. Reads from MySQL the numbers that Redis doesn't have.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tracing::debug;
@@ -36,13 +36,13 @@ pub struct Number {
 
 /// A target's numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Numbers(BTreeMap<Metric, Number>);
+pub struct Numbers(Vec<(Metric, Number)>);
 
 impl Numbers {
     /// Returns the target's number for the given metric, for example its likes. Returns `None` if no server knows the
     /// number now, or if the site card lacks the metric.
     pub fn get(&self, metric: Metric) -> Option<Number> {
-        self.0.get(&metric).copied()
+        self.0.iter().find_map(|(of, number)| (*of == metric).then_some(*number))
     }
 }
 
