@@ -11,9 +11,14 @@ use lapin::uri::AMQPUri;
 /// The default of RabbitMQ's setting `frame_max`, in bytes. RabbitMQ splits longer bodies, but not longer headers.
 const FRAME_MAX: u32 = 131_072;
 
+/// The limit after a frame has exceeded the former limit. Both buffers then have 32 MiB. Without a limit, the library
+/// allocates buffers for RabbitMQ's own limit, which can be 4 GiB.
+const LIFTED: u32 = 1 << 20;
+
 /// The limit that a connection tells RabbitMQ: `frame_max` of the address in the configuration, or [`FRAME_MAX`]. If
 /// RabbitMQ's own limit is higher, a message can have headers that exceed this limit, and no connection with this limit
-/// can receive the message. So after the first such message, new connections use RabbitMQ's limit.
+/// can receive the message. So after the first such message, new connections use the limit [`LIFTED`]. RabbitMQ moves a
+/// message that exceeds this limit, too, to the queue of returned messages.
 #[derive(Debug, Default)]
 pub(crate) struct FrameLimit {
     is_lifted: AtomicBool,
@@ -23,7 +28,8 @@ impl FrameLimit {
     /// Sets the limit of a new connection.
     pub(crate) fn set(&self, uri: &mut AMQPUri) {
         let is_lifted = self.is_lifted.load(Ordering::Relaxed);
-        uri.query.frame_max = if is_lifted { None } else { uri.query.frame_max.or(Some(FRAME_MAX)) };
+        let configured = uri.query.frame_max.unwrap_or(FRAME_MAX);
+        uri.query.frame_max = Some(if is_lifted { configured.max(LIFTED) } else { configured });
     }
 
     /// Lifts the limit if the error says that a frame exceeded it.

@@ -1,4 +1,4 @@
-//! RabbitMQ's setting `frame_max` is higher than its default.
+//! RabbitMQ's setting `frame_max` is zero, which means that it has no limit.
 
 use super::{body, likes};
 use crate::common::servers::{Changed, change};
@@ -13,17 +13,17 @@ use tallyd_rabbitmq::Broker;
 const USUAL: u32 = 131_072;
 const HIGHER: u32 = 2 * USUAL;
 
-/// Raises the limit for new connections. Other tests may run meanwhile, because their connections ask for the usual
+/// Lifts the limit for new connections. Other tests may run meanwhile, because their connections ask for the usual
 /// limit.
-fn raise_frame_max() -> Changed {
+fn lift_frame_max() -> Changed {
     let set = |bytes: u32| format!("application:set_env(rabbit, frame_max, {bytes}).");
-    change(&["-q", "eval", &set(HIGHER)], &["-q", "eval", &set(USUAL)])
+    change(&["-q", "eval", &set(0)], &["-q", "eval", &set(USUAL)])
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
     let world = World::new("limits_frames", "").await;
-    let raised = raise_frame_max();
+    let lifted = lift_frame_max();
     let publisher = world.publisher().await;
     let url = world.config.amqp.url.expose();
     let mut model = Model::default();
@@ -38,7 +38,7 @@ async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
         assert!(daemon.log().contains("frame too large"), "{}", daemon.log());
         assert_eq!(daemon.stop().code(), Some(0));
     }
-    drop(raised);
+    drop(lifted);
     world.close().await;
 }
 
