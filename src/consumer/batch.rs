@@ -82,7 +82,7 @@ pub(super) struct Origin {
     /// One event, or a list of events.
     pub body: Vec<u8>,
     /// The headers as JSON. The text is empty if the message has no headers.
-    pub headers: String,
+    pub headers: Arc<str>,
 }
 
 /// An event with the message that contains it. If MySQL refuses the event, the event's part of the message becomes a
@@ -244,7 +244,7 @@ mod tests {
             };
             let letter = DeadLetter {
                 body: Vec::new(),
-                headers: String::new(),
+                headers: Arc::default(),
                 reason: "",
                 error: String::new(),
                 queue: String::new(),

@@ -3,6 +3,8 @@
 
 pub mod text;
 
+use std::sync::Arc;
+
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Map, Value, json};
@@ -17,21 +19,14 @@ use tallyd_mysql::letters::DeadLetter;
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Makes the dead letter of a refused event. `body` is the event's part of the message.
-pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: Micros) -> DeadLetter {
+pub fn refused(refusal: Refusal, body: &[u8], headers: &Arc<str>, queue: &str, now: Micros) -> DeadLetter {
     let Refusal { reason, mut error } = refusal;
     let kept = body.get(..KEPT_BYTES_MAX).unwrap_or(body);
     if kept.len() < body.len() {
         error = format!("{error}; the first {KEPT_BYTES_MAX} of {} bytes are kept", body.len());
     }
-    let headers = if headers.is_empty() { "{}" } else { headers };
-    DeadLetter {
-        body: kept.to_vec(),
-        headers: headers.to_owned(),
-        reason: reason.code(),
-        error,
-        queue: queue.to_owned(),
-        first_seen: now,
-    }
+    let headers = if headers.is_empty() { "{}".into() } else { Arc::clone(headers) };
+    DeadLetter { body: kept.to_vec(), headers, reason: reason.code(), error, queue: queue.to_owned(), first_seen: now }
 }
 
 /// The header that contains a dead letter's fields if the quota of dead letters was full.
@@ -145,7 +140,7 @@ impl Death {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
     /// The headers as JSON. Empty if the message has no headers.
-    pub json: String,
+    pub json: Arc<str>,
     /// The length of the JSON of all headers, including the headers that were left out.
     pub bytes: usize,
     /// The message's `traceparent`.
@@ -172,7 +167,7 @@ pub fn headers(properties: &BasicProperties) -> Headers {
         return Headers::default();
     }
     let traceparent = all.get(HEADER).and_then(Value::as_str).and_then(traceparent::parse).map(str::to_owned);
-    let json = Value::Object(all).to_string();
+    let json: Arc<str> = Value::Object(all).to_string().into();
     let bytes = json.len();
     if bytes <= HEADERS_BYTES_MAX {
         return Headers { json, bytes, traceparent };
@@ -182,7 +177,7 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
     let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
     kept.extend(traceparent.iter().map(|traceparent| (HEADER.to_owned(), json!(traceparent))));
-    Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
+    Headers { json: Value::Object(kept).to_string().into(), bytes, traceparent }
 }
 
 /// The kept headers of a letter have at most this number of bytes as JSON. A tracing context, an exchange and a few ids
@@ -234,8 +229,8 @@ mod tests {
     #[test]
     fn a_letter_without_room_is_the_same_once_it_is_taken_in() {
         let refusal = Refusal { reason: Reason::UnknownKind, error: "kind is \"film\"".to_owned() };
-        let headers = r#"{"app_id":"api","count":-3,"is":true,"trace":"a\"b"}"#;
-        let letter = refused(refusal, b"{}", headers, "tally.events.3", Micros(1_795_251_385_000_001));
+        let headers = r#"{"app_id":"api","count":-3,"is":true,"trace":"a\"b"}"#.into();
+        let letter = refused(refusal, b"{}", &headers, "tally.events.3", Micros(1_795_251_385_000_001));
         assert_eq!(returned(b"{}", &properties(&letter), "tally.returned", Micros(1_795_251_999_000_000)), letter);
     }
 
@@ -259,7 +254,7 @@ mod tests {
         fields.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
         fields.insert("trace".into(), AMQPValue::LongString("a\"b".into()));
         let properties = BasicProperties::default().with_headers(fields).with_app_id("api".into());
-        assert_eq!(headers(&properties).json, r#"{"app_id":"api","trace":"a\"b","x-delivery-count":3}"#);
+        assert_eq!(&*headers(&properties).json, r#"{"app_id":"api","trace":"a\"b","x-delivery-count":3}"#);
     }
 
     #[test]
@@ -278,7 +273,7 @@ mod tests {
         // In the first case, the broker's clock is ahead. In the second case, someone published the message manually.
         assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
         let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
-        assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));
+        assert_eq!((bare.queue.as_str(), &*bare.headers), ("tally.returned", "{}"));
     }
 
     #[test]
@@ -305,10 +300,18 @@ mod tests {
     }
 
     #[test]
+    fn the_letters_of_a_list_share_the_headers_of_its_message() {
+        let kept: Arc<str> = "x".repeat(HEADERS_BYTES_MAX).into();
+        let refusal = || Refusal { reason: Reason::MalformedJson, error: String::new() };
+        let letters: Vec<DeadLetter> = (0..1_000).map(|_| refused(refusal(), b"{}", &kept, "q", Micros(1))).collect();
+        assert!(letters.iter().all(|letter| Arc::ptr_eq(&letter.headers, &kept)));
+    }
+
+    #[test]
     fn a_huge_body_is_cut_and_that_is_said() {
         let refusal = Refusal { reason: Reason::TooLarge, error: "large".to_owned() };
-        let letter = refused(refusal, &vec![b'x'; KEPT_BYTES_MAX + 1], "", "q", Micros(1));
-        assert_eq!((letter.body.len(), letter.headers.as_str()), (KEPT_BYTES_MAX, "{}"));
+        let letter = refused(refusal, &vec![b'x'; KEPT_BYTES_MAX + 1], &Arc::default(), "q", Micros(1));
+        assert_eq!((letter.body.len(), &*letter.headers), (KEPT_BYTES_MAX, "{}"));
         assert!(letter.error.contains("1048577 bytes"), "{}", letter.error);
     }
 }

@@ -39,7 +39,7 @@ fn view(id: u64, event_id: &str, at: Micros) -> Vec<u8> {
 fn letter(body: &[u8], reason: Reason, first_seen: Micros) -> DeadLetter {
     DeadLetter {
         body: body.to_vec(),
-        headers: "{}".to_owned(),
+        headers: "{}".into(),
         reason: reason.code(),
         error: format!("dead-lettered for the test: {}", reason.code()),
         queue: "the test's".to_owned(),

@@ -16,7 +16,7 @@ fn like(user: u64, video: u64) -> String {
 async fn put(world: &World, bodies: &[String]) {
     let letter = |body: &String| DeadLetter {
         body: body.clone().into_bytes(),
-        headers: "{}".to_owned(),
+        headers: "{}".into(),
         reason: Reason::AtOutOfRange.code(),
         error: "at is 0".to_owned(),
         queue: "the test's".to_owned(),

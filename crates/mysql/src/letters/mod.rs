@@ -2,6 +2,8 @@
 
 mod select;
 
+use std::sync::Arc;
+
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd_connect::fault;
 use tallyd_core::model::Micros;
@@ -15,8 +17,8 @@ use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 pub struct DeadLetter {
     /// The message's body.
     pub body: Vec<u8>,
-    /// The message's headers as JSON.
-    pub headers: String,
+    /// The message's headers as JSON, shared by all letters of the message.
+    pub headers: Arc<str>,
     pub reason: &'static str,
     /// A sentence that explains the reason.
     pub error: String,
@@ -52,7 +54,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
             // caching their statements.
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
             for letter in part {
-                query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
+                query = query.bind(&letter.body).bind(&*letter.headers).bind(letter.reason).bind(&letter.error);
                 query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
             }
             query.execute(&mut *connection).await.context("store dead letters")?;
