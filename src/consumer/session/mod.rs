@@ -90,7 +90,6 @@ pub(super) async fn run(
         terms: partition.live.derive(|config| Terms::from(config)),
         prefetch,
         deliveries,
-        is_cancelled: false,
         inbox: Inbox::default(),
         open: Open::default(),
         arrival_rate: ArrivalRate::default(),
@@ -143,8 +142,6 @@ struct Session<'a> {
     terms: Derived<Terms>,
     prefetch: u16,
     deliveries: lapin::Consumer,
-    /// Whether the queue was deleted. No more messages arrive from a deleted queue.
-    is_cancelled: bool,
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
     open: Open,
@@ -206,9 +203,6 @@ impl Session<'_> {
                 }
                 delivery = self.deliveries.next(), if gather.is_none() => {
                     self.take_in(delivery)?;
-                    if self.is_cancelled {
-                        return Err(SessionEnd::Cancelled);
-                    }
                     // While the writer is busy, waiting costs no time.
                     gather = (self.arrival_rate.is_fast || self.writing.is_some()).then(|| Instant::now() + GATHER);
                 }
@@ -259,15 +253,13 @@ impl Session<'_> {
     }
 
     /// Takes one message, and all messages that have already arrived. Messages must not stay inside the library,
-    /// because their bytes are not counted there.
+    /// because their bytes are not counted there. Fails with `Cancelled` if the queue was deleted: the library reports
+    /// this once.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<(), SessionEnd> {
         self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
         while let Some(delivery) = next {
-            let Some(delivery) = delivery else {
-                self.is_cancelled = true;
-                break;
-            };
+            let delivery = delivery.ok_or(SessionEnd::Cancelled)?;
             self.inbox.push(delivery.inspect_err(|error| self.link.note(error)).context("receive")?);
             // The messages are much larger than the session expected when it chose the prefetch. The session ends
             // before the messages fill the memory.

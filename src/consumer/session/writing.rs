@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
+use lapin::message::Delivery;
 use lapin::options::BasicAckOptions;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
@@ -96,27 +97,32 @@ impl Session<'_> {
 
     /// Writes all delivered messages instead of returning them, because the broker counts how often each message is
     /// returned. Acknowledges these messages together at the end, because the broker sends more messages after each
-    /// acknowledgement.
+    /// acknowledgement. If a batch fails, the batches before it are acknowledged.
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
         let mut last = None;
+        let written = self.write_rest(&mut last).await;
+        if let Some(last) = last {
+            self.acknowledge_until(&last).await?;
+        }
+        written
+    }
+
+    /// Writes all delivered messages. Sets `last` to the acker of the last message that is committed.
+    async fn write_rest(&mut self, last: &mut Option<Acker>) -> Result<(), SessionEnd> {
         loop {
-            if let Some(delivery) = self.deliveries.next().now_or_never() {
-                self.take_in(delivery)?;
+            if let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
+                self.take_in_rest(delivery)?;
             }
             self.fill()?;
             if self.writing.is_none() {
                 if self.open.batch.is_empty() {
-                    break;
+                    return Ok(());
                 }
                 self.start_writing(Close::Stop)?;
             }
             self.partition.heartbeat.beat();
             let written = self.written().await?;
-            last = self.committed(written)?.or(last);
-        }
-        match last {
-            Some(last) => Ok(self.acknowledge_until(&last).await?),
-            None => Ok(()),
+            *last = self.committed(written)?.or(last.take());
         }
     }
 
@@ -127,8 +133,16 @@ impl Session<'_> {
             tokio::select! {
                 biased;
                 written = join(&mut self.writing) => return Ok(written?),
-                Some(delivery) = self.deliveries.next() => self.take_in(Some(delivery))?,
+                Some(delivery) = self.deliveries.next() => self.take_in_rest(delivery)?,
             }
+        }
+    }
+
+    /// Takes in messages at the end of a session. A queue that is deleted meanwhile does not matter.
+    fn take_in_rest(&mut self, delivery: lapin::Result<Delivery>) -> Result<(), SessionEnd> {
+        match self.take_in(Some(delivery)) {
+            Err(SessionEnd::Cancelled) => Ok(()),
+            taken => taken,
         }
     }
 
