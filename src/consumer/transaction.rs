@@ -82,12 +82,12 @@ impl Transaction {
         self.capture.refresh(tx, owner.watch).await?;
         self.steps.end(Step::Lock);
         let mut likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
-        date_by_commit(&mut likes.differences, owner.now, &rules);
         // If API servers count likes, they also add the users of these likes to Bloom filters.
         likes.likers.retain(|(target, _)| rules.of(target.kind, self.like).writer == Writes::Daemon);
         let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
         let rows = likes.rows + counts.len();
-        let differences = merge(likes.differences, counts);
+        let mut differences = merge(likes.differences, counts);
+        date_by_commit(&mut differences, owner.now, &rules);
         self.steps.end(Step::Rows);
         let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &likes.likers, &rules).await?;
         self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
@@ -106,11 +106,15 @@ impl Transaction {
     }
 }
 
-/// For likes that the daemon counts, uses MySQL's time instead of the sender's time. So a `changed` reconcile finds
-/// these likes, even if they are late or the sender's clock is wrong.
-fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
-    for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
-        it.at = now;
+/// For numbers that the daemon counts, uses MySQL's time instead of the sender's time. So a `changed` reconcile finds
+/// these numbers, even if their events are late or the sender's clock is wrong. A settable number keeps a later time of
+/// its sender, because a set event must see that a newer count was applied.
+fn date_by_commit(differences: &mut [Difference], now: Micros, rules: &Rules) {
+    for it in differences {
+        let ruled = rules.of(it.target.kind, it.metric);
+        if ruled.writer == Writes::Daemon {
+            it.at = if ruled.settable { it.at.max(now) } else { now };
+        }
     }
 }
 
@@ -243,7 +247,29 @@ fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Kinds, Metrics, Rule};
     use tallyd_core::model::{Kind, Target, TargetId};
+
+    const METRICS: [(&str, u8); 3] = [("like", 1), ("unread", 2), ("comment", 3)];
+
+    #[test]
+    fn numbers_of_the_daemon_are_dated_by_their_commit() {
+        let (kinds, metrics) = (
+            Kinds([("video".to_owned(), 1)].into()),
+            Metrics(METRICS.map(|(name, code)| (name.to_owned(), code)).into()),
+        );
+        let blocks = [
+            Rule { settable: true, ..Rule::of("unread") },
+            Rule { writer: Writes::Api, settable: true, ..Rule::of("comment") },
+        ];
+        let rules = Rules::new(&kinds, &metrics, &blocks);
+        for (code, at, dated) in [(1, 3, 5), (1, 9, 5), (2, 3, 5), (2, 9, 9), (3, 3, 3), (3, 9, 9)] {
+            let target = Target { kind: Kind(1), id: TargetId(1) };
+            let mut one = [Difference { target, metric: Metric(code), delta: 1, at: Micros(at) }];
+            date_by_commit(&mut one, Micros(5), &rules);
+            assert_eq!(one[0].at, Micros(dated), "{code} at {at}");
+        }
+    }
 
     #[test]
     fn only_changes_that_are_old_are_late() {

@@ -32,8 +32,9 @@ pub struct Truth {
     pub counted: i64,
     /// `COUNT(*) WHERE is_del = 0` over `like_record`. The value is `None` unless the caller asked to count the rows.
     pub rows: Option<i64>,
-    /// The newest `at` of the applied events, or `None` if the target has no counter. An event that changes a row also
-    /// changes the target's counter in the same transaction.
+    /// The newest `at` of the applied events, or `None` if the target has no counter. If the daemon adds the counter to
+    /// Redis, it is the time of the last commit. An event that changes a row also changes the target's counter in the
+    /// same transaction.
     pub update_at: Option<Micros>,
 }
 

@@ -23,9 +23,9 @@
 //! * A: a run freezes. B: a second run makes corrections. C: the first run resumes. Each correction checks the job's
 //!   lock in its own transaction, so the first run writes nothing.
 //!
-//! A row must be written and its event published within `publish_grace`, in either order. The producers' clocks must
-//! also agree within `publish_grace`. If an event's `at` is older than that of the newest applied event, `update_at`
-//! stays the same, and the target seems unchanged.
+//! A row must be written and its event published within `publish_grace`, in either order. If API servers count, their
+//! clocks must also agree within `publish_grace`. If an event's `at` is older than that of the newest applied event,
+//! `update_at` stays the same, and the target seems unchanged.
 //!
 //! A recount never sets a counter, never writes to the queried table, and never corrects after only one measurement.
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
 use tallyd_client::{ClickLimits, Clicked, ClientError, Event, PublishError};
-use tallyd_core::event::LikeEvent;
-use tallyd_core::model::{Kind, Metric, Target, UserId};
+use tallyd_core::event::{LikeEvent, encode_count};
+use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common;
@@ -191,18 +192,20 @@ async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
 }
 
 #[tokio::test]
-async fn a_changed_run_lists_published_likes_of_a_late_clock() {
-    let (world, publisher, daemon) = open("by_daemon_changed", "").await;
+async fn a_changed_run_lists_likes_and_counts_of_a_late_clock() {
+    let (world, publisher, daemon) = open("by_daemon_changed", "[metrics]\nlike = 1\nview = 2\n").await;
     world.report(&["reconcile", "--full"]);
     let at = tallyd::runtime::clock::now().before(APART);
-    let likes: Vec<_> = (1..=20)
-        .map(|user| body(&LikeEvent { target: target(user % 4 + 1), user: UserId(user), at, liked: true }))
-        .collect();
-    world.publish(&publisher, &likes).await;
+    let likes =
+        (1..=20).map(|user| body(&LikeEvent { target: target(user % 4 + 1), user: UserId(user), at, liked: true }));
+    let view = encode_count(TargetId(5), ("video", "view"), 3, at, "a late view", None);
+    world.publish(&publisher, &likes.chain([(UserId(1), view)]).collect::<Vec<_>>()).await;
     settle(&world, &publisher).await;
     drift(&world, target(3), 1).await;
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(5)));
+    let () = world.redis().await.hset(key, 5, "0,2").await.unwrap();
     let report = world.reconcile("--changed").await;
-    assert_eq!((&report["checked"], &report["repaired"]), (&4.into(), &1.into()), "{report}");
+    assert_eq!((&report["checked"], &report["repaired"]), (&5.into(), &2.into()), "{report}");
     assert_eq!(world.redis_counters().await, world.counters().await);
     assert!(daemon.stop().success());
     world.close().await;
