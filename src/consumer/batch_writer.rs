@@ -53,6 +53,7 @@ pub(super) struct BatchWriter {
     transaction: Transaction,
     throughput: Throughput,
     slow: Flood,
+    refused: Flood,
 }
 
 /// The result of a batch.
@@ -120,6 +121,7 @@ impl BatchWriter {
             transaction: Transaction::new(partition, config, reads_first, quota),
             throughput: Throughput::default(),
             slow: Flood::default(),
+            refused: Flood::default(),
         }
     }
 
@@ -171,7 +173,9 @@ impl BatchWriter {
                     parts.push(part);
                 }
                 Outcome::Refused(error) => {
-                    refused.refused.extend(part.events.iter().map(|event| self.refused(event, &error)));
+                    let error = self.note_refused(&error);
+                    let refusal = || Refusal { reason: Reason::RefusedByDatabase, error: error.clone() };
+                    refused.refused.extend(part.events.iter().map(|event| letter_of(event, refusal(), &self.queue)));
                     part.fences.into_values().for_each(|fence| refused.take_fence(fence));
                 }
             }
@@ -278,17 +282,17 @@ impl BatchWriter {
         self.throughput.note(self.partition, part, committed.rows);
     }
 
-    /// Makes the dead letter of an event that MySQL refuses.
-    fn refused(&self, event: &Received, error: &StoreError) -> DeadLetter {
+    /// Logs that MySQL refuses an event, at most once every ten seconds. Returns the error's text.
+    fn note_refused(&mut self, error: &StoreError) -> String {
         let error = chain(error);
-        warn!(
-            event = "event-refused",
-            partition = self.partition,
-            reason = Reason::RefusedByDatabase.code(),
-            error,
-            "MySQL refused an event, which becomes a dead letter: {error}"
-        );
-        letter_of(event, Refusal { reason: Reason::RefusedByDatabase, error }, &self.queue)
+        if let Some(events) = self.refused.note(1, Instant::now()) {
+            let (partition, reason) = (self.partition, Reason::RefusedByDatabase.code());
+            warn!(
+                event = "event-refused",
+                partition, reason, events, error, "MySQL refused {events} events, which become dead letters: {error}"
+            );
+        }
+        error
     }
 
     /// Makes the dead letter of an event that is older than the ledger's oldest entries. It is unknown whether such an

@@ -16,6 +16,7 @@ use super::raised::Raised;
 use super::report::{Report, Steps, Verdict};
 use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
+use crate::runtime::log::Flood;
 use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::job_name::JobName;
@@ -35,11 +36,12 @@ pub(super) struct Repairer<'a> {
     /// counters first.
     all_kept: bool,
     raised: Raised<'a>,
+    off: Flood,
 }
 
 impl<'a> Repairer<'a> {
     pub(super) fn new(run: &'a RunContext<'a>) -> Self {
-        Self { run, all_kept: true, raised: Raised::new(run) }
+        Self { run, all_kept: true, raised: Raised::new(run), off: Flood::default() }
     }
 
     /// Returns true if this run has recorded every counter that must be measured at the start of the next run.
@@ -124,17 +126,9 @@ impl<'a> Repairer<'a> {
         }
         let pass = self.run.next_pass();
         fault::point("reconcile:correcting");
-        for (target, intent) in &off {
-            let (kind, target_id, delta) = (servers.kinds.name(target.kind), target.id.0, intent.added);
-            warn!(
-                event = "counter-off",
-                kind, target_id, delta, "the counter of {kind}:{target_id} differs from its like records by {delta}"
-            );
-            if report.dry_run {
-                measure.leave_uncorrected(*target, delta);
-            }
-        }
+        self.note_off(&off);
         if report.dry_run {
+            off.iter().for_each(|(target, intent)| measure.leave_uncorrected(*target, intent.added));
             return Ok(());
         }
         let (by_daemon, by_api): (Vec<Intent>, Vec<Intent>) =
@@ -146,6 +140,21 @@ impl<'a> Repairer<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Logs that rows of `counter` differ from the like records, at most once every ten seconds.
+    fn note_off(&mut self, off: &BTreeMap<Target, Intent>) {
+        let Some(counters) = self.off.note(off.len() as u64, Instant::now()) else { return };
+        let Some((target, Intent { added: delta, .. })) = off.first_key_value() else { return };
+        let (kind, target_id) = (self.run.servers.kinds.name(target.kind), target.id.0);
+        warn!(
+            event = "counter-off",
+            counters,
+            kind,
+            target_id,
+            delta,
+            "{counters} counters differ from their like records, for example {kind}:{target_id} by {delta}"
+        );
     }
 
     /// Records counters that the next run must measure first. So the recorded cut (the time up to which Redis was
