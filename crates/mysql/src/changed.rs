@@ -46,22 +46,6 @@ impl Span {
 }
 
 impl Store {
-    /// Estimates how many counter rows changed after `since`. If a row changed before `since`, but in the same
-    /// five-minute span as `since`, the estimate includes this row too.
-    pub async fn count_changed(&self, since: Micros) -> Result<u64> {
-        const ACTION: &str = "count changed targets";
-        let mut conn = self.acquire().await?;
-        conn.unlimited(|connection| async move {
-            let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE update_span >= ?")
-                .bind(Span::of(since).0)
-                .fetch_one(connection)
-                .await
-                .context(ACTION)?;
-            Ok(rows.unsigned_abs())
-        })
-        .await
-    }
-
     /// Returns the next page of counter rows that changed since `since`, newest first. A counter with several slots
     /// (rows of the table) can appear more than once. A page with fewer than `limit` rows is the last page.
     ///

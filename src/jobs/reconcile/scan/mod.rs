@@ -39,8 +39,6 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let until = comparer.measure.fenced_now().await?;
     let from = compared_until(run, &comparer.report, until).await?;
     let start = from.before(run.servers.limits.overlap.0).max(Micros(0));
-    let total = store.count_changed(start).await?;
-    run.progress.send_modify(|progress| progress.total = Some(total));
     let kept = store.drift_seen(KEPT_MAX).await?;
     let first: Vec<CounterKey> = kept.iter().map(|(key, _)| *key).collect();
     compare_kept(comparer, &first).await?;
