@@ -153,9 +153,9 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Measures the suspects again until there are none.
+    /// Measures the suspects again until there are none. At the stop the rest stays, and the next run finds it again.
     pub(super) async fn recheck(&mut self) -> Result<()> {
-        while !self.suspects.is_empty() {
+        while !self.suspects.is_empty() && !self.run.early_end.is_stopped() {
             let mut some = std::mem::take(&mut self.suspects);
             if let Some((first, _)) = some.iter().nth(SUSPECTS_MAX) {
                 let first = *first;

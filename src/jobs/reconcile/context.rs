@@ -270,6 +270,11 @@ impl<'a> EarlyEnd<'a> {
         is_due
     }
 
+    /// Whether the run was stopped. Call this function only if there is more to do, as for `is_due`.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled() && self.is_due()
+    }
+
     /// Whether a page was skipped.
     pub(super) fn was_due(&self) -> bool {
         self.cut_short.load(Ordering::Relaxed)
