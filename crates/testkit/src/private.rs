@@ -1,26 +1,42 @@
 //! Runs a Redis server for one test. The test can restart the server or make it a replica.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use super::eventually;
 use super::ports::free_port;
+use super::{eventually, root};
 
 pub struct Private {
     child: Child,
     port: u16,
     folder: tempfile::TempDir,
     arguments: Vec<String>,
+    /// A library that changes the server's clock, if the clock is wrong.
+    clock: Option<PathBuf>,
 }
 
 impl Private {
     /// Starts a server that keeps nothing on disk. `arguments` are further settings of the server.
     pub async fn start(arguments: &[&str]) -> Self {
-        let port = free_port();
+        Self::start_in(tempfile::tempdir().unwrap(), arguments, None).await
+    }
+
+    /// Starts a server whose clock is ahead.
+    pub async fn start_ahead(ahead: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let (library, source) = (folder.path().join("clock.so"), root().join("torture/clock.c"));
+        let mut compile = Command::new("cc");
+        assert!(compile.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap().success());
+        std::fs::write(folder.path().join("ahead"), (ahead.as_micros() as i64).to_ne_bytes()).unwrap();
+        Self::start_in(folder, &[], Some(library)).await
+    }
+
+    async fn start_in(folder: tempfile::TempDir, arguments: &[&str], clock: Option<PathBuf>) -> Self {
+        let port = free_port();
         let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let child = spawn(port, folder.path(), &arguments);
-        let server = Self { child, port, folder, arguments };
+        let child = spawn(port, folder.path(), &arguments, clock.as_deref());
+        let server = Self { child, port, folder, arguments, clock };
         server.answers().await;
         server
     }
@@ -37,7 +53,7 @@ impl Private {
     pub async fn restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.child = spawn(self.port, self.folder.path(), &self.arguments);
+        self.child = spawn(self.port, self.folder.path(), &self.arguments, self.clock.as_deref());
         self.answers().await;
     }
 
@@ -52,8 +68,10 @@ impl Private {
     }
 }
 
-fn spawn(port: u16, folder: &Path, arguments: &[String]) -> Child {
+fn spawn(port: u16, folder: &Path, arguments: &[String], clock: Option<&Path>) -> Child {
     Command::new("redis-server")
+        .envs(clock.map(|library| ("LD_PRELOAD", library)))
+        .env("TALLYD_CLOCK", folder.join("ahead"))
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
         .arg(folder)
         .args(arguments)

@@ -195,7 +195,8 @@ impl Filters {
         // The names of filters in Redis depend on the number of buckets. If this number has changed, the state of the
         // filters with the new names is unknown.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
-        let now = self.cache.now().await?;
+        // MySQL's clock dates the likes that the daemon counts, and Redis' clock the likes of API servers.
+        let now = self.cache.now().await?.min(self.store.clock().await?.0);
         let mark =
             self.mark(newest.as_ref(), done.as_ref(), number, now, bloom::number_of(&format!("{redis} {named}")));
         // The mark is written early, so that the next run can read the mark even if this run crashes.

@@ -182,11 +182,13 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Returns an instant by Redis' clock. Every event that API servers counted before this instant is in MySQL. Events
-    /// of the last `publish_grace` are excluded, because it is possible that they have not been published yet.
+    /// Returns an instant. Every event that API servers counted before this instant is in MySQL. Events of the last
+    /// `publish_grace` are excluded, because it is possible that they have not been published yet. Redis' clock dates
+    /// the events of API servers, and MySQL's clock dates the counts of the daemon, so the earlier clock decides.
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let servers = self.run.servers;
-        let now = servers.redis_now().await?;
+        let (by_mysql, _) = servers.store.clock().await?;
+        let now = servers.redis_now().await?.min(by_mysql);
         if !servers.has_any_counts_by_api() {
             return Ok(now);
         }

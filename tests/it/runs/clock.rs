@@ -1,8 +1,9 @@
-//! Tests events whose `at` comes from the producer's clock.
+//! Tests events whose `at` comes from the producer's clock, and a server whose clock is wrong.
 
 use std::process::Stdio;
 use std::time::Duration;
 
+use super::common::private::Private;
 use super::common::{Model, World, as_api, body, drift, stdout, target};
 use crate::common::scripts::ApiServer;
 use tallyd_core::event::LikeEvent;
@@ -67,6 +68,24 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["undecided"], &report["repaired"]), (&0.into(), &1.into()), "{report}");
     world.assert_redis_equals(&model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_whose_clock_is_ahead_hides_no_change_from_runs() {
+    let redis = Private::start_ahead(Duration::from_secs(1_200)).await;
+    let world = World::new("redis_ahead", &format!("[redis]\nurl = \"{}\"\n", redis.url())).await;
+    assert!(world.cache.now().await.unwrap() > tallyd::runtime::clock::now().after(Duration::from_secs(1_000)));
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
+    assert_eq!(world.reconcile("--changed").await["ended"], "done");
+    let like = LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true };
+    world.publish(&publisher, &[body(&like)]).await;
+    world.drained(&publisher).await;
+    world.outbox_added().await;
+    drift(&world, target(1), 2).await;
+    let report = world.reconcile("--changed").await;
+    assert_eq!((&report["checked"], &report["repaired"]), (&1.into(), &1.into()), "{report}");
     assert!(daemon.stop().success());
     world.close().await;
 }
