@@ -102,50 +102,67 @@ pub struct OutboxRow {
     pub likers: Vec<Pair>,
 }
 
-/// The rows of the outboxes as of one instant. A reconcile checks which of these rows a sample contains.
+/// The outbox rows that Redis can lack, as of one instant. Contains only sums, so its size does not depend on the number
+/// of rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Since {
-    /// The rows, sorted by partition and number.
-    pub rows: Vec<OutboxRow>,
-    /// Rows up to these offsets are missing from `rows`, because they were deleted or are too many to read.
-    pub pruned: OutboxOffsets,
-}
-
-/// The outbox rows that can be missing from the samples of one page of counters.
-#[derive(Debug, Default)]
 pub struct OutboxLag {
-    /// Maps each counter to the rows that change it. A row is given by its partition, its number in the outbox, and the
-    /// added amount.
-    additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
+    /// Redis contained all rows up to these offsets before the sample. The bucket's own offsets can be lower. A bucket
+    /// has offsets only for rows that changed the bucket. If a bucket was reset to an older state, it has also lost its
+    /// newer offsets.
+    applied: OutboxOffsets,
+    /// Maps each counter that a later row changes to the sum of the amounts that the counter's sample lacks.
+    lacks: HashMap<CounterKey, i64>,
+    /// The last rows that were read.
+    ends: OutboxOffsets,
     /// Rows up to these offsets are deleted.
     pruned: OutboxOffsets,
-    /// When the sample was taken, Redis contained all rows up to these offsets. The bucket's own offsets can be lower.
-    /// A bucket has offsets only for rows that changed the bucket. If a bucket was reset to an older state, it has also
-    /// lost its newer offsets.
-    applied: OutboxOffsets,
 }
 
 impl OutboxLag {
-    /// `since` contains the rows after `applied`. `applied` must be read before the sample.
-    pub fn new(since: Since, applied: OutboxOffsets) -> Self {
-        let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
-        for row in since.rows {
-            for Addition { target, metric, delta } in row.additions {
-                additions.entry((target, metric)).or_default().push((row.partition, row.number, delta));
-            }
+    /// Nothing was read yet. `applied` must be read before the sample.
+    pub fn after(applied: OutboxOffsets) -> Self {
+        Self { ends: applied.clone(), applied, ..Self::default() }
+    }
+
+    /// Adds a row. `sampled` returns the offsets of the counter's bucket in the sample, or `None` if the caller does
+    /// not need the counter.
+    pub fn note<'a>(&mut self, row: &OutboxRow, sampled: impl Fn(CounterKey) -> Option<&'a OutboxOffsets>) {
+        self.ends.raise(row.partition, row.number);
+        for Addition { target, metric, delta } in &row.additions {
+            let Some(offsets) = sampled((*target, *metric)) else { continue };
+            let lacks = if row.number > self.had(row.partition, offsets) { *delta } else { 0 };
+            let sum = self.lacks.entry((*target, *metric)).or_default();
+            *sum = sum.saturating_add(lacks);
         }
-        Self { additions, pruned: since.pruned, applied }
+    }
+
+    /// Notes up to which offsets rows are deleted. These offsets must be read after all rows.
+    pub fn note_pruned(&mut self, pruned: OutboxOffsets) {
+        self.pruned = pruned;
     }
 
     /// Returns the amount that is missing from a sample of the counter. `offsets` are the offsets of the counter's
     /// bucket in the sample. Returns `None` if rows that are needed for this sum were deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
-        let had = |partition| offsets.of(partition).max(self.applied.of(partition));
-        if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
+        if self.pruned.iter().any(|(partition, pruned)| pruned > self.had(partition, offsets)) {
             return None;
         }
-        let additions = self.additions.get(&number).map(Vec::as_slice).unwrap_or_default();
-        Some(additions.iter().filter(|(partition, row, _)| *row > had(*partition)).map(|(.., delta)| delta).sum())
+        Some(self.lacks.get(&number).copied().unwrap_or(0))
+    }
+
+    /// Returns the counters that the rows change.
+    pub fn numbers(&self) -> impl Iterator<Item = CounterKey> {
+        self.lacks.keys().copied()
+    }
+
+    /// Returns the last rows that were read. Returns `None` if rows were deleted before they were read.
+    pub fn ends(&self) -> Option<&OutboxOffsets> {
+        let is_whole = self.pruned.iter().all(|(partition, pruned)| pruned <= self.applied.of(partition));
+        Some(&self.ends).filter(|_| is_whole)
+    }
+
+    fn had(&self, partition: u16, offsets: &OutboxOffsets) -> u64 {
+        offsets.of(partition).max(self.applied.of(partition))
     }
 }
 
@@ -222,9 +239,13 @@ mod tests {
             let applied: OutboxOffsets =
                 (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
             rows.retain(|row| row.number > applied.of(row.partition));
-            let lag = OutboxLag::new(Since { rows, pruned: applied.clone() }, applied);
+            let of = |(target, _): CounterKey| &offsets[(target.id.0 % 2) as usize];
+            let mut lag = OutboxLag::after(applied.clone());
+            rows.iter().for_each(|row| lag.note(row, |number| Some(of(number))));
+            lag.note_pruned(applied);
             for (id, counted) in counters {
-                let lacks = lag.of((target(id), Metric(2)), &offsets[(id % 2) as usize]);
+                let number = (target(id), Metric(2));
+                let lacks = lag.of(number, of(number));
                 prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(held.get(&id).copied().unwrap_or(0)));
             }
         }
@@ -232,9 +253,24 @@ mod tests {
 
     #[test]
     fn where_rows_are_deleted_that_would_tell_nothing_is_said() {
-        let pruned = OutboxOffsets::parse("0:5").unwrap();
-        let lag = OutboxLag::new(Since { rows: Vec::new(), pruned }, OutboxOffsets::parse("0:3").unwrap());
-        assert_eq!(lag.of((target(1), Metric(2)), &OutboxOffsets::parse("0:4").unwrap()), None);
-        assert_eq!(lag.of((target(1), Metric(2)), &OutboxOffsets::parse("0:5").unwrap()), Some(0));
+        let offsets = |text| OutboxOffsets::parse(text).unwrap();
+        let mut lag = OutboxLag::after(offsets("0:3"));
+        lag.note_pruned(offsets("0:5"));
+        assert_eq!((lag.of((target(1), Metric(2)), &offsets("0:4")), lag.ends()), (None, None));
+        assert_eq!(lag.of((target(1), Metric(2)), &offsets("0:5")), Some(0));
+    }
+
+    #[test]
+    fn only_the_sums_of_asked_counters_are_kept_of_any_number_of_rows() {
+        let offsets = |text| OutboxOffsets::parse(text).unwrap();
+        let (sampled, mut lag) = (offsets("0:6"), OutboxLag::after(offsets("0:4")));
+        for number in 5..1_000 {
+            let additions = (1..9).map(|id| Addition { target: target(id), metric: Metric(2), delta: 1 }).collect();
+            let row =
+                OutboxRow { partition: 0, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() };
+            lag.note(&row, |(target, _)| Some(&sampled).filter(|_| target.id.0 < 3));
+        }
+        assert_eq!(lag.lacks, HashMap::from([1, 2].map(|id| ((target(id), Metric(2)), 993))));
+        assert_eq!(lag.ends(), Some(&offsets("0:999")));
     }
 }

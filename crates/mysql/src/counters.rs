@@ -7,9 +7,9 @@ use futures_util::TryStreamExt;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::drift::Truth;
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
-use tallyd_core::outbox::{OutboxOffsets, Since};
+use tallyd_core::outbox::OutboxLag;
 
-use super::outbox;
+use super::outbox::{self, Asked};
 use super::{Context, Result, Store, StoreError, in_shapes, micros, placeholders};
 
 impl Store {
@@ -56,14 +56,13 @@ impl Store {
     }
 
     /// Reads MySQL's values of the counters `numbers` as of one instant. `numbers` must be sorted by key. For counters
-    /// with the metric `recounted`, also counts the like records. If `applied` is given, also reads the outbox rows
-    /// after these positions.
+    /// with the metric `recounted`, also counts the like records. If `asked` is given, also reads the outboxes.
     pub async fn truths(
         &self,
         numbers: &[CounterKey],
         recounted: Option<Metric>,
-        applied: Option<&OutboxOffsets>,
-    ) -> Result<(HashMap<CounterKey, Truth>, Since)> {
+        asked: Option<Asked<'_>>,
+    ) -> Result<(HashMap<CounterKey, Truth>, OutboxLag)> {
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
@@ -71,12 +70,12 @@ impl Store {
             if let Some(like) = recounted {
                 recount(&mut tx, like, numbers, &mut truths).await?;
             }
-            let since = match applied {
-                Some(applied) => outbox::read_since(&mut tx, applied).await?,
-                None => Since::default(),
+            let lag = match asked {
+                Some(asked) => outbox::read_lag(&mut tx, &asked).await?,
+                None => OutboxLag::default(),
             };
             tx.commit().await.context("read counters")?;
-            Ok((truths, since))
+            Ok((truths, lag))
         })
         .await
     }

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::Pair;
-use tallyd_core::model::{Addition, Kind, Metric, Target, TargetId, UserId};
-use tallyd_core::outbox::{OutboxOffsets, OutboxRow, Since};
+use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Target, TargetId, UserId};
+use tallyd_core::outbox::{OutboxLag, OutboxOffsets, OutboxRow};
 
 use super::partitions::{self, LAST};
 use super::text::Text;
@@ -25,15 +25,20 @@ use super::{Context, Result, Store, micros};
 /// The maximum number of items in one row. Such a row has about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
-/// The maximum number of additions that a reconcile reads from the outboxes for one page of counters. It takes
-/// several seconds to read them, and they need a few dozen MB of memory.
-const SINCE_ADDITIONS_MAX: usize = 500_000;
-
 /// The maximum number of rows in one read. One read can return a few megabytes.
 const READ_ROWS: u64 = 100;
 
 /// The maximum number of rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
+
+/// What a reconcile asks the outboxes for.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// Only rows after these offsets are read.
+    pub applied: &'a OutboxOffsets,
+    /// Returns the offsets of the counter's bucket in the sample, or `None` if the counter is not needed.
+    pub sampled: &'a (dyn Fn(CounterKey) -> Option<&'a OutboxOffsets> + Sync),
+}
 
 /// The last row number of a partition's outbox, and the daemon that writes this outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,28 +133,21 @@ fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     Some((additions, likers))
 }
 
-/// Returns the outbox rows after the offsets `since`. For each outbox, also returns the offset up to which rows were
-/// deleted. The caller's transaction must be a consistent snapshot.
-pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
-    let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
+/// Reads the outbox rows that a sample can lack. Keeps only the sums of the counters in `asked`, because there can be
+/// millions of rows. The caller's transaction must be a consistent snapshot.
+pub(super) async fn read_lag(connection: &mut MySqlConnection, asked: &Asked<'_>) -> Result<OutboxLag> {
+    let mut lag = OutboxLag::after(asked.applied.clone());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
-        let mut after = since.of(partition);
+        let mut after = asked.applied.of(partition);
         while after < last {
-            if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has been behind for a long time. The function does not read the remaining outbox rows, but
-                // treats them like deleted rows. So the caller does not know which amounts are missing in Redis.
-                unread.raise(partition, last);
-                break;
-            }
             let some = read_rows(connection, (partition, after), READ_ROWS, Duration::ZERO).await?;
             let Some(next) = some.last().map(|row| row.number) else { break };
             after = next;
-            kept += some.iter().map(|row| row.additions.len().max(1)).sum::<usize>();
-            rows.extend(some);
+            some.iter().for_each(|row| lag.note(row, asked.sampled));
         }
     }
-    unread.raise_all(&read_marks(connection, PRUNED).await?);
-    Ok(Since { rows, pruned: unread })
+    lag.note_pruned(read_marks(connection, PRUNED).await?);
+    Ok(lag)
 }
 
 const ENDS: &str = "SELECT `partition`, outbox FROM partition_owner";

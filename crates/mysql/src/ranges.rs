@@ -7,10 +7,10 @@ use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::{MySqlConnection, Row};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox::{OutboxOffsets, Since};
+use tallyd_core::outbox::OutboxLag;
 
 use super::counters::begin_snapshot;
-use super::outbox;
+use super::outbox::{self, Asked};
 use super::{Context, Result, Store, micros};
 
 /// A counter: the sum of its slots in the table `counter`.
@@ -45,9 +45,8 @@ pub struct Recount {
     pub counters: Vec<Counted>,
     /// The targets that have like records, each with the number of users who like the target. Sorted by id.
     pub likes: Vec<(TargetId, i64)>,
-    /// The outbox rows that had not been applied to Redis before the caller read Redis. The list is empty unless the
-    /// caller requested these rows.
-    pub since: Since,
+    /// What Redis lacked when the caller read Redis. Empty unless the caller asked for it.
+    pub lag: OutboxLag,
 }
 
 /// A range contains at most this number of targets without a counter. These targets have only like records.
@@ -93,28 +92,28 @@ impl Store {
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
-    /// Does the same as [`Store::list_range`]. Also returns the outbox rows after `offsets`, as of the same instant.
-    pub async fn list_range_since(
+    /// Does the same as [`Store::list_range`]. Also reads the outboxes as of the same instant.
+    pub async fn list_range_with_lag(
         &self,
         kind: Kind,
         after: TargetId,
         limit: usize,
-        offsets: &OutboxOffsets,
-    ) -> Result<(Range, Since)> {
+        asked: Asked<'_>,
+    ) -> Result<(Range, OutboxLag)> {
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
             let range = list_range(&mut tx, kind, (after, LAST), limit).await?;
-            let since = outbox::read_since(&mut tx, offsets).await?;
+            let lag = outbox::read_lag(&mut tx, &asked).await?;
             tx.commit().await.context("list counters")?;
-            Ok((range, since))
+            Ok((range, lag))
         })
         .await
     }
 
-    /// Reads a range's counters and recounts its likes as of one instant. If `applied` is given, also reads the outbox
-    /// rows after these offsets. Returns `None` if the range has too many targets without a counter.
-    pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
+    /// Reads a range's counters and recounts its likes as of one instant. If `asked` is given, also reads the outboxes.
+    /// Returns `None` if the range has too many targets without a counter.
+    pub async fn recount_range(&self, range: &Range, asked: Option<Asked<'_>>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
@@ -122,12 +121,12 @@ impl Store {
             let counters = read_counters(&mut tx, range.kind, (range.after, range.until), usize::MAX >> 1).await?;
             let targets = range.counters.chunk_by(|a, b| a.number.0 == b.number.0).count();
             let Some(likes) = read_likes(&mut tx, range, targets + UNCOUNTED_MAX).await? else { return Ok(None) };
-            let since = match applied {
-                Some(applied) => outbox::read_since(&mut tx, applied).await?,
-                None => Since::default(),
+            let lag = match asked {
+                Some(asked) => outbox::read_lag(&mut tx, &asked).await?,
+                None => OutboxLag::default(),
             };
             tx.commit().await.context(ACTION)?;
-            Ok(Some(Recount { counters, likes, since }))
+            Ok(Some(Recount { counters, likes, lag }))
         })
         .await
     }

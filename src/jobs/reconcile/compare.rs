@@ -22,7 +22,6 @@ use crate::runtime::fault;
 use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
-use tallyd_core::outbox::OutboxLag;
 use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
@@ -122,9 +121,8 @@ impl<'a> Comparer<'a> {
         known: &mut KnownByBucket,
     ) -> Result<()> {
         let servers = self.run.servers;
-        let SampledRange { range, samples, applied } = sampled;
+        let SampledRange { range, samples, .. } = sampled;
         let truths = truths_of(servers, range.kind, &recount);
-        let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
         // A counter that is not in the list was new or had no row of `counter`. Such a counter becomes a suspect, and
         // is measured again in the recheck.
         let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
@@ -145,7 +143,7 @@ impl<'a> Comparer<'a> {
             if sample.value != 0 {
                 known.note(&servers.cache, key.0);
             }
-            match self.measure.judge(*key, &sample, truths.get(key).copied(), &lag) {
+            match self.measure.judge(*key, &sample, truths.get(key).copied(), &recount.lag) {
                 Judgement::Drift(0) => self.report.exact += 1,
                 judgement => self.suspect(*key, judgement),
             }

@@ -18,6 +18,7 @@ use tallyd_core::drift::{Judgement, Logged, Sample, Truth, judge, judge_waiting}
 use tallyd_core::model::{CounterKey, Metric, Micros, Target};
 use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
 use tallyd_mysql::Store;
+use tallyd_mysql::outbox::Asked;
 use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
@@ -92,8 +93,9 @@ impl<'a> Measure<'a> {
             self.fence(grace).await?;
         }
         let began = Instant::now();
-        let (truths, since) = servers.store.truths(keys, recounted, applied.as_ref()).await?;
-        let lag = OutboxLag::new(since, applied.unwrap_or_default());
+        let sampled = |key: CounterKey| samples.get(&key).map(|sample| &sample.offsets);
+        let asked = applied.as_ref().map(|applied| Asked { applied, sampled: &sampled });
+        let (truths, lag) = servers.store.truths(keys, recounted, asked).await?;
         Steps::add(&mut self.steps.read, began.elapsed());
         let measurement = |(key, sample): (CounterKey, Sample)| {
             let truth = truths.get(&key).map(|truth| self.as_corrected(key, *truth));
@@ -277,7 +279,12 @@ impl<'a> Measure<'a> {
 impl SampledRange {
     /// Reads MySQL's values of the range. Returns `None` if too many targets of the range have no counter.
     pub(super) async fn recount(&self, store: &Store) -> Result<Option<Recount>> {
-        Ok(store.recount_range(&self.range, self.applied.as_ref()).await?)
+        let sampled = |key: CounterKey| {
+            let place = self.range.counters.binary_search_by_key(&key, |counted| counted.number).ok()?;
+            self.samples.get(place)?.as_ref().map(|sample| &sample.offsets)
+        };
+        let asked = self.applied.as_ref().map(|applied| Asked { applied, sampled: &sampled });
+        Ok(store.recount_range(&self.range, asked).await?)
     }
 }
 

@@ -13,7 +13,8 @@ use crate::jobs::reconcile::report::Report;
 use crate::runtime::fault;
 use tallyd_core::drift::Judgement;
 use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
-use tallyd_core::outbox::Since;
+use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
+use tallyd_mysql::outbox::Asked;
 use tallyd_mysql::ranges::{LAST, Range};
 use tallyd_redis::counters::CALL_IDS_MAX;
 use tallyd_redis::layout::Loaded;
@@ -42,7 +43,7 @@ pub(super) struct Loader<'l, 'a> {
 /// A page of rows, and the outbox rows since the previous page. Both are read in one snapshot.
 struct Page {
     range: Range,
-    since: Since,
+    lag: OutboxLag,
 }
 
 /// The result for one page of rows from MySQL: the amounts that the load must add to its buckets.
@@ -75,7 +76,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         }
         fault::point("reconcile:unloaded");
         let mut loading = Loading::new(lost, number);
-        let touched = if has_untouched(servers, kind) { Touched::none_after(kind, outbox) } else { Touched::Any };
+        let touched = if has_untouched(servers, kind) { Touched::none_after(outbox) } else { Touched::Any };
         if servers.has_counts_by_api(kind) {
             // The lost amounts can be computed once the events in flight are in MySQL. Until the load ends, readers
             // query MySQL.
@@ -99,9 +100,9 @@ impl<'l, 'a> Loader<'l, 'a> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
         loop {
-            let Page { range, since } = page;
+            let Page { range, lag } = page;
             let after = range.until;
-            touched.note(range.after, &since);
+            touched.note(range.after, &lag);
             let Lacking { repairs, to_measure } = self.lacking(loading, range, &touched);
             // While the amounts of this page are added, the next page is read.
             let following = list_page(servers, kind, after, &touched);
@@ -273,12 +274,15 @@ fn has_untouched(servers: &Servers, kind: Kind) -> bool {
 }
 
 async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Touched) -> Result<Page> {
-    let store = &servers.store;
-    let (range, since) = match touched.offsets() {
-        Some(offsets) => store.list_range_since(kind, after, PAGE_ROWS, offsets).await?,
-        None => (store.list_range(kind, after, PAGE_ROWS).await?, Since::default()),
+    let (store, none) = (&servers.store, OutboxOffsets::default());
+    let following = |(target, _): CounterKey| Some(&none).filter(|_| target.kind == kind && target.id > after);
+    let (range, lag) = match touched.offsets() {
+        Some(applied) => {
+            store.list_range_with_lag(kind, after, PAGE_ROWS, Asked { applied, sampled: &following }).await?
+        }
+        None => (store.list_range(kind, after, PAGE_ROWS).await?, OutboxLag::default()),
     };
-    Ok(Page { range, since })
+    Ok(Page { range, lag })
 }
 
 /// The buckets of one kind that are being loaded, with their progress.

@@ -23,15 +23,15 @@
 //!   are assigned under the partition's lock. So each page needs only the rows after the last row of the previous page.
 //! * A: a reconcile corrects `counter`. The correction's row is in the partition `CORRECTIONS`. This partition is read
 //!   like all other partitions.
-//! * A: a page is read. B: newer rows are deleted before the next page, or there are too many newer rows to read. The
-//!   counters of these rows are unknown, so all counters of the following pages are measured.
+//! * A: a page is read. B: newer rows are deleted before the next page. The counters of these rows are unknown, so all
+//!   counters of the following pages are measured.
 //! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has the data of the earlier state. New
 //!   outbox rows have higher numbers than all earlier rows.
 
 use std::collections::HashSet;
 
-use tallyd_core::model::{CounterKey, Kind, Metric, TargetId};
-use tallyd_core::outbox::{OutboxOffsets, Since};
+use tallyd_core::model::{CounterKey, Metric, TargetId};
+use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
 
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
@@ -40,7 +40,6 @@ const KEYS_MAX: usize = 500_000;
 /// `outbox`, and the last page's snapshot contains the row.
 pub(super) enum Touched {
     Keys {
-        kind: Kind,
         /// The numbers of the last outbox rows that were read.
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
@@ -52,8 +51,8 @@ pub(super) enum Touched {
 impl Touched {
     /// Returns the initial state, in which the outbox has changed no counter. `outbox` has the last rows before the
     /// cuts.
-    pub(super) fn none_after(kind: Kind, outbox: OutboxOffsets) -> Self {
-        Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
+    pub(super) fn none_after(outbox: OutboxOffsets) -> Self {
+        Self::Keys { offsets: outbox, keys: HashSet::new() }
     }
 
     /// Returns the numbers of the last outbox rows that were read. The rows after these must be read with the next
@@ -67,20 +66,15 @@ impl Touched {
 
     /// Records the outbox rows that were read together with a page. The page begins after the target `after`. The
     /// counters of earlier pages are dropped.
-    pub(super) fn note(&mut self, after: TargetId, since: &Since) {
-        let Self::Keys { kind, offsets, keys } = self else { return };
-        let mut is_known = since.pruned.iter().all(|(partition, pruned)| pruned <= offsets.of(partition));
-        for row in &since.rows {
-            offsets.raise(row.partition, row.number);
-            let named = row.additions.iter().filter(|it| it.target.kind == *kind && it.target.id > after);
-            keys.extend(named.map(|it| (it.target.id, it.metric)));
-        }
+    pub(super) fn note(&mut self, after: TargetId, lag: &OutboxLag) {
+        let Self::Keys { offsets, keys } = self else { return };
+        keys.extend(lag.numbers().map(|(target, metric)| (target.id, metric)));
         if keys.len() > KEYS_MAX {
             keys.retain(|(id, _)| *id > after);
-            is_known &= keys.len() <= KEYS_MAX;
         }
-        if !is_known {
-            *self = Self::Any;
+        match lag.ends().filter(|_| keys.len() <= KEYS_MAX) {
+            Some(ends) => *offsets = ends.clone(),
+            None => *self = Self::Any,
         }
     }
 
@@ -96,13 +90,13 @@ impl Touched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallyd_core::model::{Addition, Micros, Target};
+    use tallyd_core::model::{Addition, Kind, Micros, Target};
     use tallyd_core::outbox::{CORRECTIONS, OutboxRow};
 
     const LIKE: Metric = Metric(1);
 
-    fn key(kind: u8, id: u64) -> CounterKey {
-        (Target { kind: Kind(kind), id: TargetId(id) }, LIKE)
+    fn key(id: u64) -> CounterKey {
+        (Target { kind: Kind(1), id: TargetId(id) }, LIKE)
     }
 
     fn row(partition: u16, number: u64, keys: impl IntoIterator<Item = CounterKey>) -> OutboxRow {
@@ -111,46 +105,52 @@ mod tests {
         OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() }
     }
 
-    fn since(rows: Vec<OutboxRow>, pruned: &str) -> Since {
-        Since { rows, pruned: OutboxOffsets::parse(pruned).unwrap() }
+    /// The rows that were read with a page, after the last rows of the page before.
+    fn lag(touched: &Touched, rows: &[OutboxRow], pruned: &str) -> OutboxLag {
+        let (mut lag, none) = (OutboxLag::after(touched.offsets().unwrap().clone()), OutboxOffsets::default());
+        rows.iter().for_each(|row| lag.note(row, |_| Some(&none)));
+        lag.note_pruned(OutboxOffsets::parse(pruned).unwrap());
+        lag
     }
 
     fn begun() -> Touched {
-        Touched::none_after(Kind(1), OutboxOffsets::parse("0:5").unwrap())
+        Touched::none_after(OutboxOffsets::parse("0:5").unwrap())
+    }
+
+    fn note(touched: &mut Touched, after: u64, rows: &[OutboxRow], pruned: &str) {
+        let lag = lag(touched, rows, pruned);
+        touched.note(TargetId(after), &lag);
     }
 
     #[test]
     fn counters_that_rows_name_stay_touched_on_later_pages() {
         let mut touched = begun();
-        touched.note(
-            TargetId(0),
-            &since(vec![row(0, 6, [key(1, 7), key(2, 8)]), row(CORRECTIONS, 3, [key(1, 9)])], "0:5"),
-        );
-        touched.note(TargetId(5), &since(vec![row(1, 1, [key(1, 4), key(1, 6)])], "0:5"));
-        assert_eq!([6, 7, 8, 9].map(|id| touched.has(key(1, id))), [true, true, false, true]);
+        note(&mut touched, 0, &[row(0, 6, [key(7)]), row(CORRECTIONS, 3, [key(9)])], "0:5");
+        note(&mut touched, 5, &[row(1, 1, [key(6)])], "0:5");
+        assert_eq!([6, 7, 8, 9].map(|id| touched.has(key(id))), [true, true, false, true]);
         assert_eq!(touched.offsets(), Some(&OutboxOffsets::parse("0:6,1:1,65535:3").unwrap()));
     }
 
     #[test]
     fn rows_that_were_deleted_unread_touch_every_counter() {
         let mut touched = begun();
-        touched.note(TargetId(0), &since(vec![row(0, 8, [])], "0:6"));
-        assert_eq!((touched.has(key(1, 1)), touched.offsets()), (true, None));
+        note(&mut touched, 0, &[row(0, 8, [])], "0:6");
+        assert_eq!((touched.has(key(1)), touched.offsets()), (true, None));
         let mut touched = begun();
-        touched.note(TargetId(0), &since(vec![row(0, 8, [])], "0:5"));
-        touched.note(TargetId(0), &since(Vec::new(), "0:8"));
-        assert!(!touched.has(key(1, 1)), "the deleted rows were read before");
+        note(&mut touched, 0, &[row(0, 8, [])], "0:5");
+        note(&mut touched, 0, &[], "0:8");
+        assert!(!touched.has(key(1)), "the deleted rows were read before");
     }
 
     #[test]
     fn more_counters_than_memory_allows_touch_all_of_them() {
-        let many = |from: u64| row(0, 6, (0..=KEYS_MAX as u64).map(|id| key(1, from + id)));
+        let many = |from: u64| row(0, 6, (0..=KEYS_MAX as u64).map(|id| key(from + id)));
         let mut touched = begun();
-        touched.note(TargetId(0), &since(vec![many(1)], ""));
-        assert!(touched.has(key(1, u64::MAX)));
+        note(&mut touched, 0, &[many(1)], "");
+        assert!(touched.has(key(u64::MAX)));
         let mut touched = begun();
-        touched.note(TargetId(0), &since(vec![row(0, 6, [key(1, 1), key(1, 2)])], ""));
-        touched.note(TargetId(2), &since(vec![many(2)], ""));
-        assert!(!touched.has(key(1, u64::MAX)), "counters of earlier pages are forgotten");
+        note(&mut touched, 0, &[row(0, 6, [key(1), key(2)])], "");
+        note(&mut touched, 2, &[many(2)], "");
+        assert!(!touched.has(key(u64::MAX)), "counters of earlier pages are forgotten");
     }
 }
