@@ -22,6 +22,7 @@ use crate::runtime::fault;
 use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
+use tallyd_core::outbox::OutboxOffsets;
 use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
@@ -247,9 +248,13 @@ impl<'a> Comparer<'a> {
         // For a target that an operator named, the like records are counted now, so that the report shows values of one
         // measurement.
         let recounted = self.run.recounted().filter(|_| self.report.lists_all);
-        let measurements = self.measured(&keys, grace, recounted).await?;
-        let busy: Vec<CounterKey> = with_busy(&measurements).collect();
+        let mut measurements = self.measured(&keys, grace, recounted).await?;
         self.decide(&suspects, &measurements).await?;
+        let servers = self.run.servers;
+        let busy: Vec<CounterKey> = with_busy(&measurements).filter(|key| !servers.is_by_daemon(*key)).collect();
+        // A watch does not help if outbox rows were deleted between the sample and the read.
+        measurements.retain(|key, _| servers.is_by_daemon(*key));
+        self.note_undecided(&measurements).await?;
         for some in busy.chunks(WATCHED_MAX) {
             let measurements = self.measure.measure_watched(some, grace, limits.skew()).await?;
             let before = self.suspects.len();
@@ -268,7 +273,8 @@ impl<'a> Comparer<'a> {
         grace: Duration,
         recounted: Option<Metric>,
     ) -> Result<BTreeMap<CounterKey, Measurement>> {
-        let Measurements { measurements, truths } = self.measure.measure(keys, grace, recounted).await?;
+        let none = OutboxOffsets::default();
+        let Measurements { measurements, truths } = self.measure.measure(keys, grace, recounted, &none).await?;
         for key in keys.iter().filter(|key| !measurements.contains_key(key)) {
             self.note_unknown(*key);
         }

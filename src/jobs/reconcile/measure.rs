@@ -74,15 +74,20 @@ impl<'a> Measure<'a> {
     }
 
     /// Measures counters that are sorted by key. The fence is sent `grace` after the sample. Counters that the daemon
-    /// adds to Redis need no fence. For the metric `recounted`, MySQL also counts the rows of `like_record`.
+    /// adds to Redis need no fence. For the metric `recounted`, MySQL also counts the rows of `like_record`. If the
+    /// counters' buckets are being loaded, `loaded` has the last outbox rows that the load includes.
     pub(super) async fn measure(
         &mut self,
         keys: &[CounterKey],
         grace: Duration,
         recounted: Option<Metric>,
+        loaded: &OutboxOffsets,
     ) -> Result<Measurements> {
         let servers = self.run.servers;
-        let applied = self.applied(keys).await?;
+        let mut applied = self.applied(keys).await?;
+        if let Some(applied) = &mut applied {
+            applied.raise_all(loaded);
+        }
         let samples = self.sample(keys).await?;
         if samples.is_empty() {
             return Ok(Measurements::default());
@@ -108,8 +113,7 @@ impl<'a> Measure<'a> {
 
     /// Measures busy counters, which are sorted by key. The consumers log all events of these counters. The log begins
     /// before the sample, and ends after the run has read MySQL. If an event's time is within `skew` of the cut (the
-    /// instant of the sample), the event's counter stays busy. A counter that the daemon adds to Redis is busy only if
-    /// outbox rows were deleted. Such a counter needs no watch, and the run only measures it again.
+    /// instant of the sample), the event's counter stays busy. API servers must write these counters to Redis.
     pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
@@ -117,36 +121,30 @@ impl<'a> Measure<'a> {
         skew: Duration,
     ) -> Result<BTreeMap<CounterKey, Measurement>> {
         let servers = self.run.servers;
-        let (again, watched): (Vec<CounterKey>, Vec<CounterKey>) =
-            keys.iter().partition(|key| servers.is_by_daemon(**key));
-        let mut measurements = self.measure(&again, grace, None).await?.measurements;
-        if watched.is_empty() {
-            return Ok(measurements);
-        }
         let watch = self.run.next_pass();
         let seconds = (servers.limits.publish_grace.0 + servers.limits.fence_max.0).as_secs() + 60;
         let partitions = fence::knows_all(&servers.store, &servers.broker).await?;
-        servers.store.watch(watch, &watched, &partitions, seconds).await?;
-        let samples = self.sample(&watched).await?;
+        servers.store.watch(watch, keys, &partitions, seconds).await?;
+        let samples = self.sample(keys).await?;
         let taken = Instant::now();
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
-        let read = servers.store.watched(&watched, watch, &partitions).await?;
+        let read = servers.store.watched(keys, watch, &partitions).await?;
         servers.unwatch(self.run.number).await;
         Steps::add(&mut self.steps.read, began.elapsed());
         let (truths, logged) =
             read.context("the watch ended too early: the process froze, or another run has begun")?;
         let logged = Logged::new(servers.metrics.like(), logged);
-        measurements.extend(samples.into_iter().map(|(key, sample)| {
+        let measurement = |(key, sample): (CounterKey, Sample)| {
             let truth = self.as_corrected(key, truths.get(&key).copied().unwrap_or_default());
             let judgement = match logged.value_at(key, sample.cut, skew, truth.counted) {
                 Some(value) => Judgement::Drift(sample.value - value),
                 None => Judgement::Busy,
             };
             (key, Measurement { sample, taken, judgement, truth })
-        }));
-        Ok(measurements)
+        };
+        Ok(samples.into_iter().map(measurement).collect())
     }
 
     /// Samples the counters of a range, and waits for their fence.

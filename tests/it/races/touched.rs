@@ -2,11 +2,12 @@
 
 use redis::AsyncCommands;
 use tallyd_core::event::LikeEvent;
-use tallyd_core::model::UserId;
+use tallyd_core::model::{Addition, Metric, UserId};
+use tallyd_mysql::outbox;
 use tallyd_rabbitmq::Publisher;
 
 use super::stage::{Run, assert_numbers};
-use crate::common::{Daemon, Model, World, body, lose, target};
+use crate::common::{Daemon, Model, World, body, lose, stderr, target};
 
 struct Site {
     /// This field comes before `world`, so that the daemon is dropped first. The daemon's log is in the world's folder.
@@ -32,6 +33,12 @@ impl Site {
 
     /// Publishes likes of the user, and waits until these likes are in MySQL and in Redis.
     async fn like(&mut self, ids: impl Iterator<Item = u64>, user: u64) {
+        self.publish(ids, user).await;
+        self.world.outbox_added().await;
+    }
+
+    /// Publishes likes of the user, and waits until these likes are in MySQL.
+    async fn publish(&mut self, ids: impl Iterator<Item = u64>, user: u64) {
         let at = tallyd::runtime::clock::now();
         let events: Vec<LikeEvent> =
             ids.map(|id| LikeEvent { target: target(id), user: UserId(user), at, liked: true }).collect();
@@ -39,7 +46,6 @@ impl Site {
         let bodies: Vec<_> = events.iter().map(body).collect();
         self.world.publish(&self.publisher, &bodies).await;
         self.world.drained(&self.publisher).await;
-        self.world.outbox_added().await;
     }
 
     async fn unloaded(&self) -> u64 {
@@ -83,6 +89,28 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     site.world.assert_redis_equals(&site.model).await;
     assert_numbers(&run.report().await, &[("counters_loaded", 20), ("drifted", 0)]);
     site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_beside_a_paused_outbox_with_a_long_backlog_ends() {
+    let mut site = Site::new("touched_paused").await;
+    let paused = site.world.tallyd(&["pause", "outbox", "--for", "10m"]);
+    assert!(paused.status.success(), "{}", stderr(&paused));
+    site.daemon.logged("order-begun").await;
+    let additions: Vec<Addition> =
+        (0..200_000).map(|id| Addition { target: target(1_000 + id), metric: Metric(1), delta: 1 }).collect();
+    for _ in 0..3 {
+        let mut tx = site.world.pool.begin().await.unwrap();
+        outbox::append(&mut tx, 0, &additions).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    lose(&site.world).await;
+    let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", "reconcile:unloaded")]);
+    run.paused().await;
+    site.publish(1..=20, 9).await;
+    assert_numbers(&run.report().await, &[("buckets_loaded", 16), ("drifted", 0), ("undecided", 0)]);
+    assert!(site.daemon.stop().success());
+    site.world.close().await;
 }
 
 /// Loads all counters into Redis again. Returns the field of target 1, and the number of buckets that are not loaded.

@@ -75,8 +75,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             return Ok(next);
         }
         fault::point("reconcile:unloaded");
-        let mut loading = Loading::new(lost, number);
-        let touched = if has_untouched(servers, kind) { Touched::none_after(outbox) } else { Touched::Any };
+        let touched = if has_untouched(servers, kind) { Touched::none_after(outbox.clone()) } else { Touched::Any };
+        let mut loading = Loading::new(lost, outbox, number);
         if servers.has_counts_by_api(kind) {
             // The lost amounts can be computed once the events in flight are in MySQL. Until the load ends, readers
             // query MySQL.
@@ -171,7 +171,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     /// Measures counters, and adds to Redis the amounts that are missing there. Counters that are written during the
     /// measurement are busy.
     async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
-        let measurements = self.measure.measure(keys, Duration::ZERO, None).await?.measurements;
+        let measured = self.measure.measure(keys, Duration::ZERO, None, &loading.outbox).await?;
+        let measurements = measured.measurements;
         loading.busy.extend(with_busy(&measurements));
         self.add(loading, &self.missing(&measurements)).await
     }
@@ -192,11 +193,13 @@ impl<'l, 'a> Loader<'l, 'a> {
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
-    /// Watches counters that are written all the time. If a counter still cannot be judged, its bucket stays unknown
-    /// until the next run.
+    /// Watches counters that API servers write all the time. If a counter still cannot be judged, its bucket stays
+    /// unknown until the next run.
     async fn load_watched(&mut self, loading: &mut Loading) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
-        let mut busy = std::mem::take(&mut loading.busy);
+        let (by_daemon, mut busy): (Vec<CounterKey>, Vec<CounterKey>) =
+            std::mem::take(&mut loading.busy).into_iter().partition(|key| self.run.servers.is_by_daemon(*key));
+        by_daemon.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
         busy.sort_unstable();
         for some in busy.chunks(WATCHED_MAX) {
             if self.run.early_end.is_due() {
@@ -289,6 +292,8 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
 struct Loading {
     /// The buckets, with their content at the cut.
     lost: Lost,
+    /// The last outbox rows that the load includes.
+    outbox: OutboxOffsets,
     /// The number of the last repair of each bucket, in the order of `lost.cuts`.
     passes: Vec<u64>,
     /// The number of the run that loads the buckets.
@@ -304,9 +309,9 @@ struct LoadingBucket {
 }
 
 impl Loading {
-    fn new(lost: Lost, run: u64) -> Self {
+    fn new(lost: Lost, outbox: OutboxOffsets, run: u64) -> Self {
         let passes = vec![0; lost.cuts.len()];
-        Self { lost, passes, run, busy: Vec::new() }
+        Self { lost, outbox, passes, run, busy: Vec::new() }
     }
 
     /// Returns the bucket's state; `None` if the bucket is not being loaded.
