@@ -121,7 +121,7 @@ pub(super) async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
     let ran = runs::archive(&servers, config, &scope, progress_sink(), &stop).await?;
     let is_stopped = matches!(&ran, Ran::Ended(report) if report.stopped);
     let code = report(ran, args.dry_run, args.format)?;
-    Ok(if is_stopped && was_paused(&servers, JobName::Archive)? { EXIT_TRY_LATER } else { code })
+    Ok(if is_stopped && was_paused(&servers, config, JobName::Archive)? { EXIT_TRY_LATER } else { code })
 }
 
 pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {

@@ -78,7 +78,7 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
-        _ if report.ended == End::Stopped && was_paused(&servers, JobName::Reconcile)? => EXIT_TRY_LATER,
+        _ if report.ended == End::Stopped && was_paused(&servers, config, JobName::Reconcile)? => EXIT_TRY_LATER,
         _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
         // Unknown counters are drift, too: without --dry-run, the run would load them.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::Usage;
-use crate::config::{self, Kinds};
+use crate::config::{self, Config, Kinds};
 use crate::jobs::JobError;
 use crate::jobs::runner::Ran;
 use crate::runtime::clock;
@@ -51,8 +51,8 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
 
 /// If the run stopped because an operator paused the job, prints the pause and returns true. The command can be
 /// repeated after the pause.
-pub(super) fn was_paused(servers: &Servers, job: JobName) -> Result<bool> {
-    let Some(order) = servers.control.paused(needed_by(job)) else { return Ok(false) };
+pub(super) fn was_paused(servers: &Servers, config: &Config, job: JobName) -> Result<bool> {
+    let Some(order) = servers.control.paused(needed_by(job, config)) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;
     Ok(true)
 }

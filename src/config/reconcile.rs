@@ -48,7 +48,7 @@ pub struct Reconcile {
     pub threads_running_max: u64,
     /// Runs wait while Redis' latency exceeds these milliseconds. 0: never.
     pub redis_latency_max_ms: u64,
-    /// Runs wait while a partition's queue exceeds this length. 0: never.
+    /// Runs that need RabbitMQ wait while a partition's queue exceeds this length. 0: never.
     pub queue_depth_max: u64,
     /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than `max_lag`. Account, database and
     /// options are those of `[mysql] url`. The account needs only SELECT.

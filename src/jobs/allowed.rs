@@ -5,6 +5,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::JobError;
+use crate::config::Config;
 use crate::servers::Servers;
 use crate::servers::control::{READ_EVERY, needed_by};
 use tallyd_core::job_name::JobName;
@@ -23,8 +24,13 @@ impl Allowed {
     ///
     /// # Errors
     /// Fails with [`JobError::Paused`] if the job is paused. Also fails if MySQL fails.
-    pub(super) async fn begin(servers: &Servers, job: JobName, stop: &CancellationToken) -> Result<Self, JobError> {
-        let (control, needs) = (servers.control.clone(), needed_by(job));
+    pub(super) async fn begin(
+        servers: &Servers,
+        config: &Config,
+        job: JobName,
+        stop: &CancellationToken,
+    ) -> Result<Self, JobError> {
+        let (control, needs) = (servers.control.clone(), needed_by(job, config));
         control.refresh(&servers.store).await?;
         if let Some(order) = control.paused(needs) {
             return Err(JobError::Paused(Box::new(order)));

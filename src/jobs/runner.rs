@@ -207,7 +207,8 @@ async fn run_due(
     beat: &Heartbeat,
     stop: &CancellationToken,
 ) -> Option<Wait> {
-    let (control, needs) = (&servers.control, needed_by(entry.spec.job));
+    let (control, config) = (&servers.control, live.current());
+    let needs = needed_by(entry.spec.job, &config);
     if let Some(order) = control.paused(needs) {
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
         info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");
@@ -217,7 +218,7 @@ async fn run_due(
     }
     // The request is cleared first, so that a request during the run makes the mode due again.
     let requested = entry.spec.request.take();
-    let work = Work { servers, config: live.current(), mode: &entry.spec.mode, stop };
+    let work = Work { servers, config, mode: &entry.spec.mode, stop };
     let retry = match retry_after(beat.during((entry.spec.run)(work)).await) {
         RetryAfter::Pause | RetryAfter::LongerPause if control.paused(needs).is_some() => RetryAfter::Resume,
         retry => retry,

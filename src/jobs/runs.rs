@@ -30,7 +30,7 @@ pub async fn reconcile(
     stop: &CancellationToken,
 ) -> Result<Ran<reconcile::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
-    let allowed = Allowed::begin(servers, JobName::Reconcile, stop).await?;
+    let allowed = Allowed::begin(servers, config, JobName::Reconcile, stop).await?;
     let reconciler = Reconciler::new(config, servers)?;
     let job = Job {
         name: JobName::Reconcile.name(),
@@ -49,7 +49,7 @@ pub async fn archive(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
-    let allowed = Allowed::begin(servers, JobName::Archive, stop).await?;
+    let allowed = Allowed::begin(servers, config, JobName::Archive, stop).await?;
     let archiver = Archiver::new(config, servers.store.clone(), servers.cache.clone());
     let job = archive_job(servers, scope.mode(), config.reconcile.repair_keep.0);
     run_once(&servers.store, job, |run| async move { archiver.run_now(run, scope, to, &allowed.stop).await }).await
@@ -74,7 +74,7 @@ pub async fn snapshot(
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
     let (scope, force, allowed) = match of {
-        Snapshots::Due => (None, false, Some(Allowed::begin(servers, JobName::Archive, stop).await?)),
+        Snapshots::Due => (None, false, Some(Allowed::begin(servers, config, JobName::Archive, stop).await?)),
         // An operator requested this snapshot, so it is taken even if the job is paused.
         Snapshots::Of { scope, force } => (Some(scope), force, None),
     };
@@ -116,7 +116,7 @@ pub async fn filters(
 ) -> Result<Ran<filters::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
     let cache = servers.cache.named(&config.metrics);
-    let allowed = Allowed::begin(servers, JobName::Filters, stop).await?;
+    let allowed = Allowed::begin(servers, config, JobName::Filters, stop).await?;
     let filters = Filters::new(config, servers.store.clone(), cache, servers.broker.clone());
     let job = Job { name: JobName::Filters.name(), mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
     run_once(&servers.store, job, |run| async move { filters.run(run, &allowed.stop).await }).await
@@ -132,7 +132,7 @@ pub async fn recount(
     stop: &CancellationToken,
 ) -> Result<Ran<recount::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
-    let allowed = Allowed::begin(servers, JobName::Recount, stop).await?;
+    let allowed = Allowed::begin(servers, config, JobName::Recount, stop).await?;
     let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
     let mode = recount.name();
     let keep = config.reconcile.repair_keep.0;

@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use crate::config::{Config, Writes};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::telemetry::telemetry;
@@ -23,9 +24,12 @@ pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 
 /// The tasks that a job needs. While one of these tasks is paused, the job does not run. Fences need consumers, and a
 /// board is complete only after the outbox has added all events of its period.
-pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
+pub(crate) fn needed_by(job: JobName, config: &Config) -> &'static [Task] {
     match job {
-        JobName::Reconcile => &[Task::Reconcile, Task::Consumer],
+        JobName::Reconcile if config.rules.iter().any(|rule| rule.writer == Writes::Api) => {
+            &[Task::Reconcile, Task::Consumer]
+        }
+        JobName::Reconcile => &[Task::Reconcile],
         JobName::Archive => &[Task::Archive, Task::Outbox],
         JobName::Filters | JobName::Recount => &[Task::Consumer],
     }
@@ -173,6 +177,7 @@ mod tests {
     use tallyd_core::model::Micros;
 
     use super::*;
+    use crate::config::Rule;
 
     fn pause(task: Task, lasts: Duration) -> InForce {
         let (since, until) = (Micros(0), Micros(1));
@@ -185,7 +190,7 @@ mod tests {
         let control = Control::default();
         assert!(!control.allows(&[Task::Outbox]), "MySQL was not read");
         control.note(vec![pause(Task::Outbox, Duration::from_secs(60))]);
-        assert!(control.allows(&[Task::Consumer]) && !control.allows(needed_by(JobName::Archive)));
+        assert!(control.allows(&[Task::Consumer]) && !control.allows(needed_by(JobName::Archive, &Config::default())));
         control.until_paused(&[Task::Outbox]).await;
         let waits = tokio::spawn({
             let control = control.clone();
@@ -193,6 +198,14 @@ mod tests {
         });
         control.note(Vec::new());
         waits.await.unwrap();
+    }
+
+    #[test]
+    fn a_reconcile_needs_consumers_only_for_numbers_of_api_servers() {
+        let mut config = Config::default();
+        assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile]);
+        config.rules = vec![Rule { writer: Writes::Api, ..Rule::of("like") }];
+        assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile, Task::Consumer]);
     }
 
     #[tokio::test]

@@ -147,12 +147,13 @@ impl<'a> Pace<'a> {
             .clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Waits until the servers are ready for the next page. The wait also ends at the instant `until`, or when the run
+    /// Waits until the servers are ready for the next page. Without a publisher, the lengths of queues do not matter. The
+    /// wait also ends at the instant `until`, or when the run
     /// is stopped. While the run waits, calls `show` with the reason. After the wait, calls `show` with `None`.
     pub(crate) async fn wait(
         &mut self,
         until: Option<Instant>,
-        publisher: &Publisher,
+        publisher: Option<&Publisher>,
         show: impl Fn(Option<&str>),
     ) -> Result<()> {
         self.keep_pace().await;
@@ -213,7 +214,12 @@ impl<'a> Pace<'a> {
 impl Health<'_> {
     /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit. Stores the number
     /// of MySQL's running threads in `running`, if they have a limit.
-    async fn too_much(&self, publisher: &Publisher, backlog: &mut Backlog, running: &mut u64) -> Result<Option<Wait>> {
+    async fn too_much(
+        &self,
+        publisher: Option<&Publisher>,
+        backlog: &mut Backlog,
+        running: &mut u64,
+    ) -> Result<Option<Wait>> {
         let limits = self.limits;
         if limits.threads_running_max > 0 {
             *running = self.store.threads_running().await?;
@@ -242,7 +248,7 @@ impl Health<'_> {
                 return Ok(Some(Wait { count: |waits| &mut waits.redis_latency, words }));
             }
         }
-        if limits.queue_depth_max > 0 {
+        if let Some(publisher) = publisher.filter(|_| limits.queue_depth_max > 0) {
             let in_use = InUse::read(self.store, self.broker).await?;
             for (_, queue) in in_use.partitions.queues() {
                 let (messages, _) = backlog.of(publisher, queue).await?;

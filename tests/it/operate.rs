@@ -229,10 +229,10 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
     let marks = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (30, 1));
 
-    assert_exits(&world.tallyd(&["pause", "consumer"]), 0, "consumer is paused until");
-    assert_exits(&world.tallyd(&["after-restore", "--yes"]), 75, "consumer is paused until");
+    assert_exits(&world.tallyd(&["pause", "reconcile"]), 0, "reconcile is paused until");
+    assert_exits(&world.tallyd(&["after-restore", "--yes"]), 75, "reconcile is paused until");
     assert_eq!(world.count(marks).await, 1, "a rejected command must change nothing");
-    assert_exits(&world.tallyd(&["resume", "consumer"]), 0, "consumer resumes");
+    assert_exits(&world.tallyd(&["resume", "reconcile"]), 0, "reconcile resumes");
     assert_exits(&typed(&world, "after-restore", "y"), 0, "a full reconcile without limits");
     world.outbox_added().await;
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (10, 0));

@@ -67,7 +67,7 @@ impl KnownByBucket {
 }
 
 impl<'a> Comparer<'a> {
-    pub(super) fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
+    pub(super) fn new(run: &'a RunContext<'a>, fences: Option<Fences<'a>>) -> Self {
         let options = run.options;
         Self {
             run,

@@ -33,7 +33,8 @@ const UNCORRECTED_MAX: usize = 10_000;
 /// Measures counters. Holds what all measurements of a run need.
 pub(super) struct Measure<'a> {
     run: &'a RunContext<'a>,
-    fences: Fences<'a>,
+    /// `None` if the daemon adds all counters to Redis. Such a run asks RabbitMQ for nothing.
+    fences: Option<Fences<'a>>,
     /// The amount that a real run would have added to each target's row of `counter`. Only a dry run fills this map.
     uncorrected: HashMap<Target, i64>,
     /// The time to sample Redis, to wait for fences and to read MySQL.
@@ -69,7 +70,7 @@ pub(super) struct SampledRange {
 }
 
 impl<'a> Measure<'a> {
-    pub(super) fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
+    pub(super) fn new(run: &'a RunContext<'a>, fences: Option<Fences<'a>>) -> Self {
         Self { run, fences, uncorrected: HashMap::new(), steps: Steps::default() }
     }
 
@@ -189,7 +190,7 @@ impl<'a> Measure<'a> {
         let servers = self.run.servers;
         let (by_mysql, _) = servers.store.clock().await?;
         let now = servers.redis_now().await?.min(by_mysql);
-        if !servers.has_any_counts_by_api() {
+        if self.fences.is_none() {
             return Ok(now);
         }
         self.fence(Duration::ZERO).await?;
@@ -198,20 +199,26 @@ impl<'a> Measure<'a> {
 
     /// Waits for a fence without a timeout.
     pub(super) async fn fence_patiently(&mut self) -> Result<()> {
-        let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
+        let Some(fences) = &mut self.fences else { return Ok(()) };
+        let patience = std::mem::replace(&mut fences.fence_max, Duration::MAX);
         let passed = self.fence(Duration::ZERO).await;
-        self.fences.fence_max = patience;
+        if let Some(fences) = &mut self.fences {
+            fences.fence_max = patience;
+        }
         passed
     }
 
-    /// Returns the number of messages in the partitions' queues, if it is known.
+    /// Returns the number of messages in the partitions' queues, if it is known and matters for a counter.
     pub(super) async fn in_flight(&self) -> Result<Option<u64>> {
-        self.fences.waiting().await
+        match &self.fences {
+            Some(fences) => fences.waiting().await,
+            None => Ok(None),
+        }
     }
 
-    /// Returns a connection that can read the lengths of queues.
-    pub(super) fn publisher(&self) -> &Publisher {
-        &self.fences.publisher
+    /// Returns a connection that can read the lengths of queues, if they matter for a counter.
+    pub(super) fn publisher(&self) -> Option<&Publisher> {
+        self.fences.as_ref().map(|fences| &fences.publisher)
     }
 
     /// Whether a dry run has found that the target's row of `counter` is wrong, and has not corrected it.
@@ -259,11 +266,12 @@ impl<'a> Measure<'a> {
 
     /// Waits `grace`, and then until every event that was published by then is in MySQL.
     async fn fence(&mut self, grace: Duration) -> Result<()> {
+        let Some(fences) = &self.fences else { return Ok(()) };
         let pass = self.run.next_pass();
         let began = Instant::now();
         let passed = async {
             tokio::time::sleep(grace).await;
-            self.fences.pass(pass).await
+            fences.pass(pass).await
         };
         // At the stop the daemon's own consumers stop, too, so no consumer would commit the fence.
         let stopped = || JobError::NotNow("the run was stopped".to_owned()).into();

@@ -144,12 +144,12 @@ impl Reconciler {
         let servers = &self.servers;
         // Removes the watches of an earlier run that was killed.
         servers.unwatch(number).await;
-        let fences = Fences {
-            job: JOB,
-            store: &servers.store,
-            broker: &servers.broker,
-            publisher: servers.broker.connect_publisher("reconcile").await?,
-            fence_max: servers.limits.fence_max.0,
+        let fences = if servers.has_any_counts_by_api() {
+            let Servers { store, broker, limits, .. } = servers;
+            let publisher = broker.connect_publisher("reconcile").await?;
+            Some(Fences { job: JOB, store, broker, publisher, fence_max: limits.fence_max.0 })
+        } else {
+            None
         };
         let context = RunContext::new(servers, options, number, progress, stop).await?;
         let mut run = Run { context: &context, comparer: Comparer::new(&context, fences) };

@@ -49,7 +49,7 @@ impl<'a> Throttle<'a> {
 
     /// Waits until the servers have capacity for the next page. If the run is stopped or its deadline passes, the wait
     /// ends, too. If the run has a `wait_max`, the run gives up after this time, because other runs wait for its end.
-    pub(super) async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
+    pub(super) async fn wait(&mut self, publisher: Option<&Publisher>) -> Result<()> {
         let RunContext { early_end, options, progress, .. } = self.run;
         if early_end.gave_up() {
             return Ok(());

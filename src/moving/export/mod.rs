@@ -321,7 +321,7 @@ impl Run<'_> {
     async fn wait(&mut self) -> Result<()> {
         let progress = &self.progress;
         let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
-        self.pace.wait(None, &self.publisher, show).await
+        self.pace.wait(None, Some(&self.publisher), show).await
     }
 
     fn show(&self) {

@@ -339,7 +339,7 @@ impl Run<'_> {
         let show = |reason: Option<&str>| {
             self.progress.send_modify(|progress| progress.waiting = reason.map(str::to_owned));
         };
-        self.pace.wait(until, &self.publisher, show).await
+        self.pace.wait(until, Some(&self.publisher), show).await
     }
 
     /// Returns whether the run must end before the next page. Writes the reason into the report.

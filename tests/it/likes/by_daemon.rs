@@ -11,7 +11,7 @@ use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common;
-use common::{Daemon, Dice, Model, World, as_api, body, client_of, drift, limited_client_of, lose, target};
+use common::{Daemon, Dice, Model, World, as_api, body, client_of, drift, limited_client_of, lose, stderr, target};
 
 /// The difference between the clocks of the two API servers.
 const APART: Duration = Duration::from_secs(3_600);
@@ -172,21 +172,30 @@ async fn published_likes_count_on_the_board_that_their_rule_names() {
 }
 
 #[tokio::test]
-async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
+async fn a_reconcile_of_published_likes_loads_and_repairs_without_rabbitmq() {
     let (world, publisher, daemon) = open("by_daemon_judged", "").await;
     let mut clicks = Clicks::of(40);
     let bodies = clicks.some(2_000);
     world.publish(&publisher, &bodies).await;
     settle(&world, &publisher).await;
     assert!(daemon.stop().success());
-    let first = world.report(&["reconcile", "--full"]);
-    assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
-    // The queues are so full of new events that the daemon does not reach the reconcile's fence message in time.
+    let reconcile = |arguments: &[&str]| {
+        let mut command = world.command();
+        command.arg("reconcile").args(arguments).args(["--format", "json"]);
+        let output = command.env("TALLYD__AMQP__URL", "amqp://guest@127.0.0.1:1/%2f").output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+    };
+    lose(&world).await;
+    let first: serde_json::Value = reconcile(&["--full"]);
+    assert_eq!((&first["buckets_loaded"], &first["drifted"]), (&16.into(), &0.into()), "{first}");
+    // No daemon writes these events.
     world.publish(&publisher, &clicks.some(500)).await;
     drift(&world, target(7), 3).await;
     drift(&world, target(8), -2).await;
-    let report = world.report(&["reconcile", "--full"]);
-    assert_eq!((&report["drifted"], &report["repaired"]), (&2.into(), &2.into()), "{report}");
+    let report = reconcile(&["--target", "video:7"]);
+    assert_eq!((&report["repaired"], &report["in_flight"]), (&1.into(), &serde_json::Value::Null), "{report}");
+    let report = reconcile(&["--full"]);
+    assert_eq!((&report["drifted"], &report["repaired"]), (&1.into(), &1.into()), "{report}");
     let daemon = world.daemon();
     end(world, &publisher, daemon, &clicks).await;
 }

@@ -16,7 +16,7 @@ mod scrub;
 mod snapshot;
 
 use crate::common;
-use common::{Model, World, drift, event_of, eventually, lose, stderr, stdout, target};
+use common::{Model, World, as_api, drift, event_of, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::UserId;
 
 /// Starts a daemon, and waits until Redis has all counters. Two users like each of `targets` targets, and MySQL and
@@ -161,7 +161,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_while_a_partition_has_much_to_do() {
-    let (world, daemon, model) = settled("paced", 5, "[reconcile]\nqueue_depth_max = 10").await;
+    let (world, daemon, model) = settled("paced", 5, &as_api("[reconcile]\nqueue_depth_max = 10")).await;
     drift(&world, target(2), 1).await;
     assert!(daemon.stop().success());
     let client = world.api_server();
