@@ -259,8 +259,10 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     ] {
         sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     }
-    let dry = world.report(&["reconcile", "--full", "--dry-run"]);
+    let output = world.tallyd(&["reconcile", "--full", "--dry-run", "--format", "json"]);
+    let dry: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&dry["counters_off"], &dry["repaired"]), (&2.into(), &0.into()), "{dry}");
+    assert_eq!(stderr(&output).matches("\"counter-off\"").count(), 1, "{}", stderr(&output));
     let report = world.report(&["reconcile", "--full", "--force"]);
     assert_eq!(report["counters_off"], 2, "{report}");
     world.outbox_added().await;
