@@ -31,7 +31,7 @@ const READ_ROWS: u64 = 100;
 /// The maximum number of rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
-/// What a reconcile asks the outboxes for.
+/// A reconcile's question to the outboxes.
 #[derive(Clone, Copy)]
 pub struct Asked<'a> {
     /// Only rows after these offsets are read.

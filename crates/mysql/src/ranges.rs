@@ -45,7 +45,7 @@ pub struct Recount {
     pub counters: Vec<Counted>,
     /// The targets that have like records, each with the number of users who like the target. Sorted by id.
     pub likes: Vec<(TargetId, i64)>,
-    /// What Redis lacked when the caller read Redis. Empty unless the caller asked for it.
+    /// The amounts that Redis lacked when the caller read it. Empty unless the caller asked for them.
     pub lag: OutboxLag,
 }
 
