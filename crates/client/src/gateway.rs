@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{BrokerError, Client, ClientError, Result, traced};
 use tallyd_connect::fate::Fate;
-use tallyd_core::model::UserId;
+use tallyd_core::model::{Micros, UserId};
 use tallyd_redis::{Call, LIMIT};
 
 /// A message: its routing key and its body.
@@ -62,19 +62,21 @@ impl Client {
         Ok(results)
     }
 
-    /// Counts one click for each user in `users`, and returns how long each user must wait. The wait is `None` if the
-    /// click is allowed.
+    /// Counts a user's clicks, each with the `at` of its event, and returns how long the user must wait for each. The wait
+    /// is `None` if the click is allowed. A click that was counted before is allowed, because it is a retry.
     ///
     /// # Errors
     /// [`ClientError::Redis`].
-    pub async fn limits_of(&self, users: &[UserId]) -> Result<Vec<Option<Duration>>> {
+    pub async fn limits_of(&self, clicks: &[(UserId, Micros)]) -> Result<Vec<Option<Duration>>> {
         let (max, window) = (self.limits.rate_likes_max, self.limits.rate_window.as_millis());
         if max == 0 {
-            return Ok(vec![None; users.len()]);
+            return Ok(vec![None; clicks.len()]);
         }
         let cache = &self.sites.current().await.cache;
-        let call = |user: &UserId| Call::new(&LIMIT, cache.keys.limit(*user)).number(max).number(window);
-        let calls: Vec<Call> = users.iter().map(call).collect();
+        let call = |(user, at): &(UserId, Micros)| {
+            Call::new(&LIMIT, cache.keys.limit(*user)).number(max).number(window).number(at)
+        };
+        let calls: Vec<Call> = clicks.iter().map(call).collect();
         let answers = cache.eval("check a user's limit", &calls).await?;
         answers.iter().map(wait).collect()
     }

@@ -104,12 +104,12 @@ async fn limited(gate: &Gate, site: &Site, events: &mut Vec<Placed<'_>>) -> Vec<
     if !gate.has_limit {
         return Vec::new();
     }
-    let user = |event: &Judged<'_>| like_of_daemon(site, event).map(|like| like.user);
-    let users: Vec<UserId> = events.iter().filter_map(|(_, event)| user(event)).collect();
-    let waits = gate.hints.ask(gate.client.limits_of(&users)).await.unwrap_or_default();
+    let click = |event: &Judged<'_>| like_of_daemon(site, event).map(|like| (like.user, like.at));
+    let clicks: Vec<(UserId, Micros)> = events.iter().filter_map(|(_, event)| click(event)).collect();
+    let waits = gate.hints.ask(gate.client.limits_of(&clicks)).await.unwrap_or_default();
     let (mut waits, mut verdicts) = (waits.into_iter(), Vec::new());
     events.retain(|(place, event)| {
-        let wait = user(event).and_then(|_| waits.next().flatten());
+        let wait = click(event).and_then(|_| waits.next().flatten());
         verdicts.extend(wait.map(|wait| (*place, Verdict::limited(wait))));
         wait.is_none()
     });

@@ -173,6 +173,9 @@ async fn a_user_who_clicks_too_often_is_told_how_long_to_wait() {
     assert_eq!(answer.verdicts(), ["confirmed", "confirmed", "limited", "confirmed"]);
     assert!(answer.json()["events"][2]["wait_ms"].as_u64().unwrap() > 3_000_000, "{answer:?}");
     assert!(answer.head.contains("retry-after: 3"), "{}", answer.head);
+    let at = &answer.json()["events"][0]["at"];
+    let retried = list[0].replacen('{', &format!("{{\"at\":{at},"), 1);
+    assert_eq!(gateway.post(&retried).await.verdicts(), ["confirmed"], "a retry is no further click");
     assert!(gateway.process.stop().success());
     world.close().await;
 }

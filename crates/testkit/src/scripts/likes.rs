@@ -1,5 +1,7 @@
 //! Counts likes that change what the user likes, publishes these likes, and takes a like back if it can't be published.
 
+use std::time::SystemTime;
+
 use redis::Value;
 use tallyd_client::{ClientError, Event};
 use tallyd_core::event::LikeEvent;
@@ -86,7 +88,9 @@ impl ApiServer {
     /// returns the event to publish. If the click changes nothing, the returned event is the user's last event, which
     /// perhaps was never published.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
-        if let Some(wait) = self.client.limits_of(&[wish.user]).await?.pop().flatten() {
+        if let Some(wait) =
+            self.client.limits_of(&[(wish.user, Micros::from(SystemTime::now()))]).await?.pop().flatten()
+        {
             return Ok((Clicked::Limited { wait }, None));
         }
         let mut answer = self.ask(wish, None).await?;
