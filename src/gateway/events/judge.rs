@@ -59,7 +59,9 @@ pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Ve
         let message = format!("the list is empty: send 1 to {LIST_EVENTS_MAX} events");
         return Err(Refused::bad("no-events", message));
     }
-    Ok(events.into_iter().map(|event| judge_one(event.get().as_bytes(), terms, now)).collect())
+    // A later event of the list has a later time, because of two events with the same time the unlike wins.
+    let times = (now.0..).map(Micros);
+    Ok(events.into_iter().zip(times).map(|(event, at)| judge_one(event.get().as_bytes(), terms, at)).collect())
 }
 
 /// Judges one event. If a like has no `at`, it gets the time `now`.
@@ -105,6 +107,16 @@ mod tests {
             let body = with.replace("1795251385004538", wrong);
             assert_eq!(judged(&body).unwrap(), [Err("at-out-of-range")], "{body}");
         }
+    }
+
+    #[test]
+    fn of_a_list_without_instants_the_last_click_of_a_user_wins() {
+        let word = |word: &str| format!(r#"{{"type":"{word}","kind":"video","target_id":42,"user_id":7}}"#);
+        let told = judged(&format!("[{},{}]", word("unlike"), word("like"))).unwrap();
+        let expected = |word: &str, at: i64| {
+            Ok(format!(r#"{{"at":{at},"type":"{word}","kind":"video","target_id":42,"user_id":7}}"#))
+        };
+        assert_eq!(told, [expected("unlike", NOW.0), expected("like", NOW.0 + 1)]);
     }
 
     #[test]
