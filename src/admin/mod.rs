@@ -71,6 +71,7 @@ const LIMITS: Limits = Limits {
     connections_max: CONNECTIONS_MAX,
     connection_max: Some(CONNECTION_MAX),
     head_max: HEAD_MAX,
+    unread_max: HEAD_MAX,
     keep_alive: false,
     drain_max: DRAIN_MAX,
     not_accepted: |error| {

@@ -49,7 +49,7 @@ use metrics::Metrics;
 pub(crate) use openapi::DOCUMENT;
 use tallyd_client::{ClickLimits, Client, Settings};
 
-/// Time limit for the head of a request, and for an idle connection.
+/// Time limit for the head of a request, for an idle connection, and for a client that reads nothing of an answer.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
 /// After the stop, the gateway still accepts requests for this time, so that a proxy first learns of the stop from
@@ -164,6 +164,7 @@ async fn bind(gate: &Arc<Gate>, listen: &Listen) -> Result<Port> {
         connections_max: gate.connections_max,
         connection_max: None,
         head_max: HEAD_MAX,
+        unread_max: HEAD_MAX,
         keep_alive: true,
         drain_max: DRAIN_MAX,
         not_accepted: |error| {

@@ -5,6 +5,7 @@
 pub(crate) mod exposition;
 pub(crate) mod hosts;
 mod listener;
+mod patience;
 mod token;
 
 use std::io;
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::runtime::liveness::Heartbeat;
 use listener::Stream;
 pub(crate) use listener::{Listener, can_listen};
+use patience::Patience;
 pub(crate) use token::Token;
 
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -42,6 +44,8 @@ pub(crate) struct Limits {
     pub connection_max: Option<Duration>,
     /// Time limit for the head of a request. Idle clients must not block other clients.
     pub head_max: Duration,
+    /// Time limit for a client that reads nothing of an answer.
+    pub unread_max: Duration,
     /// True if a connection serves more than one request.
     pub keep_alive: bool,
     /// After the stop, requests in flight have this time to finish.
@@ -106,7 +110,7 @@ async fn serve(stream: Stream, routes: Router, limits: Limits, end: Cancellation
             .header_read_timeout(limits.head_max)
             .max_buf_size(HEAD_BYTES_MAX)
             .keep_alive(limits.keep_alive)
-            .serve_connection(TokioIo::new(stream), routes)
+            .serve_connection(TokioIo::new(Patience::new(stream, limits.unread_max)), routes)
     );
     let served = async {
         if end.run_until_cancelled(connection.as_mut()).await.is_none() {
@@ -132,5 +136,46 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::config::Listen;
+    use crate::runtime::liveness::Liveness;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_keeps_no_place_from_another() {
+        let limits = Limits {
+            connections_max: 1,
+            connection_max: None,
+            head_max: LONG,
+            unread_max: Duration::from_millis(100),
+            keep_alive: true,
+            drain_max: Duration::ZERO,
+            not_accepted: |_| {},
+        };
+        let listener = Listener::bind(&Listen::Address("127.0.0.1:0".parse().unwrap())).await.unwrap();
+        let address = listener.listens().unwrap().to_string();
+        let routes = Router::new().route("/", get(async || "x".repeat(1 << 20)));
+        let (port, end) = (Port { listener, routes, limits, open: Gauge::default() }, CancellationToken::new());
+        let serving = tokio::spawn(port.run(Liveness::default().register("test"), end.clone()));
+        let mut silent = TcpStream::connect(&address).await.unwrap();
+        silent.write_all("GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(100).as_bytes()).await.unwrap();
+        let mut other = TcpStream::connect(&address).await.unwrap();
+        other.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        timeout(LONG, other.read_to_string(&mut answer)).await.expect("the silent client has the only place").unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer:.100}");
+        end.cancel();
+        serving.await.unwrap();
     }
 }
