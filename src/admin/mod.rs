@@ -190,7 +190,8 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
             "the Host of the request is not allowed: add the name to [admin] hosts",
         ));
     }
-    let is_stranger = asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION)));
+    let is_stranger =
+        asked.token.as_ref().is_some_and(|token| !token.is_in_or_is_password(request.headers().get(AUTHORIZATION)));
     if is_stranger && !PROBES.contains(&request.uri().path()) {
         let mut answer =
             refused(StatusCode::UNAUTHORIZED, "the token is missing or wrong: send the token of [admin] token_file");

@@ -1,4 +1,4 @@
-//! Checks the token of a request: `Authorization: Bearer TOKEN`, or in a browser the password of any user. Pure.
+//! Checks the token of a request. Pure.
 
 use axum::http::HeaderValue;
 use base64::Engine;
@@ -15,26 +15,32 @@ impl Token {
         Self(Sha256::digest(token.expose()).into())
     }
 
-    /// Returns true if a request has the token. The duration of the comparison reveals nothing about the token, because
-    /// whole digests are compared.
+    /// Returns true if a request has the token: `Authorization: Bearer TOKEN`.
     pub(crate) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
-        let Some(given) = authorization.and_then(|value| given(value.to_str().ok()?)) else { return false };
+        credentials(authorization, "bearer").is_some_and(|token| self.is(token.as_bytes()))
+    }
+
+    /// Does the same as [`Token::is_in`], and also accepts the token as the password of any user, from a browser.
+    pub(crate) fn is_in_or_is_password(&self, authorization: Option<&HeaderValue>) -> bool {
+        let password = || {
+            let both = BASE64_STANDARD.decode(credentials(authorization, "basic")?).ok()?;
+            let colon = both.iter().position(|byte| *byte == b':')?;
+            both.get(colon + 1..).map(<[u8]>::to_vec)
+        };
+        self.is_in(authorization) || password().is_some_and(|password| self.is(&password))
+    }
+
+    /// The duration of the comparison reveals nothing about the token, because whole digests are compared.
+    fn is(&self, given: &[u8]) -> bool {
         let digest: [u8; 32] = Sha256::digest(given).into();
         self.0.iter().zip(digest).fold(0, |differs, (own, other)| differs | (own ^ other)) == 0
     }
 }
 
-fn given(header: &str) -> Option<Vec<u8>> {
-    let (scheme, rest) = header.split_once(' ')?;
-    if scheme.eq_ignore_ascii_case("bearer") {
-        return Some(rest.trim().as_bytes().to_vec());
-    }
-    if !scheme.eq_ignore_ascii_case("basic") {
-        return None;
-    }
-    let both = BASE64_STANDARD.decode(rest.trim()).ok()?;
-    let colon = both.iter().position(|byte| *byte == b':')?;
-    both.get(colon + 1..).map(<[u8]>::to_vec)
+/// Returns what follows the scheme in the header, if the header has this scheme.
+fn credentials<'a>(authorization: Option<&'a HeaderValue>, scheme: &str) -> Option<&'a str> {
+    let (given, rest) = authorization?.to_str().ok()?.split_once(' ')?;
+    given.eq_ignore_ascii_case(scheme).then(|| rest.trim())
 }
 
 #[cfg(test)]
@@ -44,10 +50,17 @@ mod tests {
     #[test]
     fn a_token_is_taken_as_bearer_or_as_a_browsers_password_and_no_other_is() {
         let token = Token::new(&serde_json::from_str("\"of-a-test-0123456789\"").unwrap());
-        let has = |header: &str| token.is_in(Some(&HeaderValue::from_str(header).unwrap()));
+        let has = |header: &str| {
+            let header = HeaderValue::from_str(header).unwrap();
+            (token.is_in(Some(&header)), token.is_in_or_is_password(Some(&header)))
+        };
         let basic = |both: &str| format!("Basic {}", BASE64_STANDARD.encode(both));
-        assert!(has("Bearer of-a-test-0123456789") && has("bearer  of-a-test-0123456789"));
-        assert!(has(&basic(":of-a-test-0123456789")) && has(&basic("anybody:of-a-test-0123456789")));
+        for right in ["Bearer of-a-test-0123456789", "bearer  of-a-test-0123456789"] {
+            assert_eq!(has(right), (true, true), "{right}");
+        }
+        for password in [":of-a-test-0123456789", "anybody:of-a-test-0123456789"] {
+            assert_eq!(has(&basic(password)), (false, true), "{password}");
+        }
         for wrong in [
             "of-a-test-0123456789",
             "Bearer",
@@ -55,9 +68,11 @@ mod tests {
             "Bearer of-a-test-012345678",
             "Digest of-a-test-0123456789",
             "Basic !",
+            &basic("of-a-test-0123456789:"),
+            &basic("of-a-test-0123456789"),
         ] {
-            assert!(!has(wrong), "{wrong}");
+            assert_eq!(has(wrong), (false, false), "{wrong}");
         }
-        assert!(!has(&basic("of-a-test-0123456789:")) && !has(&basic("of-a-test-0123456789")) && !token.is_in(None));
+        assert!(!token.is_in(None) && !token.is_in_or_is_password(None));
     }
 }
