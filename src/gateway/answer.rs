@@ -73,12 +73,16 @@ impl Refused {
         debug!(event = "gateway-server-failed", "{}", Chain(error));
         let code = match error {
             ClientError::Redis(_) => "redis-unavailable",
-            ClientError::MySql(_) | ClientError::MySqlRests => "mysql-unavailable",
+            ClientError::MySql(_) => "mysql-unavailable",
             ClientError::NoCard => "no-site-card",
             ClientError::Broker(_) => "broker-unavailable",
             _ => "server-failed",
         };
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, format!("{error}: retry"))
+        let kind = match error {
+            ClientError::MySql(error) => error.io_kind().map(|kind| format!(": {kind}")),
+            _ => None,
+        };
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, format!("{error}{}: retry", kind.unwrap_or_default()))
     }
 }
 

@@ -1,5 +1,7 @@
 //! Errors that say why a call failed, and what the call did before it failed.
 
+use std::sync::Arc;
+
 use tallyd_core::card::CardError;
 use tallyd_core::model::{BoardPeriod, Kind, Metric};
 use tallyd_core::period::{PeriodError, PeriodKind};
@@ -74,16 +76,20 @@ pub enum ClientError {
     /// A script returned an unexpected answer. The server has another script under this script's name, or is not Redis.
     #[error("{0}")]
     Answer(&'static str),
-    /// MySQL refused the query, timed out, or is unreachable.
+    /// MySQL refused the query, timed out, or is unreachable. During the next five seconds, calls that need the same
+    /// data fail with the same error, and don't ask MySQL.
     #[error(transparent)]
-    MySql(#[from] StoreError),
-    /// MySQL did not answer in time, or failed within the last five seconds.
-    #[error("MySQL did not answer")]
-    MySqlRests,
+    MySql(Arc<StoreError>),
     /// RabbitMQ refused the message, did not confirm it in time, or is unreachable. RabbitMQ may still have received
     /// the message.
     #[error(transparent)]
     Broker(#[from] BrokerError),
+}
+
+impl From<StoreError> for ClientError {
+    fn from(error: StoreError) -> Self {
+        Self::MySql(Arc::new(error))
+    }
 }
 
 /// Fails unless the argument is valid.

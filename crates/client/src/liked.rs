@@ -55,7 +55,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Invalid`] for more targets; [`ClientError::NoCard`]; [`ClientError::NoKind`];
-    /// [`ClientError::MySql`]; [`ClientError::MySqlRests`]; [`ClientError::Redis`], but only if API servers count likes.
+    /// [`ClientError::MySql`]; [`ClientError::Redis`], but only if API servers count likes.
     pub async fn likes_of(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
         let in_range = targets.len() <= STATUS_TARGETS_MAX;
         require(in_range, || format!("a call asks for at most {STATUS_TARGETS_MAX} targets"))?;

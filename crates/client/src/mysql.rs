@@ -2,13 +2,14 @@
 //! each other during an outage.
 
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
 use super::{ClientError, Result};
 use tallyd_core::chain::Chain;
+use tallyd_mysql::StoreError;
 
 /// The timeout of a query to MySQL.
 const ASK_MAX: Duration = Duration::from_secs(5);
@@ -16,54 +17,65 @@ const ASK_MAX: Duration = Duration::from_secs(5);
 /// How long the client does not ask MySQL after MySQL failed to answer.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
-/// The instant until which the client does not ask MySQL, because MySQL failed to answer.
+/// A pause after a failure of MySQL.
+struct Pause {
+    until: Instant,
+    /// The failure. Calls during the pause fail with this error.
+    failure: Arc<StoreError>,
+}
+
+/// The pause in which the client does not ask MySQL, because MySQL failed to answer.
 #[derive(Default)]
-pub(crate) struct Breaker(Mutex<Option<Instant>>);
+pub(crate) struct Breaker(Mutex<Option<Pause>>);
 
 impl Breaker {
     /// Asks MySQL. If MySQL fails, asks once more, because perhaps only a connection had broken. After a pause only one
     /// call asks, and the other calls still fail immediately.
     ///
     /// # Errors
-    /// [`ClientError::MySql`], or [`ClientError::MySqlRests`] if MySQL fails to answer in time, or failed recently.
+    /// [`ClientError::MySql`] if MySQL fails to answer in time, or failed recently.
     pub(crate) async fn ask<T, Q>(&self, question: impl Fn() -> Q) -> Result<T>
     where
         Q: Future<Output = tallyd_mysql::Result<T>>,
     {
-        let former = self.enter()?;
-        let until = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_away = self.enter()?;
         let twice = async {
             let first = question().await;
             if first.is_err() { question().await } else { first }
         };
         let failed = match tokio::time::timeout(ASK_MAX, twice).await {
             Ok(Ok(answer)) => {
-                *until() = None;
+                *self.pause() = None;
                 return Ok(answer);
             }
-            Ok(Err(error)) => ClientError::MySql(error),
-            Err(_) => ClientError::MySqlRests,
+            Ok(Err(error)) => error,
+            Err(_) => StoreError::Timeout { action: "ask MySQL", limit: ASK_MAX },
         };
-        *until() = Some(Instant::now() + AWAY_FOR);
-        if former.is_none() {
-            let error = Chain(&failed).to_string();
+        let failure = Arc::new(failed);
+        *self.pause() = Some(Pause { until: Instant::now() + AWAY_FOR, failure: Arc::clone(&failure) });
+        if !was_away {
+            let error = Chain(&*failure).to_string();
             warn!(
                 event = "mysql-unasked",
                 error, "MySQL failed: numbers and likes that only it has stay unknown: {error}"
             );
         }
-        Err(failed)
+        Err(ClientError::MySql(failure))
     }
 
-    /// Returns the end of the last pause. Fails during a pause.
-    fn enter(&self) -> Result<Option<Instant>> {
-        let mut until = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let former = *until;
-        if former.is_some_and(|until| until > Instant::now()) {
-            return Err(ClientError::MySqlRests);
+    /// Returns whether the last call failed. Fails during a pause.
+    fn enter(&self) -> Result<bool> {
+        let mut pause = self.pause();
+        let Some(Pause { until, failure }) = &mut *pause else { return Ok(false) };
+        if *until > Instant::now() {
+            return Err(ClientError::MySql(Arc::clone(failure)));
         }
-        *until = former.map(|_| Instant::now() + AWAY_FOR);
-        Ok(former)
+        *until = Instant::now() + AWAY_FOR;
+        Ok(true)
+    }
+
+    fn pause(&self) -> MutexGuard<'_, Option<Pause>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -72,16 +84,19 @@ mod tests {
     use std::sync::atomic::{AtomicU8, Ordering};
 
     use super::*;
-    use tallyd_mysql::StoreError;
+
+    fn paused_until_now() -> Pause {
+        Pause { until: Instant::now(), failure: Arc::new(StoreError::OutOfRange("fail")) }
+    }
 
     #[tokio::test]
     async fn after_a_pause_one_call_asks_and_all_others_fail() {
-        let breaker = Breaker(Mutex::new(Some(Instant::now())));
+        let breaker = Breaker(Mutex::new(Some(paused_until_now())));
         let mut first = Box::pin(breaker.ask(std::future::pending::<tallyd_mysql::Result<u8>>));
         assert!(tokio::time::timeout(Duration::ZERO, &mut first).await.is_err(), "the first call asks");
-        assert!(matches!(breaker.ask(async || Ok(7)).await, Err(ClientError::MySqlRests)));
+        assert!(matches!(breaker.ask(async || Ok(7)).await, Err(ClientError::MySql(_))));
         drop(first);
-        *breaker.0.lock().unwrap() = Some(Instant::now());
+        *breaker.0.lock().unwrap() = Some(paused_until_now());
         assert!(matches!(breaker.ask(async || Ok(7)).await, Ok(7)));
         assert!(breaker.0.lock().unwrap().is_none());
     }
@@ -95,7 +110,8 @@ mod tests {
         };
         assert!(matches!(breaker.ask(broken).await, Ok(1)));
         let failed = breaker.ask(async || Err::<u8, _>(StoreError::OutOfRange("fail twice"))).await;
-        assert!(matches!(failed, Err(ClientError::MySql(_))));
-        assert!(matches!(breaker.ask(async || Ok(7)).await, Err(ClientError::MySqlRests)));
+        let failure = failed.unwrap_err().to_string();
+        assert!(failure.contains("fail twice"), "{failure}");
+        assert_eq!(breaker.ask(async || Ok(7)).await.unwrap_err().to_string(), failure, "the pause names the cause");
     }
 }

@@ -1,5 +1,6 @@
 //! The errors of MySQL. Each error has a [`Fate`], which decides how the work continues.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use sqlx::mysql::MySqlDatabaseError;
@@ -35,6 +36,10 @@ pub enum StoreError {
     /// An event would change a counter to a value that does not fit into 64 bits.
     #[error("{0}: a counter would be out of range")]
     OutOfRange(&'static str),
+    /// The client and the server do not agree on a login. For example, the account has an authentication plugin that the
+    /// client does not know.
+    #[error("log in to MySQL")]
+    Login(#[source] Whole<sqlx::Error>),
     /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
@@ -62,13 +67,23 @@ impl StoreError {
         move |source| Self::Sql { action, source: Whole(source) }
     }
 
-    /// Returns the class of the error, which decides how the caller continues.
+    /// Returns the class of the error, which decides how the caller continues. Errors without a number are temporary:
+    /// a timeout, an I/O error, a closed connection.
     pub fn fate(&self) -> Fate {
         match self {
             Self::TlsFault(_) => Fate::Untrusted,
             Self::OutOfRange(_) => Fate::Item,
+            Self::Login(_) => Fate::Refused,
+            Self::Sql { source: Whole(sqlx::Error::Configuration(_)), .. } => Fate::Misconfigured,
             _ => self.number().map_or(Fate::Passing, fate_of),
         }
+    }
+
+    /// Returns true if the statement caused the error, and not the server, the network or a competing transaction. The
+    /// caller asks only about statements that an operator wrote. A missing table, for example, is such an operator's
+    /// mistake, but for the daemon's own statements it is a temporary error.
+    pub fn is_of_statement(&self) -> bool {
+        self.number().is_some_and(|number| !is_of_server(number))
     }
 
     /// Returns true if the server does not support the statement, or a feature that the statement needs. In this case a
@@ -93,9 +108,7 @@ impl StoreError {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
         }
-        // 1290: read_only or super_read_only is on. 1836: MySQL is in read-only mode. 3032: offline_mode is on. 1047:
-        // Galera has no quorum.
-        self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
+        self.number().is_some_and(is_no_primary)
     }
 
     /// Returns true if another transaction has locked a row for longer than the timeout. The caller can retry the same
@@ -125,8 +138,16 @@ impl StoreError {
             _ if self.is_lock_timeout() => "1205",
             _ if self.number() == Some(1213) => "1213",
             Self::Sql { source: Whole(sqlx::Error::Database(_)), .. } => "other",
-            Self::Sql { .. } | Self::TlsFault(_) => "connection",
+            Self::Sql { .. } | Self::Login(_) | Self::TlsFault(_) => "connection",
             _ => "other",
+        }
+    }
+
+    /// Returns the kind of the I/O error that broke the connection, or prevented it.
+    pub fn io_kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Sql { source: Whole(sqlx::Error::Io(error)), .. } => Some(error.kind()),
+            _ => None,
         }
     }
 
@@ -151,13 +172,44 @@ fn fate_of(number: u16) -> Fate {
         | 1644 // SIGNAL of a trigger
         | 3819 | 4025 // CHECK constraint: MySQL, MariaDB
         => Fate::Item,
+        number if is_login(number) => Fate::Refused,
         1044 | 1049 // no right to the database, no such database
-        | 1045 | 1698 // wrong password, no login that way
-        | 1142 | 1143 // no right to the table, to the column
+        | 1142 | 1143 | 1370 // no right to the table, to the column, to the routine
         | 1193 | 1227 // no such setting, no right to it
         => Fate::Refused,
         _ => Fate::Passing,
     }
+}
+
+/// Wrong or expired password, no login that way, a locked account; this machine is blocked, or not allowed.
+fn is_login(number: u16) -> bool {
+    matches!(number, 1045 | 1698 | 1820 | 1862 | 3118 | 4151 | 1129 | 1130)
+}
+
+fn is_no_primary(number: u16) -> bool {
+    matches!(
+        number,
+        1290 // read_only or super_read_only is on
+        | 1836 // MySQL is in read-only mode
+        | 3032 // offline_mode is on
+        | 1047 // Galera has no quorum
+    )
+}
+
+/// Returns true if the server, the network, the login or a competing transaction caused the error.
+fn is_of_server(number: u16) -> bool {
+    is_no_primary(number)
+        || is_login(number)
+        || matches!(
+            number,
+            1040 | 1203 | 1226 // too many connections
+            | 1021 | 1037 | 1038 | 1041 // the disk or the memory is full
+            | 1053 | 1077..=1079 // the server stops
+            | 1152..=1161 | 2006 | 2013 | 4031 // the connection broke
+            | 1180 | 1205 | 1213 | 3101 // a competing transaction, or a commit that Galera refused
+            | 1317 | 1927 | 3169 // the statement or the connection was killed
+            | 1969 | 3024 // the statement ran out of time
+        )
 }
 
 /// The result of a call to MySQL.
@@ -171,5 +223,34 @@ pub(super) trait Context<T> {
 impl<T> Context<T> for std::result::Result<T, sqlx::Error> {
     fn context(self, action: &'static str) -> Result<T> {
         self.map_err(StoreError::sql(action))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_not_able_is_no_mistake_in_a_statement() {
+        for of_server in [1040, 1047, 1180, 1205, 1213, 1290, 1836, 1927, 2013, 3024, 3032, 3101, 3169] {
+            assert!(is_of_server(of_server), "{of_server}");
+            assert_eq!(fate_of(of_server), Fate::Passing, "{of_server}");
+        }
+        assert!(is_of_server(1045) && fate_of(1045) == Fate::Refused, "no statement has a wrong password");
+        for of_statement in [1054, 1062, 1064, 1142, 1146, 1366] {
+            assert!(!is_of_server(of_statement), "{of_statement}");
+        }
+    }
+
+    #[test]
+    fn an_error_without_a_number_is_temporary_unless_it_is_about_the_login() {
+        let fate = |error| StoreError::sql("ask")(error).fate();
+        assert_eq!(fate(sqlx::Error::Io(ErrorKind::UnexpectedEof.into())), Fate::Passing);
+        assert_eq!(fate(sqlx::Error::PoolTimedOut), Fate::Passing);
+        assert_eq!(fate(sqlx::Error::Protocol("unexpected packet".to_owned())), Fate::Passing);
+        assert_eq!(fate(sqlx::Error::Configuration("ssl-mode".into())), Fate::Misconfigured);
+        let store = crate::Store::new(&crate::config::Mysql { url: "mysql://u@h/t".into(), ..Default::default() }, 1);
+        let unknown = sqlx::Error::Protocol("unknown authentication plugin: client_ed25519".to_owned());
+        assert_eq!(store.unwrap().explain(unknown).fate(), Fate::Refused);
     }
 }

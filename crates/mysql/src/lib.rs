@@ -54,6 +54,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
 use tallyd_connect::tls::{self, Identity, TlsFault};
+use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
 use tokio::sync::Mutex;
 
@@ -249,6 +250,7 @@ impl Store {
         match TlsFault::of(&source, server) {
             Some(fault) => fault.into(),
             None if lacks_tls => TlsFault::without_tls(server, "write ?ssl-mode=DISABLED").into(),
+            None if matches!(source, sqlx::Error::Protocol(_)) => StoreError::Login(Whole(source)),
             None => StoreError::sql("connect to MySQL")(source),
         }
     }

@@ -8,7 +8,7 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
+use sqlx::mysql::MySqlRow;
 use sqlx::{
     AssertSqlSafe, Column as _, Connection, Executor, MySqlConnection, Row, SqlSafeStr, Statement as _, TypeInfo,
 };
@@ -47,24 +47,16 @@ pub struct Statement {
 impl Statement {
     /// Decides whether the query or the server caused the error.
     pub(super) fn error(&self, error: sqlx::Error) -> QueryError {
-        let sqlx::Error::Database(database) = &error else {
-            return StoreError::sql("run the query")(error).into();
-        };
-        let number = database.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number);
-        let said = database.message();
-        match number {
-            // MySQL and MariaDB.
-            3024 | 1969 => self.too_long(),
-            1044 | 1142 | 1143 | 1227 | 1370 => wrong(format!(
+        let said = error.as_database_error().map_or_else(String::new, |error| error.message().to_owned());
+        let error = StoreError::sql("run the query")(error);
+        match error.number() {
+            _ if error.is_out_of_time() => self.too_long(),
+            Some(1044 | 1142 | 1143 | 1227 | 1370) => wrong(format!(
                 "the account of {} is not allowed to run the query ({said}): grant this account the right to SELECT from the table",
                 self.url_key
             )),
-            // These errors are temporary: the server stops or has too many connections, transactions compete, or a
-            // connection was broken or killed.
-            1040 | 1053 | 1077 | 1078 | 1079 | 1152..=1161 | 1205 | 1213 | 1317 | 1927 | 2006 | 2013 | 3169 => {
-                StoreError::sql("run the query")(error).into()
-            }
-            _ => wrong(format!("MySQL rejects the query ({said})")),
+            _ if error.is_of_statement() => wrong(format!("MySQL rejects the query ({said})")),
+            _ => error.into(),
         }
     }
 

@@ -72,9 +72,15 @@ impl CacheError {
 
 /// The login failed, the account is not allowed to run the command, or the server doesn't know the command.
 fn is_refusal(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::AuthenticationFailed
-        || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
-        || error.detail().is_some_and(|text| text.starts_with("unknown command"))
+    is_wrong_login(error) || error.code() == Some("NOPERM") || is_unknown_command(error)
+}
+
+pub(crate) fn is_wrong_login(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+}
+
+pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| text.starts_with("unknown command"))
 }
 
 /// The result of a call to Redis.

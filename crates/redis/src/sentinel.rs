@@ -16,6 +16,7 @@ use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisConnectionInfo, Redis
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
+use super::error::{is_unknown_command, is_wrong_login};
 use super::login::{Login, tls_fault};
 use super::text;
 use crate::config::Redis;
@@ -252,12 +253,10 @@ fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
         return error;
     }
     let detail = format!("{}: {error}", sentinel.address());
-    let is_password =
-        matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || error.kind() == ErrorKind::AuthenticationFailed;
-    if is_password {
+    if is_wrong_login(&error) {
         let what = "the sentinel expects another password, or it is not a sentinel: fix [redis] sentinel_password_file or sentinels";
         RedisError::from((ErrorKind::AuthenticationFailed, what, detail))
-    } else if error.detail().is_some_and(|text| text.starts_with("unknown command")) {
+    } else if is_unknown_command(&error) {
         let what = "the server is not a sentinel: fix [redis] sentinels";
         RedisError::from((ErrorKind::InvalidClientConfig, what, detail))
     } else {

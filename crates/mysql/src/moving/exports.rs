@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, Row};
 use tallyd_core::model::{Kind, Micros, TargetId, UserId};
 
 use crate::site_query::QueryError;
-use crate::{Context, Result, Store, StoreError, datetime, micros};
+use crate::{Context, Result, Store, datetime, micros};
 
 /// A row of `like_record`, without the kind, which the caller knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,18 +79,10 @@ impl Store {
             tx.commit().await.context(ACTION)
         });
         match written.await {
-            Err(error) if is_of_statement(&error) => {
+            Err(error) if error.is_of_statement() => {
                 Err(QueryError::Query(error.source().map_or_else(String::new, ToString::to_string)))
             }
             written => Ok(written?),
         }
     }
-}
-
-/// Returns true if the same statement will always fail.
-fn is_of_statement(error: &StoreError) -> bool {
-    // These errors are temporary: the server stops, has too many connections or is not the primary, transactions
-    // compete, or a connection was killed.
-    let passing = |number| matches!(number, 1040 | 1053 | 1077..=1079 | 1152..=1161 | 1205 | 1213 | 1290 | 1317 | 1836 | 1927 | 2006 | 2013 | 3032 | 3101);
-    error.number().is_some_and(|number| !passing(number))
 }
