@@ -50,10 +50,9 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         None => {}
     }
     match cause.downcast_ref() {
-        Some(MigrateError::TooNew) => return Some(EXIT_CONFIG),
-        Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_)) => {
-            return Some(EXIT_TRY_LATER);
-        }
+        Some(MigrateError::TooNew | MigrateError::Denied(_)) => return Some(EXIT_CONFIG),
+        Some(MigrateError::Locked | MigrateError::TableBusy(_)) => return Some(EXIT_TRY_LATER),
+        Some(MigrateError::Store(error)) => return code_of(error),
         _ => {}
     }
     if cause.is::<ConfigError>() {
@@ -67,8 +66,8 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         Some(EXIT_TRY_LATER)
     } else {
         match fate_of(cause)? {
-            Fate::Misconfigured => Some(EXIT_CONFIG),
-            Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
+            Fate::Misconfigured | Fate::Refused => Some(EXIT_CONFIG),
+            Fate::Passing | Fate::Untrusted => Some(EXIT_TRY_LATER),
             // The error concerns one key in Redis. After an operator has deleted this key, the same command succeeds.
             // Deleting the key is safe, because MySQL is the source of truth.
             Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),

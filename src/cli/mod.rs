@@ -68,7 +68,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run, compare), 64 usage, \
-                          75 try later (lock held, server unreachable), 78 configuration or schema";
+                          75 try later (lock held, server unreachable), 78 configuration, schema or account";
 
 #[derive(Debug, Subcommand)]
 enum Any {

@@ -171,6 +171,24 @@ async fn a_server_that_is_away_exits_with_75() {
 #[test]
 fn a_configuration_that_is_wrong_exits_with_78_and_says_where() {
     for (config, said) in [
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_exits_with_78_and_ends_no_daemon() {
+    let world = World::new("cli_login", "").await;
+    world.publisher().await;
+    let wrong = ["MYSQL", "REDIS", "AMQP"].map(|section| format!("TALLYD__{section}__PASSWORD"));
+    for variable in &wrong {
+        let output = world.command().arg("reconcile").env(variable, "wrong").output().unwrap();
+        assert_eq!(output.status.code(), Some(78), "{variable}: {}", stderr(&output));
+    }
+    for variables in [&wrong[..], &wrong[1..]] {
+        let variables: Vec<(&str, &str)> = variables.iter().map(|variable| (variable.as_str(), "wrong")).collect();
+        let daemon = world.daemon_with(&variables);
+        daemon.logged("\"outage-begun\"").await;
+        assert!(daemon.stop().success());
+    }
+    world.close().await;
+}
+
         (
             "[log]\nlevel = \"info\"\n\n[amqp]\nprefech = 5\n",
             "config.toml:5:1: unknown key `prefech` in [amqp]: did you mean `prefetch`?",
