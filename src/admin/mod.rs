@@ -114,11 +114,11 @@ impl Admin {
     ) -> Result<Option<(Self, Observer)>> {
         let config = live.current();
         let Some(listen) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
-        let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
+        let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?.impatient();
         let cache = Cache::new(&config.redis, &config.metrics)?;
         // The observer has separate connections. Otherwise many requests for counters could make a server seem
         // unreachable.
-        let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
+        let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?.impatient();
         let (observer, sight) =
             Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
         let asked = Asked {

@@ -138,7 +138,7 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
         DeadCommand::Show { ids, raw: true, .. } => only_one(ids, "--raw prints one body").map(drop)?,
         _ => {}
     }
-    let servers = Servers::new(config)?;
+    let servers = Servers::new(config)?.impatient();
     match &command {
         // These commands need no codes, so they skip the check of the codes. They must work even with a wrong
         // configuration, which can be the cause of the dead letters.

@@ -42,7 +42,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
         Named::Metric => (Of::Metrics, &config.metrics.0, "metric"),
     };
     // The usual check of names would fail here, because the configuration has the new name and MySQL has the old name.
-    let servers = Servers::new(config)?;
+    let servers = Servers::new(config)?.impatient();
     servers.check_schema().await?;
     let registered = servers.store.registered(of).await?;
     let Some(code) = code_of(&registered, from, to, word)? else {

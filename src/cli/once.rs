@@ -16,7 +16,7 @@ pub(super) async fn show(config: &Config, target: &str, format: Format) -> Resul
 }
 
 pub(super) async fn migrate(config: &Config) -> Result<u8> {
-    let steps = Servers::new(config)?.store.migrate().await?;
+    let steps = Servers::new(config)?.impatient().store.migrate().await?;
     let text = match steps {
         0 => "the schema is up to date".to_owned(),
         steps => format!("the schema is up to date after {steps} steps"),

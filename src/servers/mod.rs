@@ -63,11 +63,17 @@ impl Servers {
         })
     }
 
-    /// Returns the servers after [`Self::check`] has passed.
+    /// Returns the servers after [`Self::check`] has passed. If MySQL's port refuses connections, fails immediately.
     pub async fn checked(config: &Config) -> Result<Self> {
         let servers = Self::new(config)?;
-        servers.check(config).await?;
+        servers.clone().impatient().check(config).await?;
         Ok(servers)
+    }
+
+    /// Returns servers for which each call to MySQL fails immediately if MySQL's port refuses connections. Short commands
+    /// use them, because a person waits. Long commands and the daemon wait longer for a MySQL that restarts.
+    pub(crate) fn impatient(self) -> Self {
+        Self { store: self.store.impatient(), ..self }
     }
 
     /// Checks that MySQL has the schema that this version needs. Also checks that each code has the same name in MySQL

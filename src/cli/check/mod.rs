@@ -71,6 +71,7 @@ fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>),
     start_log(&config.log).map_err(|error| of("log.level", format!("[log] {error:#}")))?;
     let servers = |config: &Config| {
         Servers::new(config)
+            .map(Servers::impatient)
             .map_err(|ConfigError(texts)| texts.into_iter().flat_map(|text| of("", text)).collect::<Vec<_>>())
     };
     let runtime = start_runtime().map_err(|error| of("", format!("{error:#}")))?;

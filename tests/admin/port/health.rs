@@ -70,6 +70,16 @@ async fn who_drains_is_alive_and_not_ready() {
     let address = address(&daemon).await;
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
+
+    // A port that refuses connections is no silent server.
+    let refused = world.daemon_with(&[("TALLYD__MYSQL__URL", "mysql://tallyd@127.0.0.1:9/tally")]);
+    let address = super::address(&refused).await;
+    eventually("the refused connection is the reason", || async {
+        let reason = server(&get(&address, "/readyz").await.json(), "mysql")["reason"].to_string();
+        reason.contains("connection refused")
+    })
+    .await;
+    assert!(refused.stop().success());
     proxy.hold();
     world.publish(&publisher, &[like(42, 1)]).await;
     eventually("a message is in flight", || async {
