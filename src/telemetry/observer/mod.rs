@@ -36,6 +36,9 @@ use tallyd_redis::Cache;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
+/// If a server does not answer, the servers are queried again soon, so that the end of an outage is seen soon.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Jobs are read less often, because they need several reads of MySQL.
 const JOBS_EVERY: Duration = Duration::from_secs(10);
 
@@ -121,7 +124,8 @@ impl Observer {
             }
             self.seen.at = Some(clock::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));
-            beat.pause(pace(LOOK_EVERY).saturating_sub(began.elapsed()), &stop).await;
+            let every = if self.seen.servers.iter().all(|server| server.up) { LOOK_EVERY } else { LOOK_AGAIN };
+            beat.pause(pace(every).saturating_sub(began.elapsed()), &stop).await;
         }
     }
 

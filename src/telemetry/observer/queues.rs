@@ -15,6 +15,9 @@ use tallyd_rabbitmq::{Broker, Publisher};
 /// costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
+/// Time limit for the open connection to answer, so that time is left for a new connection.
+const OPEN_ANSWERS_IN: Duration = Duration::from_secs(1);
+
 pub(super) struct Queues {
     broker: Broker,
     /// The open connection. Each query takes the connection out of this field, and puts it back only after an answer.
@@ -36,7 +39,15 @@ impl Queues {
         Self { broker, link: None, missing: BTreeSet::new(), backlog: Backlog::default(), again: Rest::default() }
     }
 
+    /// Checks that the broker answers. If the open connection fails, only a new connection shows whether the broker fails.
+    /// The open one can have broken in an outage that is already over.
     pub(super) async fn ask(&mut self) -> Result<()> {
+        if let Some(open) = self.link.take()
+            && matches!(tokio::time::timeout(OPEN_ANSWERS_IN, open.answers()).await, Ok(Ok(())))
+        {
+            self.link = Some(open);
+            return Ok(());
+        }
         let open = self.open().await?;
         open.answers().await?;
         self.link = Some(open);

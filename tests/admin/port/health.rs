@@ -58,6 +58,17 @@ async fn ready_says_which_server_is_away_and_why() {
         proxy.release();
         eventually("the daemon is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
     }
+
+    // The connection with which the daemon checks RabbitMQ breaks, and RabbitMQ answers.
+    let told = async || get(&address, "/v1/status").await.json();
+    let since = server(&told().await, "rabbitmq")["since"].clone();
+    rabbitmq.cut();
+    let mut checked_at = told().await["now"].as_i64();
+    for _ in 0..2 {
+        eventually("the servers were checked", || async { told().await["observed_at"].as_i64() > checked_at }).await;
+        checked_at = told().await["observed_at"].as_i64();
+    }
+    assert_eq!(server(&told().await, "rabbitmq")["since"], since, "RabbitMQ was reported as unreachable");
     assert!(daemon.stop().success());
     world.close().await;
 }
