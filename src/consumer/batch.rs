@@ -71,6 +71,10 @@ impl Inbox {
         Some(message)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
     pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.messages.iter().map(Arrived::bytes)
     }

@@ -1,14 +1,12 @@
 //! Counts a partition's work. The counts are added to the metrics once per batch, and logged once a minute.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
 use super::batch::{Batch, Event};
 use crate::runtime::clock;
-use crate::telemetry::{EventType, PartitionState, Step, seconds_between, telemetry};
-use tallyd_core::model::Micros;
+use crate::telemetry::{EventType, PartitionState, Step, Unacked, seconds_between, telemetry};
 
 /// The interval between log lines about the throughput.
 const LOG_EVERY: Duration = Duration::from_secs(60);
@@ -99,16 +97,19 @@ impl Steps {
     }
 }
 
-/// The arrival time of the oldest message in the open batch, and in the batch that is being written.
+/// The unacknowledged messages in the open batch, and in the batch that is being written.
 #[derive(Default)]
-pub(super) struct Oldest {
-    pub open: Option<Micros>,
-    pub writing: Option<Micros>,
+pub(super) struct InBatches {
+    pub open: Unacked,
+    pub writing: Unacked,
 }
 
-impl Oldest {
-    pub(super) fn note(&self, vitals: &Arc<PartitionState>) {
-        vitals.oldest(self.writing.or(self.open));
+impl InBatches {
+    /// Records these messages, and `more` messages that are in no batch yet.
+    pub(super) fn note(&self, more: usize, vitals: &PartitionState) {
+        let Self { open, writing } = self;
+        let messages = open.messages + writing.messages + more as u64;
+        vitals.holds(Unacked { messages, oldest: writing.oldest.or(open.oldest) });
     }
 }
 

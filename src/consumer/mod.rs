@@ -65,7 +65,7 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::{Outage, Rivals};
 use crate::runtime::waits::Work;
 use crate::servers::control::Control;
-use crate::telemetry::{PartitionState, Standing, telemetry};
+use crate::telemetry::{PartitionState, Standing, Unacked, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;
 use tallyd_core::prefetch::{self, MessageSizes, PrefetchLimit};
@@ -210,7 +210,7 @@ impl Partition {
             self.heartbeat.beat();
             let is_paused = self.control.paused(PAUSED_BY).is_some();
             vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
-            vitals.oldest(None);
+            vitals.holds(Unacked::default());
             // The database is checked first. If MySQL is down, a session without this check would receive messages and
             // have to return them.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
@@ -226,7 +226,7 @@ impl Partition {
             self.recover(end, &mut broker).await;
         }
         vitals.stands(Standing::Stopped);
-        vitals.oldest(None);
+        vitals.holds(Unacked::default());
         info!(event = "partition-stopped", partition = self.number, "this daemon no longer writes {}", self.name());
     }
 

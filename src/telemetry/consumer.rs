@@ -109,11 +109,18 @@ impl ConsumerMetrics {
     }
 }
 
+/// The messages that this process has received and not acknowledged.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Unacked {
+    pub messages: u64,
+    /// Arrival time of the oldest one.
+    pub oldest: Option<Micros>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct PartitionState {
     standing: Mutex<Standing>,
-    /// Arrival time of the oldest unacknowledged message.
-    oldest: Mutex<Option<Micros>>,
+    unacked: Mutex<Unacked>,
 }
 
 impl PartitionState {
@@ -134,12 +141,17 @@ impl PartitionState {
         *locked(&self.standing)
     }
 
-    pub(crate) fn oldest(&self, came: Option<Micros>) {
-        *locked(&self.oldest) = came;
+    pub(crate) fn holds(&self, unacked: Unacked) {
+        *locked(&self.unacked) = unacked;
+    }
+
+    /// The number of messages that this process has received and not acknowledged.
+    pub(crate) fn held(&self) -> u64 {
+        locked(&self.unacked).messages
     }
 
     /// Seconds since the oldest unacknowledged message arrived, or 0 if there is none.
     pub(crate) fn oldest_s(&self, now: Micros) -> f64 {
-        locked(&self.oldest).map_or(0.0, |came| super::seconds_between(came, now))
+        locked(&self.unacked).oldest.map_or(0.0, |came| super::seconds_between(came, now))
     }
 }

@@ -27,7 +27,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
-pub(crate) use consumer::{ConsumerMetrics, PartitionState};
+pub(crate) use consumer::{ConsumerMetrics, PartitionState, Unacked};
 pub(crate) use job::Jobs;
 pub(crate) use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
 pub(crate) use process::Process;

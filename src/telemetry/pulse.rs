@@ -24,8 +24,8 @@ pub(crate) struct Point {
     pub lag_p50_s: Option<f64>,
     /// The 99th percentile of the seconds from an event's `at` to its commit.
     pub lag_p99_s: Option<f64>,
-    /// Messages in the queues at the end of the ten seconds. `None` if the broker did not answer.
-    pub queued: Option<u64>,
+    /// Messages in the queues and in this process at the end of the ten seconds. `None` if the broker did not answer.
+    pub waiting: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -39,12 +39,12 @@ struct State {
 
 impl Pulse {
     /// Adds a point for the events that were written since the last call. The first call adds no point.
-    pub(crate) fn beat(&self, queued: Option<u64>) {
+    pub(crate) fn beat(&self, waiting: Option<u64>) {
         let (committed, lag) = telemetry().written();
-        self.add((Instant::now(), clock::now()), committed, lag, queued);
+        self.add((Instant::now(), clock::now()), committed, lag, waiting);
     }
 
-    fn add(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, queued: Option<u64>) {
+    fn add(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, waiting: Option<u64>) {
         let mut state = locked(&self.0);
         let last = state.last.replace((now, committed, lag.clone()));
         let Some((then, before, former)) = last else { return };
@@ -58,7 +58,7 @@ impl Pulse {
             events_s: committed.saturating_sub(before) as f64 / seconds,
             lag_p50_s: lag.quantile(0.5),
             lag_p99_s: lag.quantile(0.99),
-            queued,
+            waiting,
         });
     }
 

@@ -45,7 +45,7 @@ fn servers(page: &mut Page, seen: &Observed) {
 fn queues(page: &mut Page, seen: &Observed) {
     let of = |number: &u16| [("partition", number.to_string())];
     let messages = seen.queues.iter().map(|(number, (messages, _))| (of(number), *messages as f64));
-    page.gauges("tallyd_queue_messages", "Messages that wait in the partition's queue", messages);
+    page.gauges("tallyd_queue_messages", "Messages in the partition's queue that no daemon has received", messages);
     let consumers = seen.queues.iter().map(|(number, (_, consumers))| (of(number), *consumers as f64));
     page.gauges("tallyd_queue_consumers", "Consumers of the partition's queue, over all daemons", consumers);
     if let Some(returned) = seen.returned {

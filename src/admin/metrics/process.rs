@@ -76,6 +76,9 @@ fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     let help = "Age of the oldest unacknowledged message in this process; 0 if there is none";
     let oldest = partitions.iter().map(|(number, it)| ([("partition", number.to_string())], it.oldest_s(now)));
     page.gauges("tallyd_oldest_unacked_age_seconds", help, oldest);
+    let help = "Messages that this process has received and not acknowledged";
+    let held = partitions.iter().map(|(number, it)| ([("partition", number.to_string())], it.held() as f64));
+    page.gauges("tallyd_held_messages", help, held);
     let active = partitions
         .iter()
         .map(|(number, it)| ([("partition", number.to_string())], flag(it.standing() == Standing::Writing)));

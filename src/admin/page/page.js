@@ -3,7 +3,7 @@
 const [STATUS_EVERY, HISTORY_EVERY, ANSWER_MAX, REST_MAX] = [2000, 10000, 4000, 10000];
 const RECONCILES_SHOWN = 6;
 // The thresholds of the alerts TallydLagHigh and TallydQueueGrowing.
-const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
+const [LAG_MAX_S, WAITING_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
 // Maps each time to the values that the plots show at this time. The values of earlier daemon processes stay in the
@@ -21,7 +21,7 @@ const LAG = [
   { name: "p99", label: "p99", of: (one) => one.lag_p99_s },
 ];
 new Plot("plot-lag", "Lag to commit", LAG, span, 0.02);
-new Plot("plot-queued", "Messages queued", [{ name: "messages", label: "", of: (one) => one.queued }], (value) => count(Math.round(value)), 4);
+new Plot("plot-waiting", "Messages waiting", [{ name: "messages", label: "", of: (one) => one.waiting }], (value) => count(Math.round(value)), 4);
 const drift = new Drift("plot-drift");
 
 function showAll() {
@@ -75,15 +75,18 @@ function tile(id, state, value, ...note) {
   put(element.querySelector(".note"), note);
 }
 
+// Messages in the queue, and messages that this process has received and not written yet.
+const waiting = (partition) => (partition.messages === null ? null : partition.messages + partition.held);
+
 function showTiles() {
   const { rate: last, partitions, troubles } = told;
   const [lag, half] = [last?.lag_p99_s ?? null, last?.lag_p50_s ?? null];
-  const queued = partitions.reduce((sum, one) => sum + (one.messages ?? 0), 0);
+  const messages = partitions.reduce((sum, one) => sum + (waiting(one) ?? 0), 0);
   const isKnown = partitions.some((one) => one.messages !== null);
   const grave = troubles.filter((trouble) => trouble.grave).length;
   tile("tile-events", told.ready ? "" : "grave", last ? rate(last.events_s) : "–", `${count(told.events_committed)} since the start`);
   tile("tile-lag", lag > LAG_MAX_S ? "mild" : "", lag === null ? "–" : span(lag), half === null ? "no recent events" : `p50 ${span(half)}`);
-  tile("tile-queued", queued > QUEUED_MAX ? "mild" : "", isKnown ? count(queued) : "–", `outbox backlog ${count(told.outbox_rows)}`);
+  tile("tile-waiting", messages > WAITING_MAX ? "mild" : "", isKnown ? count(messages) : "–", `outbox backlog ${count(told.outbox_rows)}`);
   const state = grave ? "grave" : troubles.length ? "mild" : "good";
   tile("tile-problems", state, count(troubles.length), grave ? `${count(grave)} serious` : troubles.length ? "none serious" : "none");
 }
@@ -125,7 +128,7 @@ function showPartitions() {
     one.owner ? [one.owner === told.owner ? styled("badge", "this process") : one.owner] : [styled("muted", "no daemon")],
     one.owner && one.taken_at ? [ago(one.taken_at)] : [],
     [one.epoch ? `${one.epoch}` : styled("muted", "–")],
-    [count(one.messages)],
+    [count(waiting(one))],
     [one.consumers === 0 ? styled("mild", "0") : count(one.consumers)],
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
   ];

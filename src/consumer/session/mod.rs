@@ -23,7 +23,7 @@ use self::writing::{Writing, join};
 use super::arrival_rate::ArrivalRate;
 use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
-use super::counting::{Oldest, ReceivedCounts};
+use super::counting::{InBatches, ReceivedCounts};
 use super::decode::decode;
 use super::{Learned, PAUSED_BY, PREFETCH_BATCHES, Partition, SessionEnd};
 use crate::config::{Config, Derived};
@@ -102,7 +102,7 @@ pub(super) async fn run(
         seen: 0,
         refused: Flood::default(),
         stall_detector: StallDetector::default(),
-        unacked: Oldest::default(),
+        unacked: InBatches::default(),
         vitals: telemetry().partition(number),
     };
     session.vitals.stands(Standing::Listening);
@@ -162,7 +162,7 @@ struct Session<'a> {
     seen: u16,
     refused: Flood,
     stall_detector: StallDetector,
-    unacked: Oldest,
+    unacked: InBatches,
     vitals: Arc<PartitionState>,
 }
 
@@ -180,7 +180,7 @@ impl Session<'_> {
                 // writer that hangs would not be noticed.
                 self.partition.heartbeat.beat();
             }
-            self.unacked.note(&self.vitals);
+            self.unacked.note(self.inbox.len(), &self.vitals);
             if self.fill()? {
                 return Err(SessionEnd::OtherPrefetch);
             }
@@ -308,7 +308,8 @@ impl Session<'_> {
         let now = clock::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
-        self.unacked.open.get_or_insert(now);
+        self.unacked.open.oldest.get_or_insert(now);
+        self.unacked.open.messages += 1;
         open.received.messages += 1;
         open.received.redelivered += u64::from(redelivered);
         open.last = Some(acker);

@@ -17,7 +17,7 @@ use crate::consumer::SessionEnd;
 use crate::consumer::batch::Inbox;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::runtime::{clock, fault};
-use crate::telemetry::{Close, Step, telemetry};
+use crate::telemetry::{Close, Step, Unacked, telemetry};
 
 /// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
@@ -59,7 +59,7 @@ impl Session<'_> {
         open.received.note();
         self.arrival_rate.note(open.batch.len(), Instant::now());
         telemetry().consumer.batches.get_or_create(&why).inc();
-        self.unacked.writing = self.unacked.open.take();
+        self.unacked.writing = std::mem::take(&mut self.unacked.open);
         self.writing = Some(tokio::spawn(write(self.partition.number, writer, open, why)));
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Session<'_> {
     pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>, SessionEnd> {
         let (writer, last, result) = written;
         self.writer = Some(writer);
-        self.unacked.writing = None;
+        self.unacked.writing = Unacked::default();
         self.is_proven |= result.is_err();
         let refused = result?.refused;
         if let Some(refused) = self.refused.note(refused as u64, Instant::now()) {

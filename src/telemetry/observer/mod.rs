@@ -118,9 +118,9 @@ impl Observer {
                 break;
             }
             if point.is_over(pace(POINT_EVERY)) {
-                let queued =
-                    self.is_up(Server::Rabbitmq).then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
-                telemetry().pulse.beat(queued);
+                let queued = || self.seen.queues.values().map(|(messages, _)| messages).sum::<u64>();
+                let held = telemetry().consumer.partitions().iter().map(|(_, partition)| partition.held()).sum::<u64>();
+                telemetry().pulse.beat(self.is_up(Server::Rabbitmq).then(|| queued() + held));
             }
             self.seen.at = Some(clock::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));

@@ -90,7 +90,10 @@ pub(crate) struct Partition {
     /// How often daemons have acquired the partition. `None` if no daemon has acquired it yet.
     pub epoch: Option<u64>,
     pub taken_at: Option<i64>,
+    /// Messages in the queue that no daemon has received. `None` if the broker did not answer.
     pub messages: Option<u64>,
+    /// Messages that this daemon has received and not acknowledged.
+    pub held: u64,
     pub consumers: Option<u64>,
     pub oldest_unacked_s: f64,
 }
@@ -99,6 +102,11 @@ impl Partition {
     /// Returns the partition's name, as log lines and reports show it.
     pub(crate) fn name(&self) -> PartitionName {
         PartitionName { number: self.partition, map: self.map.clone() }
+    }
+
+    /// Returns the number of messages that are not written, in the queue and in this daemon.
+    pub(crate) fn waiting(&self) -> Option<u64> {
+        self.messages.map(|messages| messages + self.held)
     }
 }
 

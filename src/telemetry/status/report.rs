@@ -84,6 +84,7 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micr
             messages: queue.map(|(messages, _)| *messages),
             consumers: queue.map(|(_, consumers)| *consumers),
             oldest_unacked_s: it.map_or(0.0, |it| it.oldest_s(now)),
+            held: it.as_ref().map_or(0, |it| it.held()),
         }
     };
     here.into_iter().map(|(number, it)| (number, Some(it))).chain(more).map(of).collect()

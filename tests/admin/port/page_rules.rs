@@ -114,7 +114,7 @@ async fn arrow_keys_read_out_the_points_of_every_plot() {
         );
         browser.value(&press).await.as_str().unwrap().to_owned()
     };
-    for plot in ["plot-events", "plot-lag", "plot-queued"] {
+    for plot in ["plot-events", "plot-lag", "plot-waiting"] {
         let said = press(plot, "Home").await;
         assert!(said.starts_with("0 ") && said.contains(" UTC: "), "{said}");
         assert!(press(plot, "ArrowRight").await.starts_with("1 "), "{plot}");

@@ -119,7 +119,7 @@ impl Status {
     }
 
     fn partitions(&self) -> Table {
-        let header = ["PARTITION", "STATUS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITER", "FOR", "EPOCH"];
+        let header = ["PARTITION", "STATUS", "WAITING", "CONSUMERS", "OLDEST UNACKED", "WRITER", "FOR", "EPOCH"];
         let rows = self.partitions.iter().map(|it| {
             let oldest = Some(it.oldest_unacked_s).filter(|oldest| *oldest > 0.0);
             // A released partition has no writer. MySQL does not store when a daemon released a partition.
@@ -130,7 +130,7 @@ impl Status {
                     None => Cell::new(it.partition),
                 },
                 Cell::new(it.standing).style_if(!it.standing.is_well(), Style::Grave),
-                Cell::or(it.messages, "?"),
+                Cell::or(it.waiting(), "?"),
                 Cell::or(it.consumers, "?"),
                 Cell::or(oldest.map(seconds), "-"),
                 Cell::or(it.owner.as_ref(), "none"),
@@ -253,7 +253,7 @@ mod tests {
             ],
             "servers": [{ "server": "mysql", "up": false, "reason": "no\u{1b}", "since": 0, "look_s": 0.0 }],
             "partitions": [
-                { "standing": "writing", "owner": "host:1", "epoch": 7, "taken_at": 60_000_000, "messages": 3 },
+                { "standing": "writing", "owner": "host:1", "epoch": 7, "taken_at": 60_000_000, "messages": 3, "held": 4 },
                 { "partition": 1, "standing": "elsewhere", "epoch": 2, "taken_at": 60_000_000 },
             ],
             "jobs": [{
@@ -282,9 +282,9 @@ events   rate not known yet, 0 since the start
 SERVER  STATUS  FOR         LATENCY  REASON
 mysql   DOWN    1 min 40 s  -        no
 
-PARTITION  STATUS     QUEUED  CONSUMERS  OLDEST UNACKED  WRITER  FOR   EPOCH
-        0  writing         3          ?  -               host:1  40 s      7
-        1  elsewhere       ?          ?  -               none    -         2
+PARTITION  STATUS     WAITING  CONSUMERS  OLDEST UNACKED  WRITER  FOR   EPOCH
+        0  writing          7          ?  -               host:1  40 s      7
+        1  elsewhere        ?          ?  -               none    -         2
 
 JOB             NOW  LAST RUN                          LAST SUCCESS  NEXT RUN
 reconcile full  -    failed 10 s ago, took 1 min 30 s  never         in 1 min 0 s
