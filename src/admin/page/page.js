@@ -121,7 +121,7 @@ function showServers() {
 }
 
 function showPartitions() {
-  const here = { writing: "good", listening: "", connecting: "grave", stopped: "mild", elsewhere: "muted" };
+  const here = { writing: "good", listening: "", failing: "grave", connecting: "grave", stopped: "mild", elsewhere: "muted" };
   const partition = (one) => [
     [one.queue],
     [styled(here[one.standing] ?? "", one.standing)],
@@ -133,7 +133,7 @@ function showPartitions() {
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
   ];
   rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon consumes no partition yet.");
-  const bad = told.partitions.some((one) => one.consumers === 0 || one.standing === "connecting" || one.standing === "stopped");
+  const bad = told.partitions.some((one) => one.consumers === 0 || ["failing", "connecting", "stopped"].includes(one.standing));
   const writing = told.partitions.filter((one) => one.standing === "writing").length;
   fold("partitions-section", bad, `${writing} of ${told.partitions.length} written here`);
 }

@@ -1,6 +1,6 @@
 //! Builds a status from the configuration, the process's own telemetry, and the observed state of the servers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,12 +12,14 @@ use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::maps::NotedMap;
 
-/// If the retries of a batch last longer than this number of microseconds, the daemon is not ready. Retries after a
-/// conflict with another transaction take less time.
+/// The longest retries of a batch, in microseconds, with which a partition does not count as failing.
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
     pub(crate) fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
+        let (mut waits, mut listed) = (waits().open(), BTreeSet::new());
+        // Several loops can do the same work, for example ask MySQL for due jobs. The oldest failure is enough.
+        waits.retain(|wait| listed.insert(wait.what.to_string()));
         let mut status = Self {
             version: crate::version::VERSION.to_owned(),
             owner: owner.to_owned(),
@@ -34,7 +36,7 @@ impl Status {
             memory_bytes: Process::now().resident_bytes,
             observed_at: seen.at.map(|at| at.0),
             servers: seen.servers.clone(),
-            partitions: partitions(config, telemetry, seen, now),
+            partitions: partitions(config, telemetry, seen, &waits, now),
             partitions_in_use: seen.noted_partitions,
             outbox_rows: seen.outbox_rows,
             mysql_went_back_at: telemetry.mysql_went_back_at().map(|at| at.0),
@@ -44,7 +46,7 @@ impl Status {
             dead_letters: seen.dead_letters.clone(),
             dead_letters_full: seen.dead_letters_full,
             returned: seen.returned,
-            waits: waits().open(),
+            waits,
             orders: telemetry.orders(),
         };
         let reasons = not_ready(&status);
@@ -56,7 +58,7 @@ impl Status {
     }
 }
 
-fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Vec<Partition> {
+fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, waits: &[Wait], now: Micros) -> Vec<Partition> {
     let here = telemetry.consumer.partitions();
     // The partitions of this process are unknown until the tasks have started.
     let known = if here.is_empty() { u16::MAX } else { config.amqp.partitions };
@@ -77,17 +79,29 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micr
                 Some(name) => format!("{}.map.{name}", config.amqp.prefix),
                 None => format!("{}.events.{number}", config.amqp.prefix),
             },
-            standing: it.as_ref().map_or(Standing::Elsewhere, |it| it.standing()),
+            standing: it.as_ref().map_or(Standing::Elsewhere, |it| standing(it, number, waits, now)),
             owner: row.and_then(|row| row.owner.clone()),
             epoch: row.map(|row| row.epoch),
             taken_at: row.map(|row| row.taken_at.0),
             messages: queue.map(|(messages, _)| *messages),
+            held: it.as_ref().map_or(0, |it| it.held()),
             consumers: queue.map(|(_, consumers)| *consumers),
             oldest_unacked_s: it.map_or(0.0, |it| it.oldest_s(now)),
-            held: it.as_ref().map_or(0, |it| it.held()),
         }
     };
     here.into_iter().map(|(number, it)| (number, Some(it))).chain(more).map(of).collect()
+}
+
+/// If the retries of a batch last too long, the partition fails. Retries after a conflict with another transaction take
+/// less time.
+fn standing(state: &PartitionState, number: u16, waits: &[Wait], now: Micros) -> Standing {
+    let fails = |wait: &Wait| {
+        matches!(&wait.what, Work::Writing(partition) if partition.number == number) && now.0 - wait.since > FAILS_MAX
+    };
+    match state.standing() {
+        Standing::Listening | Standing::Writing if waits.iter().any(fails) => Standing::Failing,
+        standing => standing,
+    }
 }
 
 pub(super) enum NotReady<'a> {
@@ -95,7 +109,6 @@ pub(super) enum NotReady<'a> {
     Draining,
     NotObserved,
     Away(&'a ServerStatus),
-    Fails(&'a Wait),
     Stands(&'a Partition, Option<&'a Wait>),
 }
 
@@ -116,8 +129,6 @@ pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
     if status.state != State::Running {
         return found;
     }
-    let fails = |wait: &&Wait| matches!(wait.what, Work::Writing(_)) && status.now - wait.since > FAILS_MAX;
-    found.extend(status.waits.iter().filter(fails).map(NotReady::Fails));
     for partition in status.partitions.iter().filter(|partition| !partition.standing.is_well()) {
         let wait = status.waits.iter().find(|wait| wait.what.partition() == Some(partition.partition));
         found.push(NotReady::Stands(partition, wait));
@@ -132,7 +143,6 @@ impl fmt::Display for NotReady<'_> {
             Self::Draining => f.write_str("the daemon is stopping: it writes the open batches"),
             Self::NotObserved => f.write_str("the servers have not been checked yet"),
             Self::Away(server) => write!(f, "{} is unreachable: {}", server.server.name(), server.why()),
-            Self::Fails(wait) => write!(f, "{} fails: {}", wait.what, wait.reason),
             Self::Stands(partition, wait) => {
                 write!(f, "{} is {}", partition.name(), partition.standing)?;
                 match wait {
@@ -161,8 +171,7 @@ mod tests {
     fn what_keeps_events_from_being_written_is_told_with_its_reason() {
         let mut status: Status = serde_json::from_value(json!({
             "state": "running",
-            "now": FAILS_MAX + 1,
-            "partitions": [{ "standing": "writing" }, { "partition": 1, "standing": "connecting" }],
+            "partitions": [{ "standing": "failing" }, { "partition": 1, "standing": "connecting" }],
             "servers": [
                 { "server": "mysql", "up": true, "since": 0, "look_s": 0.0 },
                 { "server": "redis", "up": false, "reason": "gone", "since": 0, "look_s": 0.0 },
@@ -176,7 +185,7 @@ mod tests {
         let words = |status: &Status| not_ready(status).iter().map(ToString::to_string).collect::<Vec<_>>();
         let expected = [
             "rabbitmq is unreachable: refused",
-            "writing partition 0 fails: read-only",
+            "partition 0 is failing: writing partition 0 failed: read-only",
             "partition 1 is connecting: consuming partition 1 failed: refused",
         ];
         assert_eq!(words(&status), expected);
@@ -184,8 +193,23 @@ mod tests {
         status.state = State::Draining;
         assert_eq!(words(&status).len(), 1);
         status.state = State::Running;
-        status.partitions.truncate(1);
+        status.partitions.clear();
         status.waits.clear();
         assert_eq!(words(&status), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_partition_that_commits_nothing_for_seconds_does_not_write() {
+        let (state, name) = (PartitionState::default(), |number| PartitionName { number, map: None });
+        let at = |what, now| {
+            let wait = Wait { what, since: 7, ..Wait::default() };
+            standing(&state, 0, &[wait], Micros(7 + now))
+        };
+        state.stands(Standing::Writing);
+        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX), Standing::Writing);
+        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX + 1), Standing::Failing);
+        assert_eq!(at(Work::Writing(name(1)), FAILS_MAX + 1), Standing::Writing);
+        state.stands(Standing::Paused);
+        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX + 1), Standing::Paused);
     }
 }

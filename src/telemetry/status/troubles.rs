@@ -97,9 +97,12 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
 
 /// While a daemon starts or stops, the only possible problem is an unreachable server.
 fn of_readiness(state: State, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
+    // Runbook::NotReady says that MySQL and RabbitMQ answer.
+    let is_away = not_ready.iter().any(|reason| matches!(reason, NotReady::Away(_)));
+    let runbook = if is_away { Runbook::ServerDown } else { Runbook::NotReady };
     let trouble = |reason: &NotReady<'_>| match reason {
         NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since)).see(Runbook::ServerDown)),
-        _ => (state == State::Running).then(|| Trouble::grave(reason.to_string(), None).see(Runbook::NotReady)),
+        _ => (state == State::Running).then(|| Trouble::grave(reason.to_string(), None).see(runbook)),
     };
     not_ready.iter().filter_map(trouble).collect()
 }
@@ -195,7 +198,9 @@ fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
 
 fn of_messages(status: &Status) -> Vec<Trouble> {
     let mut found = Vec::new();
-    for partition in status.partitions.iter().filter(|partition| partition.oldest_unacked_s > UNACKED_MAX_S) {
+    // If the commit fails, its reason is listed already.
+    let is_stuck = |it: &&Partition| it.oldest_unacked_s > UNACKED_MAX_S && it.standing != Standing::Failing;
+    for partition in status.partitions.iter().filter(is_stuck) {
         let since = status.now - (partition.oldest_unacked_s * 1e6) as i64;
         found.push(
             Trouble::mild(format!("{}: a message has not been committed yet", partition.name()), Some(since))
@@ -276,6 +281,21 @@ mod tests {
         assert_eq!(grave, [true, true, true, false, false, false, false, false]);
         assert_eq!((found[0].since, found[4].since, found[5].since), (Some(5), Some(7), Some(39_000_000)));
         assert_eq!(found[2].command.as_deref(), Some("tallyd board restore likes 2026-W47 --dry-run"));
+    }
+
+    #[test]
+    fn beside_a_server_that_is_away_no_runbook_says_that_it_answers() {
+        let found = |mysql: Option<&str>| {
+            all(json!({
+                "state": "running",
+                "servers": [server("mysql", mysql)],
+                "waits": [{ "what": "writing partition 0", "reason": "refused" }],
+                "partitions": [{ "standing": "failing", "oldest_unacked_s": 61.0 }],
+            }))
+        };
+        let runbooks = |found: Vec<Trouble>| found.into_iter().filter_map(|it| it.runbook).collect::<Vec<_>>();
+        assert_eq!(runbooks(found(Some("refused"))), [Runbook::ServerDown.url(), Runbook::ServerDown.url()]);
+        assert_eq!(runbooks(found(None)), [Runbook::NotReady.url(), Runbook::OutageGoesOn.url()]);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) enum Standing {
     /// queue is empty.
     Listening,
     Writing,
+    /// The daemon has messages of the partition, and has failed to commit them for some seconds.
+    Failing,
     /// An operator has paused the consumers of all daemons.
     Paused,
     Stopped,

@@ -70,6 +70,16 @@ async fn ready_says_which_server_is_away_and_why() {
     }
     assert_eq!(server(&told().await, "rabbitmq")["since"], since, "RabbitMQ was reported as unreachable");
     assert!(daemon.stop().success());
+
+    // A port that refuses connections is no silent server.
+    let refused = world.daemon_with(&[("TALLYD__MYSQL__URL", "mysql://tallyd@127.0.0.1:9/tally")]);
+    let address = super::address(&refused).await;
+    eventually("the refused connection is the reason", || async {
+        let reason = server(&get(&address, "/readyz").await.json(), "mysql")["reason"].to_string();
+        reason.contains("connection refused")
+    })
+    .await;
+    assert!(refused.stop().success());
     world.close().await;
 }
 
@@ -81,16 +91,6 @@ async fn who_drains_is_alive_and_not_ready() {
     let address = address(&daemon).await;
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-
-    // A port that refuses connections is no silent server.
-    let refused = world.daemon_with(&[("TALLYD__MYSQL__URL", "mysql://tallyd@127.0.0.1:9/tally")]);
-    let address = super::address(&refused).await;
-    eventually("the refused connection is the reason", || async {
-        let reason = server(&get(&address, "/readyz").await.json(), "mysql")["reason"].to_string();
-        reason.contains("connection refused")
-    })
-    .await;
-    assert!(refused.stop().success());
     proxy.hold();
     world.publish(&publisher, &[like(42, 1)]).await;
     eventually("a message is in flight", || async {
@@ -185,9 +185,17 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
     world.publish(&publisher, &[like(42, 1)]).await;
     eventually("the daemon is not ready", || async {
         let answer = get(&address, "/readyz").await;
-        answer.status == 503 && answer.body.contains("writing partition 0 fails: ")
+        answer.status == 503 && answer.body.contains("partition 0 is failing: writing partition 0 failed: ")
     })
     .await;
+    // The queue is empty, because the daemon holds the message.
+    eventually("the message is reported as waiting", || async {
+        let partition = &get(&address, "/v1/status").await.json()["partitions"][0];
+        (&partition["standing"], &partition["messages"], &partition["held"])
+            == (&json!("failing"), &json!(0), &json!(1))
+    })
+    .await;
+    assert!(get(&address, "/metrics").await.body.contains("tallyd_held_messages{partition=\"0\"} 1.0\n"));
     let told = get(&address, "/readyz").await.json();
     assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
     rename("gone", "like_record").execute(&world.pool).await.unwrap();
