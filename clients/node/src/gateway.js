@@ -3,6 +3,7 @@
 import http from 'node:http';
 import https from 'node:https';
 import { GatewayError, ReadError } from './errors.js';
+import { parsed } from './url.js';
 
 // The largest number of targets or of events in a request.
 const IDS_MAX = 500;
@@ -20,7 +21,7 @@ export class Gateway {
   #timeoutMs;
 
   constructor(url, token, timeoutMs) {
-    const { protocol, hostname, port, pathname } = new URL(url);
+    const { protocol, hostname, port, pathname } = parsed('gateway', url);
     const clients = { 'http:': http, 'https:': https, 'unix:': http };
     if (!clients[protocol]) throw new TypeError(`gateway is ${url}, allowed are http://, https:// and unix:///path`);
     this.#client = clients[protocol];

@@ -7,6 +7,7 @@
 
 import amqp from 'amqplib';
 import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
+import { parsed } from './url.js';
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
 const PAUSE_MIN_MS = 100;
@@ -166,7 +167,7 @@ export class Publisher {
   #isClosed = false;
 
   constructor({ amqpUrl, deadlineMs, heartbeatS, inFlightMax }) {
-    const url = new URL(amqpUrl);
+    const url = parsed('amqpUrl', amqpUrl);
     if (!url.searchParams.has('heartbeat')) url.searchParams.set('heartbeat', heartbeatS);
     this.#settings = { url: url.href, deadlineMs };
     // The client detects a stalled broker after half of the deadline. The other half is for the next connection.

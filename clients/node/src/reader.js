@@ -4,6 +4,7 @@ import { createClient, createCluster, ErrorReply } from 'redis';
 import { DEFAULT, parsed } from './card.js';
 import { bucketOf, numberIn, read } from './counters.js';
 import { ReadError } from './errors.js';
+import { parsed as parsedUrl } from './url.js';
 import { Late, within } from './waiting.js';
 
 const CARD_EVERY_MS = 60_000;
@@ -27,7 +28,7 @@ export class Reader {
   #dueAt = 0;
 
   constructor(url, keyPrefix, timeoutMs) {
-    const { protocol } = new URL(url);
+    const { protocol } = parsedUrl('redisUrl', url);
     if (!['redis:', 'rediss:'].includes(protocol)) throw new TypeError(`redisUrl begins with ${protocol}, allowed are redis:// and rediss://`);
     this.#url = url;
     this.#keyPrefix = keyPrefix;

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import net from 'node:net';
 import { test } from 'node:test';
+import { inspect } from 'node:util';
 import { DEFAULT, parsed } from '../src/card.js';
 import { NackedError, Tallyd, UnconfirmedError } from '../src/index.js';
 import { Publisher } from '../src/publisher.js';
@@ -230,6 +231,15 @@ withSite('an error reply leaves the connection open', async ({ redis, site }) =>
 
 test('a wrong URL of Redis is refused at once', () => {
   for (const redisUrl of ['http://127.0.0.1', '127.0.0.1:6379', 'redis://127.0.0.1:port']) assert.throws(() => new Tallyd({ redisUrl }), TypeError);
+});
+
+test('the error about a wrong URL shows no password', async () => {
+  const url = (scheme) => `${scheme}://user:hunter2@127.0.0.1:port`;
+  const made = (settings) => () => new Tallyd(settings);
+  const isSilent = (error) => error instanceof TypeError && !inspect(error, { showHidden: true, depth: 9 }).includes('hunter2');
+  assert.throws(made({ redisUrl: url('redis') }), isSilent);
+  assert.throws(made({ gateway: url('http') }), isSilent);
+  await assert.rejects(new Tallyd({ amqpUrl: url('amqp') }).like('video', 42, 7), isSilent);
 });
 
 test('closing ends the calls in flight', async () => {
