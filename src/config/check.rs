@@ -11,6 +11,9 @@ use super::{Also, Config, Redis, ServerUrl, admin, board, export, filter, import
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
+/// `GET /v1/counters` of the gateway has the metrics' names beside these fields.
+const FIELDS_OF_ANSWERS: [&str; 2] = ["id", "source"];
+
 /// Largest allowed `future_max`. An event further in the future could belong to a day of the table `applied_event` that
 /// is being emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
@@ -29,8 +32,8 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     tls::problems(config, found);
     bounds(config, found);
     schedules(config, found);
-    names("kinds", &config.kinds.0, found);
-    names("metrics", &config.metrics.0, found);
+    names("kinds", &config.kinds.0, &[], found);
+    names("metrics", &config.metrics.0, &FIELDS_OF_ANSWERS, found);
     retired::problems(&config.retired, &config.kinds, &config.metrics, found);
     admin::problems(&config.admin, found);
     rule::problems(config, found);
@@ -243,7 +246,7 @@ pub fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
 }
 
-fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
+fn names(section: &str, codes: &BTreeMap<String, u8>, taken: &[&str], found: &mut Faults) {
     if codes.is_empty() {
         found.at(section, format!("[{section}] is empty: add a name with a code"));
     }
@@ -255,6 +258,11 @@ fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
                 key.clone(),
                 format!("[{section}] {name}: a name must have 1 to 32 characters of a-z, 0-9, - and _"),
             );
+        }
+        if taken.contains(&name.as_str()) {
+            let problem =
+                format!("[{section}] {name}: the gateway's answers have a field of this name: choose another");
+            found.at(key.clone(), problem);
         }
         if let Some(other) = owners.insert(*code, name) {
             found.at(key, format!("[{section}] {other} and {name} have the same code {code}: change one code"));
@@ -317,6 +325,7 @@ pub(super) mod tests {
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
             ("[kinds]\n\"Big Video\" = 1", "a name must have 1 to 32"),
             ("[metrics]\nview = 2", "must have `like`"),
+            ("[metrics]\nlike = 1\nsource = 2", "[metrics] source: the gateway's answers have a field of this name"),
             ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
             ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
             ("[redis]\nkey_prefix = \"{x}\"", "must not have braces"),

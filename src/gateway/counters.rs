@@ -1,7 +1,7 @@
 //! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: counters from Redis. Counters that are missing in Redis
 //! come from MySQL. If Redis is unreachable, all counters come from MySQL.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -49,7 +49,7 @@ pub(super) enum NumberSource {
 pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answer<Response> {
     let query = Query::parse(query.as_deref(), ["kind", "ids", "metrics"])?;
     let (name, ids) = (query.must("kind")?, query.ids()?);
-    let asked: Vec<&str> = query.get("metrics").unwrap_or(LIKE).split(',').collect();
+    let asked: BTreeSet<&str> = query.get("metrics").unwrap_or(LIKE).split(',').collect();
     let _permit = gate.may_read()?;
     if !gate.client.site().await.is_known {
         let metrics: Vec<(String, Metric)> = asked.iter().map(|name| ((*name).to_owned(), Metric(0))).collect();
