@@ -100,7 +100,7 @@ impl ControlSocket {
                         event = "control-not-listening",
                         path = %path,
                         error = %error,
-                        "the control socket {path} can't be created, retrying: {error}. Use the socket of another daemon, or change [admin] control"
+                        "the control socket {path} can't be created, retrying: {error}. Make its folder writable for this user. If another daemon has this socket, use it, or change [admin] control"
                     );
                 }
                 Err(_) => {}

@@ -70,8 +70,12 @@ impl Reloader {
             warn!(event = "reload-needs-restart", keys, "these keys take effect at the next start: {keys}");
         }
         let keys = if changed.is_empty() { "nothing".to_owned() } else { changed.join(", ") };
+        let later = match needs_restart.is_empty() {
+            true => String::new(),
+            false => format!("; at the next start: {}", needs_restart.join(", ")),
+        };
         telemetry().reloaded(None);
-        info!(event = "reloaded", changed = keys, "the configuration was reloaded, changed: {keys}");
+        info!(event = "reloaded", changed = keys, "the configuration was reloaded, changed: {keys}{later}");
         Ok(())
     }
 }
