@@ -156,8 +156,8 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    /// Begins the transaction and locks the partition's row. This is the first step of each transaction. Takes over the partition with the first
-    /// batch. Fails with `TakenOver` if another daemon has taken over the partition.
+    /// Begins the transaction and locks the partition's row. This is the first step of each transaction. Takes over the
+    /// partition with the first batch. Fails with `TakenOver` if another daemon has taken over the partition.
     async fn begin(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
         let mut row = partitions::begin(tx, self.partition).await?;
         if row.is_none() && self.epoch.is_none() {

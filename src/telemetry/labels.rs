@@ -1,5 +1,5 @@
 //! The label values of this process's metrics. Each enum lists all values of a label, so a sample with another value
-//! does not compile.
+//! does not compile. [`Code`] and [`Named`] are for values from a configuration, a server or another crate.
 
 use std::fmt;
 use std::hash::Hash;

@@ -1,8 +1,9 @@
 //! Data about the work of this process: metrics, waiting runs, and the status of servers and jobs.
 //!
 //! Like the log, telemetry is global to the process, and all code can write to it. Tasks update metrics once for each
-//! batch, not for each message, and never wait for a reader. All metrics are registered here once. All label sets that
-//! are known at the start are registered, too, so a rate begins at zero. Telemetry makes no decisions.
+//! batch, not for each message, and never wait for a reader. Counters and histograms are registered here once, with all
+//! label sets that are known at the start, so a rate begins at zero. `admin/metrics` registers what it reads at each
+//! request. `status` decides whether the daemon is ready and what needs attention; no task follows these decisions.
 
 mod consumer;
 mod job;

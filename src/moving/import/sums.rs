@@ -35,12 +35,13 @@ pub(super) struct Compared {
     pub answered: usize,
     pub site: Sums,
     pub here: Sums,
-    is_read: bool,
+    /// Whether the site's sums can be used. If not, the rows count as different, and are read one by one.
+    has_sums: bool,
 }
 
 impl Compared {
     pub(super) fn differs(&self) -> bool {
-        !self.is_read || self.site != self.here
+        !self.has_sums || self.site != self.here
     }
 
     /// Compares the number of rows on the site with the number of rows in tallyd, and returns the larger number.
@@ -69,8 +70,8 @@ impl<'a> SumsOf<'a> {
         let (here, following) = tokio::try_join!(here, following)?;
         (self.reached, self.next) = (this.until, following);
         let OfSite { after, until, answered, sums } = this;
-        let (site, is_read) = (sums.unwrap_or_default(), sums.is_some());
-        Ok(Some(Compared { after, until, answered, site, here, is_read }))
+        let (site, has_sums) = (sums.unwrap_or_default(), sums.is_some());
+        Ok(Some(Compared { after, until, answered, site, here, has_sums }))
     }
 
     async fn of_site(&self, after: Key, limit: usize) -> Result<OfSite, JobError> {
