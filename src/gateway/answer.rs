@@ -90,7 +90,7 @@ impl From<Refused> for Response {
     fn from(Refused { status, code, message }: Refused) -> Self {
         let mut answer = json(status, &ErrorBody { error: ErrorText { code: code.to_owned(), message } });
         let headers = answer.headers_mut();
-        if status == StatusCode::SERVICE_UNAVAILABLE {
+        if status.is_server_error() {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if status == StatusCode::UNAUTHORIZED {
@@ -103,5 +103,17 @@ impl From<Refused> for Response {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         self.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_of_the_gateway_says_when_to_come_again() {
+        let asks_again = |status| Response::from(Refused::new(status, "x", "y")).headers().contains_key(RETRY_AFTER);
+        assert!(asks_again(StatusCode::INTERNAL_SERVER_ERROR) && asks_again(StatusCode::SERVICE_UNAVAILABLE));
+        assert!(!asks_again(StatusCode::BAD_REQUEST));
     }
 }
