@@ -242,8 +242,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_error_without_a_number_is_temporary_unless_it_is_about_the_login() {
+    #[tokio::test]
+    async fn an_error_without_a_number_is_temporary_unless_it_is_about_the_login() {
         let fate = |error| StoreError::sql("ask")(error).fate();
         assert_eq!(fate(sqlx::Error::Io(ErrorKind::UnexpectedEof.into())), Fate::Passing);
         assert_eq!(fate(sqlx::Error::PoolTimedOut), Fate::Passing);
