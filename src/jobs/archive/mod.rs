@@ -185,8 +185,12 @@ impl Archiver {
                 }
             }
         }
+        // A board's blocks have different `archive_keep`s, so a run for one board or one period deletes nothing.
+        if scope.board.is_some() || scope.period.is_some() {
+            return Ok(report);
+        }
         let copier = Copier::new(run, self.page_members);
-        match prune(run, &copier, &self.boards, scope, &mut report).await {
+        match prune(run, &copier, &self.boards, &mut report).await {
             Err(Halt::Stopped) => report.stopped = true,
             Err(Halt::Kept(reason)) => anyhow::bail!("delete old archives and snapshots: {reason}"),
             Err(Halt::Failed(error)) => return Err(error.context("delete old archives and snapshots")),
@@ -197,21 +201,14 @@ impl Archiver {
 }
 
 /// Deletes the archives and snapshots that have been kept long enough. A dry run only reports the archives.
-async fn prune(
-    run: &BoardRun<'_>,
-    copier: &Copier<'_>,
-    boards: &[Board],
-    scope: &Scope,
-    report: &mut Report,
-) -> Step<()> {
-    for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
+async fn prune(run: &BoardRun<'_>, copier: &Copier<'_>, boards: &[Board], report: &mut Report) -> Step<()> {
+    for board in boards {
         let keep = board.archive_keep.0;
         // If `archive_keep` is zero, archives are kept forever. If an earlier run has begun to delete an archive, the
         // rest of this archive is deleted, too.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
-        let like = scope.period.as_deref().unwrap_or(board.period.like());
-        for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
-            if scope.dry_run {
+        for at in run.store.prunable_periods(&board.name, board.period.like(), until, PRUNED_MAX).await? {
+            if report.dry_run {
                 report.periods.push(PeriodReport::new(&at, Outcome::WouldPrune));
                 continue;
             }
@@ -219,7 +216,7 @@ async fn prune(
             report.periods.push(PeriodReport::new(&at, Outcome::Pruned));
         }
     }
-    if scope.dry_run {
+    if report.dry_run {
         return Ok(());
     }
     for at in run.store.obsolete_snapshots().await? {

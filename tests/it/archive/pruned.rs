@@ -1,7 +1,7 @@
 //! An archive can be limited to the best places, and it can expire.
 
 use tallyd::jobs::archive::{Outcome, Scope};
-use tallyd::jobs::runner::Report as _;
+use tallyd::jobs::runner::{Ran, Report as _};
 
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
@@ -129,6 +129,10 @@ async fn weeks_are_pruned_whatever_days_there_are() {
         .collect();
     let sql = "INSERT INTO leaderboard_period (board, period, state, frozen_at, done_at) VALUES";
     stage.execute(&format!("{sql} {}", days.join(","))).await;
+    let of_week = Scope { period: Some("2026-W45".to_owned()), ..Scope::default() };
+    let asked = stage.run_once(&of_week, NOW.after(61 * DAY)).await.unwrap();
+    let Ran::Ended(report) = asked else { panic!("{asked:?}") };
+    assert_eq!(outcomes(&report), [("2026-W45", Outcome::Nothing)], "a run for one period deletes no archive");
     let report = stage.archive(NOW.after(61 * DAY)).await;
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Pruned)]);
     stage.close().await;

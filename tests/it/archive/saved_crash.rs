@@ -142,7 +142,7 @@ async fn a_crash_while_it_deletes_leaves_what_the_next_run_deletes() {
         period = period.and_then(Period::previous);
         stage.write(&at, &board(2_500)).await;
         assert!(!dies(&stage, &["board", "snapshot", "likes", &at.period], "none"));
-        let archive = ["archive", "--board", "likes"];
+        let archive = ["archive"];
         let mut died = survives(&stage, &archive, fault_point).await;
         stage.execute("UPDATE leaderboard_period SET done_at = done_at - INTERVAL 1 HOUR").await;
         died |= survives(&stage, &archive, fault_point).await;
