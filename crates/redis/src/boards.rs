@@ -93,7 +93,7 @@ impl Cache {
                 let notes = pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board));
                 notes.arg(GENERATION).arg(&at.period).arg(late_field(&at.period));
             }
-            let answers = self.answers("look for boards", &pipeline).await?;
+            let answers = self.answers_of_type("look for boards", &pipeline).await?;
             found.extend(answers.chunks_exact(3).map(|three| {
                 let (freeze, late_members) = three.last().map_or((Freeze::UNCLAIMED, 0), read_notes);
                 BoardKeys {
@@ -322,6 +322,16 @@ impl Cache {
         let mut pipeline = Pipeline::new();
         pipeline.add_command(command);
         Ok(self.answers(action, &pipeline).await?.pop().unwrap_or(Value::Nil))
+    }
+
+    /// Does the same as [`Self::answers`], but the answer is nil for each key of the wrong type. So one such key, which
+    /// another program has written, does not affect the other boards.
+    pub(super) async fn answers_of_type(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
+        let answer = |answered: redis::RedisResult<Value>| match answered.context(action) {
+            Err(error) if error.code() == Some("WRONGTYPE") => Ok(Value::Nil),
+            answered => answered,
+        };
+        self.run(action, pipeline).await?.into_iter().map(answer).collect()
     }
 
     pub(super) async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {

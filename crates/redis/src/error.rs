@@ -62,7 +62,7 @@ impl CacheError {
         matches!(self.code(), Some("ERR" | "WRONGTYPE"))
     }
 
-    fn code(&self) -> Option<&str> {
+    pub(crate) fn code(&self) -> Option<&str> {
         match self {
             Self::Command { source, .. } => source.0.code(),
             Self::TlsFault(_) => None,

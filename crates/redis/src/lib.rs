@@ -303,6 +303,11 @@ impl Cache {
         self.info("memory", "maxmemory_policy:").await
     }
 
+    /// Whether a server evicts boards, which have no expiry, if memory is full.
+    pub async fn evicts_boards(&self) -> Result<bool> {
+        Ok(self.eviction_policies().await?.iter().any(|policy| policy.starts_with("allkeys-")))
+    }
+
     /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. If a server's answer
     /// has no line that begins with `name`, the text for this server is empty.
     async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {

@@ -49,14 +49,32 @@ impl Cache {
     /// Returns the mark of each period's last snapshot, in the order of `periods`. A mark is `None` if Redis has lost
     /// the board.
     pub async fn board_marks(&self, periods: &[BoardPeriod]) -> Result<Vec<Option<u64>>> {
+        let marks = self.ask_each("look for the marks of boards", periods, |at| ("GET", self.mark(at))).await?;
+        Ok(marks.iter().map(|mark| text(mark).and_then(|text| text.parse().ok())).collect())
+    }
+
+    /// Returns the count of members in each period's live zset, in the order of `periods`.
+    pub async fn board_members(&self, periods: &[BoardPeriod]) -> Result<Vec<u64>> {
+        let counts = self.ask_each("count boards", periods, |at| ("ZCARD", self.live(at))).await?;
+        let count = |answer: &Value| if let Value::Int(members) = answer { members.unsigned_abs() } else { 0 };
+        Ok(counts.iter().map(count).collect())
+    }
+
+    /// Runs one command for each period.
+    async fn ask_each(
+        &self,
+        action: &'static str,
+        periods: &[BoardPeriod],
+        command: impl Fn(&BoardPeriod) -> (&'static str, String),
+    ) -> Result<Vec<Value>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::with_capacity(piece.len());
             for at in piece {
-                pipeline.cmd("GET").arg(self.mark(at));
+                let (name, key) = command(at);
+                pipeline.cmd(name).arg(key);
             }
-            let answers = self.answers("look for the marks of boards", &pipeline).await?;
-            found.extend(answers.iter().map(|answer| text(answer).and_then(|text| text.parse().ok())));
+            found.extend(self.answers_of_type(action, &pipeline).await?);
         }
         Ok(found)
     }

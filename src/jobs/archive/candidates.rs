@@ -8,7 +8,6 @@ use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Open, Periods, Scope, instant};
 use crate::jobs::board_run::{BoardRun, Outcome, PeriodReport};
 use tallyd_core::model::{BoardPeriod, Micros};
-use tallyd_core::period::PeriodKind;
 use tallyd_redis::Cache;
 use tallyd_redis::boards::BoardKeys;
 
@@ -50,11 +49,8 @@ impl Candidates {
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);
-    let total = PeriodKind::Total.to_string();
-    let saved = saved.filter(|at| at.period != total && open.iter().all(|open| open.candidate.at != *at));
-    let saved = saved.filter_map(|at| scope.known(boards, at)).filter(|saved| saved.expire_after.is_some());
-    let unfinished = unfinished.into_iter().filter_map(|at| scope.known(boards, at));
-    Ok(unfinished.chain(saved).collect())
+    let saved = saved.filter(|at| open.iter().all(|open| open.candidate.at != *at));
+    Ok(unfinished.into_iter().chain(saved).filter_map(|at| scope.known(boards, at)).collect())
 }
 
 async fn with_keys<T>(cache: &Cache, found: Vec<T>, at: impl Fn(&T) -> &BoardPeriod) -> Result<Vec<(T, BoardKeys)>> {

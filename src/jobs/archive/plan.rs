@@ -23,6 +23,8 @@ pub(super) struct Facts {
 pub(super) enum Plan {
     /// The board does not exist, or all steps for its period are done.
     Nothing,
+    /// The board has no members left, so the run must delete its snapshot.
+    Forget,
     /// The run must freeze, merge, copy and verify the board, or continue with these steps.
     Archive { expire_after: Duration },
     /// Redis went back to the board's state before the freeze. The run must raise the scores to the archive's scores,
@@ -48,13 +50,12 @@ pub(super) fn decide(facts: Facts) -> Plan {
 /// Decides what to do with a period that has no row in MySQL.
 fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
     // A part of a board must not be archived as the complete board. A frozen zset was complete when it was frozen.
-    if !frozen && backup == Backup::Lost {
-        return Plan::Keep(Reason::LostLive);
-    }
-    match (live || frozen, expire_after) {
-        (true, Some(expire_after)) => Plan::Archive { expire_after },
-        (true, None) => Plan::Keep(Reason::Unknown),
-        (false, _) => Plan::Nothing,
+    match (live || frozen, backup, expire_after) {
+        (_, Backup::Lost, Some(_)) if !frozen => Plan::Keep(Reason::LostLive),
+        (true, _, Some(expire_after)) => Plan::Archive { expire_after },
+        (true, ..) | (false, Backup::Lost, _) => Plan::Keep(Reason::Unknown),
+        (false, Backup::Intact, _) => Plan::Forget,
+        (false, Backup::None, _) => Plan::Nothing,
     }
 }
 
@@ -246,7 +247,7 @@ mod tests {
         use PeriodState::Frozen;
         for (live, frozen, state, backup, expected) in [
             (true, false, None, Backup::Intact, ARCHIVE),
-            (false, false, None, Backup::Intact, Plan::Nothing),
+            (false, false, None, Backup::Intact, Plan::Forget),
             (true, false, None, Backup::Lost, Plan::Keep(Reason::LostLive)),
             (false, false, None, Backup::Lost, Plan::Keep(Reason::LostLive)),
             (false, true, None, Backup::Lost, ARCHIVE),
@@ -268,6 +269,10 @@ mod tests {
         let unknown = Facts { expire_after: None, ..FACTS };
         for state in [None, Some(Frozen), Some(Done)] {
             assert_eq!(decided(false, true, state, unknown), Plan::Keep(Reason::Unknown), "{state:?}");
+        }
+        for live in [true, false] {
+            let lost = Facts { backup: Backup::Lost, ..unknown };
+            assert_eq!(decided(live, false, None, lost), Plan::Keep(Reason::Unknown), "only its snapshot is left");
         }
         assert_eq!(decided(false, false, Some(Done), unknown), Plan::NoteEnded);
         assert_eq!(decided(false, false, Some(Ended), unknown), Plan::Nothing);

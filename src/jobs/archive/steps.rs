@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::copy::Copier;
 use super::plan::{self, Facts, Plan};
 use super::rollback_recovery::raise_to_archive;
-use crate::jobs::board_run::backup::backup_of;
+use crate::jobs::board_run::backup::{backup_of, forget};
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Step};
 use crate::runtime::fault;
@@ -89,6 +89,10 @@ impl<'a> Steps<'a> {
         };
         match plan::decide(facts) {
             Plan::Nothing => Ok(report(Outcome::Nothing)),
+            Plan::Forget => {
+                forget(self.run, at).await?;
+                Ok(report(Outcome::Forgotten))
+            }
             Plan::Keep(reason) => Err(Halt::Kept(reason)),
             Plan::Archive { expire_after } if keys.frozen => {
                 // Removes the zset's expiry, because the expiry would delete data that has not been archived yet.
@@ -256,7 +260,7 @@ impl<'a> Steps<'a> {
         let archived = row.map_or(0, |row| row.tally.members);
         let report = |outcome| PeriodReport { members: archived, ..PeriodReport::new(at, outcome) };
         Ok(match plan::decide(facts) {
-            Plan::Nothing => report(Outcome::Nothing),
+            Plan::Nothing | Plan::Forget => report(Outcome::Nothing),
             Plan::Archive { .. } => {
                 let (live, frozen) = cache.count_board(at).await?;
                 if facts.keys.frozen {

@@ -18,6 +18,10 @@ pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 /// of the snapshot's best members with their scores in Redis.
 const TOLD_BY: u64 = 200;
 
+/// A board with fewer saved members than this is not treated as lost because of its members: withdrawn likes can leave
+/// none of them.
+pub(in crate::jobs) const FEW_MEMBERS: u64 = 10;
+
 /// Whether MySQL has a snapshot of a period, and whether Redis has lost the period's board since the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
@@ -34,21 +38,30 @@ pub(in crate::jobs) async fn complete(store: &Store, at: &BoardPeriod) -> Step<O
 
 pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<Backup> {
     let Some(snapshot) = complete(run.store, at).await? else { return Ok(Backup::None) };
-    let is_intact = snapshot.is_marked(run.mark(at).await?) && has_best(run, at, rule).await?;
+    let evicts = run.evicts().await;
+    let is_intact = snapshot.is_marked(run.mark(at).await?) && has_best(run, at, rule, evicts).await?;
     Ok(if is_intact { Backup::Intact } else { Backup::Lost })
 }
 
-/// Whether the live zset is still the board of the snapshot. The snapshot's mark in Redis does not prove this, because
-/// Redis can evict the zset and keep the mark. Writers then begin a new zset. The run adds up the live scores of the
-/// snapshot's best members. If the sum is less than half of the sum in the snapshot, the zset is new.
-pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
+/// Whether the live zset is still the board of the snapshot. If Redis evicts boards (`evicts`), the snapshot's mark in
+/// Redis does not prove this, because Redis can evict the zset and keep the mark. Writers then begin a new zset.
+pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule, evicts: bool) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
-    let scores = run.cache.board_scores(at, &best).await?;
+    let live = run.cache.board_scores(at, &best).await?;
     // Only the primary part of each score is compared. A score can have a second part, which orders members with equal
     // primary parts. This second part can be a number that decreases with every change.
-    let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
-    let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
-    Ok(live * 2.0 >= saved)
+    let primary = |score: f64| rule.primary(score);
+    let live: Vec<f64> = live.into_iter().flatten().map(primary).collect();
+    Ok(are_of_board(&best.iter().map(|member| primary(member.score)).collect::<Vec<_>>(), &live, evicts))
+}
+
+/// Whether `live`, the current scores of a snapshot's best members, show that the zset is still the snapshot's board.
+/// Members that left the zset have no score in `live`. If Redis evicts boards, a zset is new if the scores together are
+/// less than half of the saved ones.
+fn are_of_board(saved: &[f64], live: &[f64], evicts: bool) -> bool {
+    let (before, now) = (saved.iter().sum::<f64>(), live.iter().sum::<f64>());
+    let fell = evicts && before > 0.0 && now * 2.0 < before;
+    (saved.len() as u64) < FEW_MEMBERS || !(live.is_empty() || fell)
 }
 
 /// Whether Redis went back to a state from before the freeze, although MySQL has recorded the freeze. After a flush,
@@ -104,5 +117,26 @@ impl<'a> Rows<'a> {
         self.read += page.len() as u64;
         self.last = page.last().map(|last| last.member.clone());
         Ok(Some(page).filter(|page| !page.is_empty()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_board_is_lost_only_if_most_of_many_points_are_gone() {
+        let of = |members: usize, score: f64| vec![score; members];
+        for (saved, live, if_evicted, otherwise) in [
+            (of(9, 5.0), vec![], true, true),
+            (of(10, 5.0), vec![], false, false),
+            (of(10, 5.0), of(5, 5.0), true, true),
+            (of(10, 5.0), of(4, 5.0), false, true),
+            (of(10, -1.0), of(10, -1.0), true, true),
+            (vec![], vec![], true, true),
+        ] {
+            let found = [true, false].map(|evicts| are_of_board(&saved, &live, evicts));
+            assert_eq!(found, [if_evicted, otherwise], "{saved:?} {live:?}");
+        }
     }
 }

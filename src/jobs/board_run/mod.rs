@@ -10,7 +10,7 @@ pub(super) mod periods;
 mod report;
 
 use anyhow::Result;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 
 pub(super) use report::Progress;
@@ -31,6 +31,7 @@ pub(super) struct BoardRun<'a> {
     /// The run's number. MySQL and the claims of boards use this number as the fencing token.
     pub number: u64,
     pub now: Micros,
+    evicts: OnceCell<bool>,
     progress: watch::Sender<Progress>,
 }
 
@@ -96,7 +97,7 @@ pub(super) enum Reason {
     WentBackAgain,
     #[error(
         "the configuration no longer has this board, so tallyd does not know when to remove its zset: add the board again, or \
-         delete the period's row of leaderboard_period"
+         delete the period's rows of leaderboard_period, leaderboard_snapshot_period and leaderboard_snapshot"
     )]
     Unknown,
 
@@ -156,7 +157,7 @@ impl<'a> BoardRun<'a> {
         now: Micros,
         stop: &'a CancellationToken,
     ) -> Self {
-        Self { store, cache, stop, number, now, progress: watch::Sender::default() }
+        Self { store, cache, stop, number, now, evicts: OnceCell::new(), progress: watch::Sender::default() }
     }
 
     pub(super) async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
@@ -183,6 +184,12 @@ impl<'a> BoardRun<'a> {
 
     pub(super) async fn keys(&self, at: &BoardPeriod) -> Step<BoardKeys> {
         Ok(self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default())
+    }
+
+    /// Whether Redis evicts boards if its memory is full. If Redis does not tell, it perhaps does.
+    pub(super) async fn evicts(&self) -> bool {
+        let ask = async || self.cache.evicts_boards().await.unwrap_or(true);
+        *self.evicts.get_or_init(ask).await
     }
 
     pub(super) async fn mark(&self, at: &BoardPeriod) -> Step<Option<u64>> {

@@ -1,5 +1,6 @@
 //! Decides which boards can be saved, which boards are due, and which boards Redis has lost.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -7,7 +8,7 @@ use anyhow::Result;
 use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Scope, candidate_named};
 use tallyd_core::model::{BoardPeriod, Micros};
-use tallyd_core::period::Period;
+use tallyd_core::period::{Period, PeriodKind};
 use tallyd_mysql::Store;
 use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
@@ -26,6 +27,8 @@ pub(super) struct Savable {
     pub noted: Option<Snapshot>,
     pub mark: Option<u64>,
     pub live: bool,
+    /// The count of members in the live zset.
+    members: u64,
 }
 
 impl Savable {
@@ -42,15 +45,21 @@ impl Savable {
         !self.every.is_zero()
     }
 
+    /// Whether the board's last complete snapshot is too old. The daemon reports a lost board in another way.
     pub(super) fn is_late(&self, now: Micros) -> bool {
-        self.is_due(now) && self.noted.is_some_and(|noted| noted.began_at.after(self.every * 2) < now)
+        let last = self.noted.filter(|noted| self.live || noted.taken_at.is_some());
+        let last = last.map(|noted| noted.taken_at.unwrap_or(noted.began_at));
+        !self.is_lost() && last.is_some_and(|last| last.after(self.every * 2) < now)
     }
 
     pub(super) fn is_due(&self, now: Micros) -> bool {
-        let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
-        let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
+        let Some(Snapshot { began_at, taken_at, members, .. }) = self.noted else { return self.live };
+        let is_complete = taken_at == Some(began_at);
+        let pause = if is_complete { self.every } else { self.every.min(AGAIN_AFTER) };
         // If a snapshot's time is in the future, the clock was wrong when the snapshot was taken.
-        let is_time = began_at > now || began_at.after(pause) <= now;
+        // A young board grows fast, so most of it would be missing in a snapshot of its first seconds.
+        let has_doubled = is_complete && self.members > members * 2;
+        let is_time = has_doubled || began_at > now || began_at.after(pause) <= now;
         is_time && !self.is_lost() && (self.live || taken_at.is_some())
     }
 }
@@ -69,26 +78,25 @@ pub(super) async fn savable(
         Some(period) => vec![candidate_named(boards, scope.board.as_deref().unwrap_or_default(), period)?],
         None => scope.periods(boards, now)?.open.into_iter().map(|open| open.candidate).collect(),
     };
-    let snapshots = store.snapshots().await?;
+    let snapshots: BTreeMap<BoardPeriod, Snapshot> = store.snapshots().await?.into_iter().collect();
     let periods: Vec<BoardPeriod> = named.iter().map(|candidate| candidate.at.clone()).collect();
     let marks = cache.board_marks(&periods).await?;
     let keys = cache.find_boards(&periods).await?;
-    let savable = named.into_iter().zip(marks).zip(keys).filter(|(_, keys)| !keys.frozen);
-    let savable = savable.map(|((Candidate { at, rule, .. }, mark), keys)| Savable {
-        every: snapshot_every(boards, &at),
-        noted: snapshots.iter().find(|(of, _)| *of == at).map(|(_, snapshot)| *snapshot),
+    let members = cache.board_members(&periods).await?;
+    let savable = named.into_iter().zip(marks).zip(members).zip(keys).filter(|(_, keys)| !keys.frozen);
+    let every: BTreeMap<(&str, PeriodKind), Duration> =
+        boards.iter().map(|board| ((board.name.as_str(), board.period), board.snapshot_every.0)).collect();
+    let every = |at: &BoardPeriod| every.get(&(at.board.as_str(), at.period.parse::<Period>().ok()?.kind())).copied();
+    let savable = savable.map(|(((Candidate { at, rule, .. }, mark), members), keys)| Savable {
+        every: every(&at).unwrap_or_default(),
+        noted: snapshots.get(&at).copied(),
         at,
         rule,
         mark,
         live: keys.live,
+        members,
     });
     Ok(savable.collect())
-}
-
-fn snapshot_every(boards: &[Board], at: &BoardPeriod) -> Duration {
-    let kind = at.period.parse().ok().map(Period::kind);
-    let board = boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
-    board.map_or(Duration::ZERO, |board| board.snapshot_every.0)
 }
 
 #[cfg(test)]
@@ -104,7 +112,7 @@ mod tests {
             taken_at: taken_at.map(|at| Micros(at * 1_000_000)),
         });
         let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
-        Savable { at, rule: Rule::PLAIN, every: Duration::from_secs(3_600), noted: snapshot, mark, live }
+        Savable { at, rule: Rule::PLAIN, every: Duration::from_secs(3_600), noted: snapshot, mark, live, members: 10 }
     }
 
     #[test]
@@ -125,5 +133,27 @@ mod tests {
         assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "run 8 wrote its mark and then stopped");
         let never = savable(Some((7, 100, None)), None, true);
         assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first snapshot was never completed");
+    }
+
+    #[test]
+    fn a_board_that_has_doubled_is_saved_before_its_time() {
+        let taken = savable(Some((7, 100, Some(100))), Some(7), true);
+        for (members, expected) in [(0, false), (20, false), (21, true)] {
+            assert_eq!(Savable { members, ..taken.clone() }.is_due(Micros(101_000_000)), expected, "{members}");
+        }
+        let tried = Savable { members: 21, ..savable(Some((7, 100, Some(50))), Some(7), true) };
+        assert!(!tried.is_due(Micros(101_000_000)), "a snapshot that failed is repeated after a pause");
+    }
+
+    #[test]
+    fn a_snapshot_is_late_however_often_it_was_tried() {
+        let late = |savable: &Savable, seconds: i64| savable.is_late(Micros(seconds * 1_000_000));
+        for live in [true, false] {
+            let tried = savable(Some((7, 7_200, Some(100))), Some(7), live);
+            assert!(!late(&tried, 7_300) && late(&tried, 7_301));
+        }
+        assert!(!late(&savable(Some((7, 100, Some(100))), None, true), 9_000), "a lost board is reported as lost");
+        assert!(!late(&savable(Some((7, 100, None)), Some(7), false), 9_000), "the board is gone");
+        assert!(!late(&savable(None, None, true), 9_000), "the first snapshot follows immediately");
     }
 }

@@ -182,7 +182,7 @@ impl Restorer<'_> {
             return Ok(Source::Add(snapshot));
         }
         let mark = self.run.mark(at).await?;
-        if snapshot.is_marked(mark) && has_best(self.run, at, *rule).await? {
+        if snapshot.is_marked(mark) && keys.live && has_best(self.run, at, *rule, true).await? {
             let (live, _) = cache.count_board(at).await?;
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }

@@ -11,9 +11,9 @@
 //! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. If Redis has lost a
 //! part of the board, the remaining part must never overwrite the rows. So a script reads each page, and first checks
 //! the board. If Redis lacks this run's mark of the board, or if the zset has too few members, the script reads
-//! nothing. It is also possible that Redis evicted only the zset and the zset has grown again. So the run compares the
-//! best members of the last snapshot. If the sum of their live scores is less than half of the saved sum, the run takes
-//! no snapshot. After a crash, the rows are from two snapshots. Each row was right when it was written. The next run
+//! nothing. With some values of `maxmemory-policy`, Redis can evict only the zset, which then grows again. So the run
+//! compares the best members of the last snapshot. If the sum of their live scores is less than half of the saved sum,
+//! the run takes no snapshot. After a crash, the rows are from two snapshots. Each row was right when it was written. The next run
 //! checks all rows. The snapshot can lack additions that were made during the run.
 
 use std::collections::HashSet;
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::health::{Savable, savable};
 use crate::config::Board;
-use crate::jobs::board_run::backup::{PAGE_MEMBERS, forget, has_best};
+use crate::jobs::board_run::backup::{FEW_MEMBERS, PAGE_MEMBERS, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
 use crate::runtime::fault;
@@ -42,9 +42,6 @@ const SCAN_MEMBERS: usize = 250;
 
 /// Maximum number of members that one statement searches. MariaDB would execute a search with a longer list as a join.
 const NEW_MEMBERS: usize = 900;
-
-/// A board with fewer members than this is not treated as lost, even if it loses more than half of its members.
-const FEW_MEMBERS: u64 = 10;
 
 pub(super) struct Saver<'a> {
     pub run: &'a BoardRun<'a>,
@@ -121,7 +118,8 @@ impl Saver<'_> {
         {
             return Err(Halt::Kept(Reason::RestoreInterrupted));
         }
-        if snapshot.is_some() && !force && (savable.is_lost() || !has_best(run, at, savable.rule).await?) {
+        let has_board = async || has_best(run, at, savable.rule, run.evicts().await).await;
+        if snapshot.is_some() && !force && (savable.is_lost() || !has_board().await?) {
             // MySQL records this try, so that other boards are saved before the next try of this board.
             store.note_tried(number, at, now).await?;
             return Err(Halt::Kept(Reason::LostLive));

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use crate::common;
 use common::World;
+use common::private::Private;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Row};
@@ -79,6 +80,13 @@ impl Stage {
         let store = Store::new(&world.config.mysql, 4).unwrap();
         let redis = world.redis().await;
         Self { world, store, redis }
+    }
+
+    /// Makes an environment whose Redis evicts boards when its memory is full.
+    async fn evicting(name: &str) -> (Self, Private) {
+        let redis = Private::start(&["--maxmemory-policy", "allkeys-lru"]).await;
+        let stage = Self::new(name, &format!("[redis]\nurl = \"{}\"\n{WEEKLY}", redis.url())).await;
+        (stage, redis)
     }
 
     async fn close(self) {

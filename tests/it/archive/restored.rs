@@ -131,7 +131,7 @@ async fn a_closed_board_that_redis_lost_is_not_archived_before_it_is_restored() 
 
 #[tokio::test]
 async fn an_evicted_board_is_not_archived_for_what_is_left_of_it() {
-    let mut stage = Stage::new("restored_evicted", WEEKLY).await;
+    let (mut stage, _redis) = Stage::evicting("restored_evicted").await;
     let (at, later) = (open(), NOW.after(7 * DAY));
     let mut whole = board(40);
     stage.write(&at, &whole).await;
@@ -312,17 +312,31 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
 
 #[tokio::test]
 async fn a_board_of_which_much_was_taken_away_is_not_doubled() {
-    let mut stage = Stage::new("restored_fallen", WEEKLY).await;
+    let (mut stage, _redis) = Stage::evicting("restored_fallen").await;
     let at = open();
-    stage.write(&at, &Board::from([(b"a".to_vec(), 5.0), (b"b".to_vec(), 90.0)])).await;
+    let mut whole = board(10);
+    add(&mut whole, &Board::from([(b"b".to_vec(), 900.0)]));
+    stage.write(&at, &whole).await;
     stage.save_all(false).await;
-    stage.write(&at, &Board::from([(b"a".to_vec(), -1.0)])).await;
+    let unliked = Board::from([(b"member-9".to_vec(), -1.0)]);
+    stage.write(&at, &unliked).await;
+    add(&mut whole, &unliked);
     assert!(stage.save_all(false).await.is_done(), "an unlike must not count as a loss");
-    stage.write(&at, &Board::from([(b"b".to_vec(), -60.0)])).await;
+    stage.write(&at, &Board::from([(b"b".to_vec(), -600.0)])).await;
     assert!(!stage.save_all(false).await.is_done());
     assert!(stage.world.tallyd(&["board", "restore", "likes", "2026-W47", "--dry-run"]).status.success());
     stage.restore("2026-W47", NOW).await.unwrap();
-    assert_eq!(stage.in_redis(&at).await, Board::from([(b"a".to_vec(), 4.0), (b"b".to_vec(), 90.0)]));
+    assert_eq!(stage.in_redis(&at).await, whole);
+    // A Redis that evicts nothing has not lost the board.
+    redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("maxmemory-policy")
+        .arg("noeviction")
+        .exec_async(&mut stage.redis)
+        .await
+        .unwrap();
+    stage.write(&at, &Board::from([(b"b".to_vec(), -600.0)])).await;
+    assert!(stage.save_all(false).await.is_done());
     stage.close().await;
 }
 

@@ -113,6 +113,33 @@ async fn a_snapshot_is_taken_when_it_is_due_and_of_boards_that_are_there() {
     assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods.len(), 2);
     assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods, []);
     assert_eq!(stage.saved(&total).await, board(5));
+    // The board of this week has grown.
+    stage.write(&open(), &board(7)).await;
+    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 24)).await), [("2026-W47", Outcome::Saved)]);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_young_board_whose_first_likes_were_withdrawn_is_no_loss() {
+    let mut stage = Stage::new("saved_young", WEEKLY).await;
+    let (at, later) = (open(), NOW.after(DAY / 24));
+    let like = |member: &str, score| Board::from([(member.as_bytes().to_vec(), score)]);
+    stage.write(&at, &like("a", 1.0)).await;
+    assert_eq!(outcomes(&stage.save_due(NOW).await), [("2026-W47", Outcome::Saved)]);
+    let live = stage.live(&at);
+    stage.redis.zrem::<_, _, ()>(&live, "a").await.unwrap();
+    // The only like was withdrawn, so the board is gone. In the next week, its snapshot follows.
+    assert_eq!(outcomes(&stage.save_due(later).await), [("2026-W47", Outcome::Saved)]);
+    assert_eq!(outcomes(&stage.archive(NOW.after(7 * DAY)).await), [("2026-W47", Outcome::Forgotten)]);
+    assert_eq!(stage.archive(NOW.after(7 * DAY)).await.periods, []);
+    // The first like was withdrawn, and others came.
+    stage.write(&at, &like("a", 1.0)).await;
+    stage.save_due(NOW).await;
+    stage.redis.zrem::<_, _, ()>(&live, "a").await.unwrap();
+    stage.write(&at, &like("b", 5.0)).await;
+    assert_eq!(outcomes(&stage.save_due(later).await), [("2026-W47", Outcome::Saved)]);
+    assert_eq!(outcomes(&stage.archive(NOW.after(7 * DAY)).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds(&at, &like("b", 5.0)).await;
     stage.close().await;
 }
 
@@ -145,7 +172,7 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
 
 #[tokio::test]
 async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_snapshot() {
-    let mut stage = Stage::new("saved_evicted", WEEKLY).await;
+    let (mut stage, _redis) = Stage::evicting("saved_evicted").await;
     let at = open();
     stage.write(&at, &board(30)).await;
     stage.save_all(false).await;
