@@ -13,7 +13,7 @@
 -- Returns an empty list if the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0
--- If the caller passes a negative count, the script uses zero, because a negative count would read up to the last
+-- If the caller passes a negative number, the script uses zero, because a negative number would count from the last
 -- member. If the count is larger than the number of members, the script uses the number of members.
 local wanted = math.min(math.max(0, tonumber(ARGV[3])), count)
 if ARGV[1] == 'around' then
@@ -23,7 +23,7 @@ if ARGV[1] == 'around' then
     end
     from, last = math.max(0, rank - wanted), rank + wanted
 else
-    from = math.min(tonumber(ARGV[2]), count)
+    from = math.min(math.max(0, tonumber(ARGV[2])), count)
     last = from + wanted - 1
     if wanted == 0 then
         return { count, from, 0 }
