@@ -12,6 +12,9 @@
 -- has lost the note about a frozen period, and has no live zset of this period, the script copies the note from MySQL
 -- to Redis again. All members that a later call writes to this period are late members.
 
+-- If memory is full, Redis allows a script to write only after a write that frees memory. The archiver needs the claim
+-- to free memory.
+redis.call('UNLINK', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')
 if not generation then

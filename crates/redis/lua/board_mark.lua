@@ -26,5 +26,7 @@ end
 if ARGV[2] == '' and redis.call('EXISTS', KEYS[3]) == 0 then
     return -2
 end
+-- If a client has set an expiry, Redis would delete the board before it is archived.
+redis.call('PERSIST', KEYS[3])
 redis.call('SET', KEYS[2], ARGV[3])
 return 1

@@ -173,7 +173,10 @@ async fn what_comes_late_is_added_column_by_column() {
         (world.cache.keys.board("likes", "2026-W03"), world.cache.keys.frozen_board("likes", "2026-W03"));
     let () = redis.zadd(&frozen, "a", pack(5, 1_000_000)).await.unwrap();
     let () = redis.zadd(&live, "a", pack(2, 100_000)).await.unwrap();
+    let () = redis.zadd(&live, "b", pack(3, 1)).await.unwrap();
     let rule = Rule { tie: Tie::Second, packing: Packing::new(20) };
+    let moved = world.cache.merge_late(&at("2026-W03"), 1, 10, rule).await.unwrap();
+    assert_eq!(moved, Changed::Done(1), "such a member holds no other one up");
     let error = world.cache.merge_late(&at("2026-W03"), 1, 10, rule).await.unwrap_err();
     assert_eq!(error.fate(), Fate::Item, "the other boards continue");
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("no longer holds what came late"));
