@@ -2,7 +2,7 @@
 //! the zsets or goes back to an older state, the same happens to the notes.
 
 use redis::Value;
-use tallyd_core::model::Freeze;
+use tallyd_core::model::{BoardPeriod, Freeze};
 
 use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
@@ -27,6 +27,13 @@ impl Cache {
         let call = frozen.iter().fold(call, |call, (period, of, note)| call.arg(period).number(of).number(note));
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
         number(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
+    }
+
+    /// Forgets the freeze of a period whose archive is deleted.
+    pub async fn forget_freeze(&self, at: &BoardPeriod) -> Result<()> {
+        let mut command = redis::cmd("HDEL");
+        command.arg(self.keys.board_freezes(&at.board)).arg(&at.period).arg(late_field(&at.period));
+        self.answer("forget the freeze of a board", command).await.map(drop)
     }
 
     /// Returns the text of a claim. A failover of MySQL can lose a run's number, and then MySQL assigns the same number

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 
 use crate::config::Board;
-use crate::jobs::board_run::periods::{Candidate, Open, Periods, Scope, instant};
+use crate::jobs::board_run::periods::{Candidate, Open, Scope, instant};
 use crate::jobs::board_run::{BoardRun, Outcome, PeriodReport};
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_redis::Cache;
@@ -21,17 +21,21 @@ pub(super) struct Candidates {
 
 impl Candidates {
     pub(super) async fn find(run: &BoardRun<'_>, boards: &[Board], scope: &Scope) -> Result<Self> {
-        let Periods { closed, open } = scope.periods(boards, run.now)?;
-        let closed = with_keys(run.cache, closed, |candidate| &candidate.at).await?;
-        let closed = closed.into_iter().filter(|(_, keys)| keys.live || keys.frozen || scope.period.is_some());
-        let closed = closed.map(|(candidate, _)| candidate);
-        let unfinished = unfinished(run, boards, scope, &open).await?;
-        let mut found = Self::default();
-        let mut seen = BTreeSet::new();
-        for candidate in closed.chain(unfinished) {
+        let (mut found, mut seen, mut open) = (Self::default(), BTreeSet::new(), Vec::new());
+        let mut add = |found: &mut Self, candidate: Candidate| {
             if seen.insert(candidate.at.clone()) {
                 found.boards.entry(candidate.at.board.clone()).or_default().push(candidate);
             }
+        };
+        // One block after the other, because there can be thousands of blocks, and most of their periods do not exist.
+        for block in scope.blocks(boards)? {
+            let closed = with_keys(run.cache, scope.closed_of(block, run.now)?, |candidate| &candidate.at).await?;
+            let closed = closed.into_iter().filter(|(_, keys)| keys.live || keys.frozen || scope.period.is_some());
+            closed.for_each(|(candidate, _)| add(&mut found, candidate));
+            open.extend(scope.open_of(block, run.now)?);
+        }
+        for candidate in unfinished(run, boards, scope, &open).await? {
+            add(&mut found, candidate);
         }
         for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
             found.boards.entry(board.name.clone()).or_default();
@@ -49,7 +53,8 @@ impl Candidates {
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);
-    let saved = saved.filter(|at| open.iter().all(|open| open.candidate.at != *at));
+    let open: BTreeSet<&BoardPeriod> = open.iter().map(|open| &open.candidate.at).collect();
+    let saved = saved.filter(|at| !open.contains(at));
     Ok(unfinished.into_iter().chain(saved).filter_map(|at| scope.known(boards, at)).collect())
 }
 

@@ -4,6 +4,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::task::JoinError;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::jobs::board_run::backup::check_storable;
 use crate::jobs::board_run::{BoardRun, Halt, Reason, Step};
 use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
@@ -155,10 +156,8 @@ impl Pair {
                 break;
             }
         }
-        match members.iter().position(|member| !member.score.is_finite()) {
-            Some(place) => Err(Halt::Kept(Reason::InfiniteAt(after + place as u64 + 1))),
-            None => Ok(members),
-        }
+        check_storable(&members)?;
+        Ok(members)
     }
 
     /// Compares both stores place by place up to place `until`, or until both stores end. Returns the count and the

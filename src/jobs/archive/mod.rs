@@ -78,6 +78,8 @@ mod plan;
 mod rollback_recovery;
 mod steps;
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -86,6 +88,7 @@ pub use super::board_run::periods::{MODE, Scope, ScopeError};
 pub use super::board_run::{JOB, Outcome, PeriodReport, Report};
 
 use super::board_run::clock::{self, Start};
+use super::board_run::periods::Candidate;
 use super::board_run::{BoardRun, Halt, Step, backup};
 use crate::config::{Board, Config};
 use crate::runtime::fault;
@@ -164,39 +167,60 @@ impl Archiver {
     async fn archive_all(&self, run: &BoardRun<'_>, scope: &Scope) -> Result<Report> {
         let Candidates { boards, open } = Candidates::find(run, &self.boards, scope).await?;
         let mut report = Report { dry_run: scope.dry_run, periods: open, ..Report::default() };
+        match self.work(run, scope, boards, &mut report).await {
+            Ok(()) => {}
+            Err(Halt::Stopped) => report.stopped = true,
+            Err(Halt::Kept(reason)) => anyhow::bail!("delete old archives and snapshots: {reason}"),
+            Err(Halt::Failed(error)) => return Err(error),
+        }
+        Ok(report)
+    }
+
+    async fn work(
+        &self,
+        run: &BoardRun<'_>,
+        scope: &Scope,
+        boards: BTreeMap<String, Vec<Candidate>>,
+        report: &mut Report,
+    ) -> Step<()> {
         let steps = Steps::new(run, self.page_members);
+        let is_told = |outcome| match outcome {
+            Outcome::Nothing => scope.period.is_some(),
+            Outcome::Waiting => scope.mode() != MODE,
+            _ => true,
+        };
         for (board, candidates) in boards {
-            if !scope.dry_run {
-                steps.claim(&board).await?;
-            }
+            let claimed = match scope.dry_run {
+                true => Ok(()),
+                false => match steps.claim(&board).await {
+                    Err(Halt::Kept(reason)) => Err(reason),
+                    claimed => Ok(claimed?),
+                },
+            };
             for candidate in candidates {
-                let taken = if scope.dry_run { steps.foresee(&candidate).await } else { steps.take(&candidate).await };
+                let taken = match &claimed {
+                    Err(reason) => Err(Halt::Kept(reason.clone())),
+                    Ok(()) if scope.dry_run => steps.foresee(&candidate).await,
+                    Ok(()) => steps.take(&candidate).await,
+                };
                 match taken {
-                    Ok(taken) if taken.outcome == Outcome::Nothing && scope.period.is_none() => {}
-                    Ok(taken) => report.periods.push(taken),
+                    Ok(taken) if is_told(taken.outcome) => report.periods.push(taken),
+                    Ok(_) => {}
                     Err(Halt::Kept(reason)) => {
                         report.periods.push(PeriodReport::new(&candidate.at, Outcome::Kept).because(reason));
                     }
-                    Err(Halt::Stopped) => {
-                        report.stopped = true;
-                        return Ok(report);
+                    Err(Halt::Failed(error)) => {
+                        return Err(Halt::Failed(error.context(format!("archive {}", candidate.at))));
                     }
-                    Err(Halt::Failed(error)) => return Err(error.context(format!("archive {}", candidate.at))),
+                    Err(Halt::Stopped) => return Err(Halt::Stopped),
                 }
             }
         }
         // A board's blocks have different `archive_keep`s, so a run for one board or one period deletes nothing.
         if scope.board.is_some() || scope.period.is_some() {
-            return Ok(report);
+            return Ok(());
         }
-        let copier = Copier::new(run, self.page_members);
-        match prune(run, &copier, &self.boards, &mut report).await {
-            Err(Halt::Stopped) => report.stopped = true,
-            Err(Halt::Kept(reason)) => anyhow::bail!("delete old archives and snapshots: {reason}"),
-            Err(Halt::Failed(error)) => return Err(error.context("delete old archives and snapshots")),
-            Ok(()) => {}
-        }
-        Ok(report)
+        prune(run, &Copier::new(run, self.page_members), &self.boards, report).await
     }
 }
 
@@ -220,10 +244,17 @@ async fn prune(run: &BoardRun<'_>, copier: &Copier<'_>, boards: &[Board], report
         return Ok(());
     }
     for at in run.store.obsolete_snapshots().await? {
-        run.claim(&at.board).await.map_err(Halt::Failed)?;
-        backup::forget(run, &at).await?;
+        match forget(run, &at).await {
+            Err(Halt::Kept(reason)) => report.periods.push(PeriodReport::new(&at, Outcome::Kept).because(reason)),
+            forgotten => forgotten?,
+        }
     }
     Ok(())
+}
+
+async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
+    run.claim(&at.board).await?;
+    backup::forget(run, at).await
 }
 
 /// Deletes one archive. The period's row is changed first, so that readers do not treat a partly deleted archive as a
@@ -234,6 +265,7 @@ async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod
     for copy in 0..2 {
         copier.trim(at, copy, 0).await?;
     }
+    run.cache.forget_freeze(at).await?;
     let BoardPeriod { board, period } = at;
     info!(
         event = "board-pruned",

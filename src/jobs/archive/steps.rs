@@ -41,7 +41,7 @@ impl<'a> Steps<'a> {
     }
 
     /// A run must claim the board before it reads the board. From then on, no earlier run can change the board.
-    pub(super) async fn claim(&self, board: &str) -> anyhow::Result<()> {
+    pub(super) async fn claim(&self, board: &str) -> Step<()> {
         self.run.claim(board).await?;
         fault::point("archive:claimed");
         Ok(())

@@ -8,7 +8,7 @@ use tallyd_mysql::{Store, StoreError};
 use tallyd_redis::boards::BoardKeys;
 use tallyd_redis::score::Rule;
 
-use super::{BoardRun, Step};
+use super::{BoardRun, Halt, Reason, Step};
 
 /// Maximum number of members in one page. The members of a page are the arguments of one script call, and a call
 /// accepts at most a few thousand arguments.
@@ -21,6 +21,12 @@ const TOLD_BY: u64 = 200;
 /// A board with fewer saved members than this is not treated as lost because of its members: withdrawn likes can leave
 /// none of them.
 pub(in crate::jobs) const FEW_MEMBERS: u64 = 10;
+
+/// The length of the column `member` in MySQL.
+const MEMBER_BYTES_MAX: usize = 255;
+
+/// The maximum number of characters of a member's name that a reason contains.
+const NAME_SHOWN: usize = 60;
 
 /// Whether MySQL has a snapshot of a period, and whether Redis has lost the period's board since the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +68,15 @@ fn are_of_board(saved: &[f64], live: &[f64], evicts: bool) -> bool {
     let (before, now) = (saved.iter().sum::<f64>(), live.iter().sum::<f64>());
     let fell = evicts && before > 0.0 && now * 2.0 < before;
     (saved.len() as u64) < FEW_MEMBERS || !(live.is_empty() || fell)
+}
+
+/// Checks that MySQL can store the members.
+pub(in crate::jobs) fn check_storable(members: &[BoardMember]) -> Step<()> {
+    let wrong = members.iter().find(|member| !member.score.is_finite() || member.member.len() > MEMBER_BYTES_MAX);
+    wrong.map_or(Ok(()), |member| {
+        let name = String::from_utf8_lossy(&member.member).chars().take(NAME_SHOWN).collect();
+        Err(Halt::Kept(Reason::Unstorable(name)))
+    })
 }
 
 /// Whether Redis went back to a state from before the freeze, although MySQL has recorded the freeze. After a flush,

@@ -116,10 +116,8 @@ pub(super) enum Reason {
     ArchivedBefore(Box<Self>),
     #[error("a client has just written to the period: the next run merges that write")]
     WrittenJustNow,
-    #[error("the score at place {0} is infinite, which MySQL cannot store")]
-    InfiniteAt(u64),
-    #[error("the score of {0} is infinite, which MySQL cannot store")]
-    InfiniteOf(String),
+    #[error("MySQL cannot store the member {0}: its score is infinite, or its name has more than 255 bytes")]
+    Unstorable(String),
     /// The error that a server returned about this period's rows or keys.
     #[error("{0}")]
     Server(String),
@@ -177,7 +175,7 @@ impl<'a> BoardRun<'a> {
 
     /// Claims the board. From then on, only this run can change the board's closed periods. Returns the generation of
     /// the board's data.
-    pub(super) async fn claim(&self, board: &str) -> Result<u64> {
+    pub(super) async fn claim(&self, board: &str) -> Step<u64> {
         let frozen = self.store.frozen_periods(board).await?;
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
     }

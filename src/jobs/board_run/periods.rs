@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::config::Board;
 use tallyd_core::model::{BoardPeriod, Micros};
-use tallyd_core::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
+use tallyd_core::period::{Calendar, Period, PeriodError, PeriodKind};
 use tallyd_redis::score::Rule;
 
 pub const MODE: &str = "closed";
@@ -47,13 +47,6 @@ pub(in crate::jobs) struct Candidate {
     pub top: u64,
 }
 
-/// The closed and the open periods in scope, newest first for each board.
-#[derive(Debug, Default)]
-pub(in crate::jobs) struct Periods {
-    pub closed: Vec<Candidate>,
-    pub open: Vec<Open>,
-}
-
 #[derive(Clone, Debug)]
 pub(in crate::jobs) struct Open {
     pub candidate: Candidate,
@@ -70,40 +63,45 @@ impl Scope {
         }
     }
 
-    /// Returns the periods of the configured boards. Only the time decides whether a period is closed.
-    pub(in crate::jobs) fn periods(&self, boards: &[Board], now: Micros) -> Result<Periods> {
-        let period = self.period.as_deref().map(str::parse::<Period>).transpose().map_err(ScopeError::from)?;
-        if period.is_some_and(|period| period.kind() == PeriodKind::Total) {
-            return Err(ScopeError::NeverEnds.into());
+    /// Returns the configured blocks in scope.
+    pub(in crate::jobs) fn blocks<'a>(&self, boards: &'a [Board]) -> Result<Vec<&'a Board>, ScopeError> {
+        let kind = self.period.as_deref().map(str::parse::<Period>).transpose()?.map(Period::kind);
+        if kind == Some(PeriodKind::Total) {
+            return Err(ScopeError::NeverEnds);
         }
-        let named: Vec<&Board> = boards.iter().filter(|board| self.has_board(&board.name)).collect();
-        if let (Some(name), []) = (&self.board, named.as_slice()) {
-            return Err(unknown(boards, name).into());
+        let mut blocks: Vec<&Board> = boards.iter().filter(|board| self.has_board(&board.name)).collect();
+        if let (Some(name), []) = (&self.board, blocks.as_slice()) {
+            return Err(unknown(boards, name));
         }
-        let mut periods = Periods::default();
-        for board in named {
-            let calendar =
-                board.calendar(jiff::tz::db()).with_context(|| format!("read the time zone of {}", board.name))?;
-            match period {
-                Some(period) if period.kind() != board.period => {}
-                Some(period) => periods.closed.push(closed(board, period, &calendar, now)?),
-                None => {
-                    let grace = board.archive_grace.0;
-                    let closed = Period::closed(board.period, &calendar, grace, now);
-                    periods.closed.extend(closed.map(|period| candidate(board, period)));
-                    let open = open(board, &calendar, now);
-                    periods
-                        .open
-                        .extend(open.map(|(period, closes)| Open { candidate: candidate(board, period), closes }));
-                }
+        blocks.retain(|board| kind.is_none_or(|kind| kind == board.period));
+        match (&self.period, kind) {
+            (Some(period), Some(kind)) if blocks.is_empty() => {
+                Err(ScopeError::NoSuchBoard { period: period.clone(), kind: kind.to_string() })
             }
+            _ => Ok(blocks),
         }
-        match period {
-            Some(period) if periods.closed.is_empty() => {
-                Err(ScopeError::NoSuchBoard { period: period.to_string(), kind: period.kind().to_string() }.into())
-            }
-            _ => Ok(periods),
+    }
+
+    /// Returns the closed periods of a block, newest first. Only the time decides whether a period is closed.
+    pub(in crate::jobs) fn closed_of(&self, board: &Board, now: Micros) -> Result<Vec<Candidate>> {
+        let calendar = calendar_of(board)?;
+        if let Some(period) = &self.period {
+            let period = period.parse().map_err(ScopeError::from)?;
+            return Ok(vec![closed(board, period, &calendar, now)?]);
         }
+        let closed = Period::closed(board.period, &calendar, board.archive_grace.0, now);
+        Ok(closed.map(|period| candidate(board, period)).collect())
+    }
+
+    /// Returns the open periods of a block: the current period, and earlier periods whose grace time has not passed.
+    /// If the scope contains a period, returns none.
+    pub(in crate::jobs) fn open_of(&self, board: &Board, now: Micros) -> Result<Vec<Open>> {
+        if self.period.is_some() {
+            return Ok(Vec::new());
+        }
+        let calendar = calendar_of(board)?;
+        let open = open(board, &calendar, now);
+        Ok(open.map(|(period, closes)| Open { candidate: candidate(board, period), closes }).collect())
     }
 
     /// Returns the candidate for `at`, a period that has a row in MySQL. Returns `None` if the period is out of scope.
@@ -133,6 +131,10 @@ pub(in crate::jobs) fn candidate_named(boards: &[Board], name: &str, period: &st
     Ok(candidate(board, period))
 }
 
+fn calendar_of(board: &Board) -> Result<Calendar> {
+    board.calendar(jiff::tz::db()).with_context(|| format!("read the time zone of {}", board.name))
+}
+
 fn candidate(board: &Board, period: Period) -> Candidate {
     let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
     Candidate { at, expire_after: Some(board.expire_after.0), rule: board.rule(), top: top(board) }
@@ -158,13 +160,11 @@ fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Re
     Ok(candidate)
 }
 
-/// Returns the current period, and earlier periods whose grace time has not passed. Returns each period with the time
-/// at which it closes.
+/// Returns the open periods, each with the time at which it closes.
 fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
     iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
         .map(|period| (period, closes(board, period, calendar)))
         .take_while(move |(_, closes)| *closes > now)
-        .take(LOOK_BACK)
 }
 
 fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
@@ -198,21 +198,20 @@ mod tests {
     }
 
     fn found(scope: &Scope, now: &str) -> Result<Vec<String>, String> {
-        let periods = scope.periods(&boards(), at(now)).map_err(|error| format!("{error:#}"))?;
-        Ok(periods.closed.iter().map(|candidate| candidate.at.to_string()).collect())
+        let (boards, text) = (boards(), |error: anyhow::Error| format!("{error:#}"));
+        let blocks = scope.blocks(&boards).map_err(|error| text(error.into()))?;
+        let closed: Result<Vec<_>> = blocks.into_iter().map(|block| scope.closed_of(block, at(now))).collect();
+        Ok(closed.map_err(text)?.iter().flatten().map(|candidate| candidate.at.to_string()).collect())
     }
 
     #[test]
     fn every_closed_period_of_every_board_is_looked_at() {
         // In Shanghai week 46 ended at 16:00 UTC on Sunday, 15 November.
         let all = found(&Scope::default(), "2026-11-15T17:00:00Z").unwrap();
-        assert_eq!(all.len(), 3 * LOOK_BACK);
-        assert_eq!(
-            [&all[0], &all[LOOK_BACK], &all[2 * LOOK_BACK]],
-            ["likes 2026-W46", "likes 2026-11-15", "posts 2026-W45"]
-        );
+        assert_eq!(all.len(), 60 + 400 + 60);
+        assert_eq!([&all[0], &all[60], &all[460]], ["likes 2026-W46", "likes 2026-11-15", "posts 2026-W45"]);
         let likes = found(&scope(Some("likes"), None), "2026-11-15T17:00:00Z").unwrap();
-        assert_eq!(likes, all[..2 * LOOK_BACK]);
+        assert_eq!(likes, all[..460]);
     }
 
     #[test]
@@ -251,9 +250,11 @@ mod tests {
 
     #[test]
     fn open_periods_are_those_that_may_still_be_written_to() {
-        let periods = scope(Some("likes"), None).periods(&boards(), at("2026-11-15T16:30:00Z")).unwrap();
+        let (scope, boards, now) = (scope(Some("likes"), None), boards(), at("2026-11-15T16:30:00Z"));
+        let blocks = scope.blocks(&boards).unwrap();
+        let all: Vec<Open> = blocks.iter().flat_map(|block| scope.open_of(block, now).unwrap()).collect();
         let open: Vec<String> =
-            periods.open.iter().map(|open| format!("{} {}", open.candidate.at, instant(open.closes))).collect();
+            all.iter().map(|open| format!("{} {}", open.candidate.at, instant(open.closes))).collect();
         assert_eq!(
             open,
             [
@@ -263,8 +264,8 @@ mod tests {
                 "likes 2026-11-15 2026-11-15T17:00:00Z",
             ]
         );
-        let overlap = periods.closed.iter().find(|closed| periods.open.iter().any(|open| open.candidate == **closed));
-        assert_eq!(overlap, None);
+        let mut closed = blocks.iter().flat_map(|block| scope.closed_of(block, now).unwrap());
+        assert_eq!(closed.find(|closed| all.iter().any(|open| open.candidate == *closed)), None);
     }
 
     #[test]

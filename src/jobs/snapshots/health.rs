@@ -76,7 +76,10 @@ pub(super) async fn savable(
 ) -> Result<Vec<Savable>> {
     let named: Vec<Candidate> = match &scope.period {
         Some(period) => vec![candidate_named(boards, scope.board.as_deref().unwrap_or_default(), period)?],
-        None => scope.periods(boards, now)?.open.into_iter().map(|open| open.candidate).collect(),
+        None => {
+            let open = scope.blocks(boards)?.into_iter().map(|block| scope.open_of(block, now));
+            open.collect::<Result<Vec<_>>>()?.into_iter().flatten().map(|open| open.candidate).collect()
+        }
     };
     let snapshots: BTreeMap<BoardPeriod, Snapshot> = store.snapshots().await?.into_iter().collect();
     let periods: Vec<BoardPeriod> = named.iter().map(|candidate| candidate.at.clone()).collect();

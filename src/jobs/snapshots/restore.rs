@@ -106,9 +106,6 @@ impl Restorer<'_> {
     pub(super) async fn restore_board(&self, candidate: &Candidate, to: ProgressSink) -> Result<Report> {
         let Restore { dry_run, .. } = self.how;
         let at = candidate.at.clone();
-        if !dry_run {
-            self.run.claim(&at.board).await?;
-        }
         let began = Instant::now();
         match self.run.followed(to, self.restore(candidate)).await? {
             Ok(restored) => Ok(Report { dry_run, periods: vec![restored.after(began.elapsed())], ..Report::default() }),
@@ -121,6 +118,9 @@ impl Restorer<'_> {
     async fn restore(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let at = &candidate.at;
+        if !self.how.dry_run {
+            self.run.claim(&at.board).await?;
+        }
         let keys = self.run.keys(at).await?;
         let source = self.source(candidate, keys).await?;
         if self.how.dry_run {

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::health::{Savable, savable};
 use crate::config::Board;
-use crate::jobs::board_run::backup::{FEW_MEMBERS, PAGE_MEMBERS, forget, has_best};
+use crate::jobs::board_run::backup::{FEW_MEMBERS, PAGE_MEMBERS, check_storable, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
 use crate::runtime::fault;
@@ -68,8 +68,7 @@ impl Saver<'_> {
                 break;
             }
             let began = Instant::now();
-            let generation = self.run.claim(&savable.at.board).await?;
-            match self.save(&savable, generation).await {
+            match self.save(&savable).await {
                 Ok(saved) => {
                     log_saved(&savable.at, &saved, began.elapsed());
                     report.periods.push(saved.after(began.elapsed()));
@@ -105,10 +104,11 @@ impl Saver<'_> {
         savable(store, cache, boards, scope, now).await
     }
 
-    async fn save(&self, savable: &Savable, generation: u64) -> Step<PeriodReport> {
+    async fn save(&self, savable: &Savable) -> Step<PeriodReport> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         let Self { run, force } = *self;
         let at = &savable.at;
+        let generation = run.claim(&at.board).await?;
         let snapshot = savable.snapshot();
         if store.held_board_period(number, at).await?.is_some() {
             return Err(Halt::Kept(Reason::NotOpen));
@@ -278,16 +278,13 @@ fn saved_members(mut members: Vec<BoardMember>, rule: Rule) -> Step<Vec<SavedMem
     let mut seen = HashSet::new();
     members.retain(|member| seen.insert(member.member.clone()));
     members.sort_unstable_by(|one, other| one.member.cmp(&other.member));
+    check_storable(&members)?;
     let saved = |member: BoardMember| {
-        if !member.score.is_finite() {
-            let name = String::from_utf8_lossy(&member.member).into_owned();
-            return Err(Halt::Kept(Reason::InfiniteOf(name)));
-        }
         let (primary, second) =
             (rule.primary(member.score), rule.columns(member.score).map_or(0, |columns| columns.low));
-        Ok(SavedMember { primary, second, member })
+        SavedMember { primary, second, member }
     };
-    members.into_iter().map(saved).collect()
+    Ok(members.into_iter().map(saved).collect())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 
 use super::late::late;
-use super::saved::add;
+use super::saved::{add, open};
 use super::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
 use crate::common::eventually;
 
@@ -191,8 +191,10 @@ async fn what_mysql_can_not_hold_is_kept_with_its_reason() {
     let report = stage.archive(NOW).await;
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("the score at place 1 is infinite"), "{report:#}");
-    assert!(reason(&report, "2026-W45").contains("too long"), "{report:#}");
+    for (period, member) in [("2026-W46", "a: "), ("2026-W45", "aaaaaaaaaa: ")] {
+        let why = reason(&report, period);
+        assert!(why.contains("MySQL cannot store the member") && why.contains(member), "{report:#}");
+    }
     assert!(reason(&report, "2026-W44").contains("WRONGTYPE"), "{report:#}");
     for at in [&infinite, &long, &no_zset] {
         let frozen = stage.frozen(at);
@@ -208,11 +210,36 @@ async fn a_board_that_left_the_configuration_is_named_and_left_alone() {
     let at = week("2026-W46");
     stage.write(&at, &board(5)).await;
     stage.archive(NOW).await;
+    stage.write(&open(), &board(5)).await;
+    stage.save_all(false).await;
     stage.world.config.boards.clear();
     let report = stage.archive(NOW.after(40 * DAY)).await;
-    assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("the configuration no longer has this board"), "{report:#}");
+    assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept), ("2026-W47", Outcome::Kept)]);
+    for period in ["2026-W46", "2026-W47"] {
+        assert!(reason(&report, period).contains("the configuration no longer has this board"), "{report:#}");
+    }
     let frozen = stage.frozen(&at);
     assert!(stage.exists(&frozen).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_key_of_the_wrong_type_keeps_only_its_own_board() {
+    let settings = format!("{WEEKLY}[[board]]\nname = \"posts\"\nperiod = \"week\"\n");
+    let mut stage = Stage::new("archive_types", &settings).await;
+    let posts = |period: &str| BoardPeriod { board: "posts".to_owned(), ..week(period) };
+    for at in [week("2026-W46"), open(), posts("2026-W46"), posts("2026-W47")] {
+        stage.write(&at, &board(5)).await;
+    }
+    let freezes = stage.world.cache.keys.board_freezes("likes");
+    stage.redis.set::<_, _, ()>(&freezes, "no hash").await.unwrap();
+    let mark = stage.mark(&open());
+    stage.redis.rpush::<_, _, ()>(&mark, "no text").await.unwrap();
+
+    let report = stage.save_due(NOW).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("2026-W47", Outcome::Saved)]);
+    let report = stage.archive(NOW).await;
+    assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept), ("2026-W46", Outcome::Archived)]);
+    assert!(reason(&report, "2026-W46").contains("WRONGTYPE"), "{report:#}");
     stage.close().await;
 }

@@ -1,5 +1,6 @@
 //! An archive can be limited to the best places, and it can expire.
 
+use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
 use tallyd::jobs::runner::{Ran, Report as _};
 
@@ -67,6 +68,10 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     assert!(report.is_done());
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Pruned)]);
     assert_eq!(stage.archived(&old).await.len(), 0);
+    let freezes = stage.world.cache.keys.board_freezes("likes");
+    let mut noted: Vec<String> = stage.redis.hkeys(&freezes).await.unwrap();
+    noted.sort_unstable();
+    assert_eq!(noted, ["-", "2026-W46"], "the pruned week is forgotten");
     stage.holds(&newer, &board(30)).await;
     assert_eq!(stage.archive(NOW.after(62 * DAY)).await.periods, []);
 

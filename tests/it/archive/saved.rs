@@ -83,14 +83,16 @@ async fn a_snapshot_is_what_the_board_is() {
     let at = open();
     let mut whole = board(3_000);
     stage.write(&at, &whole).await;
+    let live = stage.live(&at);
+    stage.redis.expire::<_, ()>(&live, 3_600).await.unwrap();
     let report = stage.save_all(false).await;
+    assert_eq!(stage.ttl_s(&live).await, -1, "a board must not expire before it is archived");
     assert_eq!((outcomes(&report), report.periods[0].members), (vec![("2026-W47", Outcome::Saved)], 3_000));
     assert_eq!(stage.saved(&at).await, whole);
 
     let added = Board::from([(b"member-7".to_vec(), 100.5), (b"new".to_vec(), 1.0)]);
     stage.write(&at, &added).await;
     add(&mut whole, &added);
-    let live = stage.live(&at);
     for id in 0..700 {
         stage.redis.zrem::<_, _, ()>(&live, format!("member-{id}")).await.unwrap();
         whole.remove(format!("member-{id}").as_bytes());

@@ -8,6 +8,7 @@ use tallyd::jobs::archive::Outcome;
 use tallyd::jobs::runner::Report as _;
 use tallyd_core::model::{BoardPeriod, Micros};
 
+use super::common::private::Private;
 use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, week};
 
 #[tokio::test]
@@ -37,7 +38,7 @@ async fn a_closed_board_is_archived_in_rank_order_and_expires_later() {
     assert!((31 * 86_400 - 60..=31 * 86_400).contains(&stage.ttl_s(&frozen).await));
 
     let again = stage.archive(NOW).await;
-    assert_eq!(outcomes(&again), [("2026-W46", Outcome::Waiting)]);
+    assert_eq!((again.is_done(), outcomes(&again)), (true, vec![]), "the period waits for its end");
     assert_eq!(stage.archived(&at).await, ranked);
     stage.close().await;
 }
@@ -118,7 +119,7 @@ async fn an_archived_board_is_unlinked_when_its_time_has_come() {
     stage.write(&at, &board(50)).await;
     stage.archive(NOW).await;
 
-    assert_eq!(outcomes(&stage.archive(NOW.after(29 * DAY)).await), [("2026-W46", Outcome::Waiting)]);
+    assert_eq!(outcomes(&stage.archive(NOW.after(29 * DAY)).await), []);
     assert!(stage.exists(&frozen).await);
     let report = stage.archive(NOW.after(30 * DAY)).await;
 
@@ -142,5 +143,23 @@ async fn a_board_that_shall_not_stay_is_unlinked_as_soon_as_it_is_archived() {
     assert!(!stage.exists(&frozen).await);
     assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
     stage.holds(&at, &board(50)).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_redis_whose_memory_is_full_is_freed_by_the_archive() {
+    let redis = Private::start(&[]).await;
+    let mut stage = Stage::new("archive_full", &format!("[redis]\nurl = \"{}\"\n{WEEKLY}", redis.url())).await;
+    let [ended, closed] = ["2026-W46", "2026-W47"].map(week);
+    stage.write(&ended, &board(50)).await;
+    stage.archive(NOW).await;
+    stage.write(&closed, &board(20)).await;
+    // A late write, which the run merges.
+    stage.write(&ended, &board(1)).await;
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec_async(&mut stage.redis).await.unwrap();
+    let report = stage.archive(NOW.after(30 * DAY)).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Archived), ("2026-W46", Outcome::Archived)]);
+    let report = stage.archive(NOW.after(60 * DAY)).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Ended), ("2026-W46", Outcome::Ended)]);
     stage.close().await;
 }

@@ -17,8 +17,7 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use crate::model::Micros;
 
-/// The archiver checks this many of the latest closed periods. If the archiver missed an older period, an operator must
-/// request that period by name.
+/// A list of a board's periods ends after this many of the latest periods.
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
@@ -38,6 +37,17 @@ pub enum PeriodKind {
 }
 
 impl PeriodKind {
+    /// The archiver checks this many of the latest closed periods. If the archiver missed an older period, an operator
+    /// must request that period by name.
+    pub const fn look_back(self) -> usize {
+        match self {
+            Self::Day => LOOK_BACK,
+            Self::Week => 60,
+            Self::Month => 24,
+            Self::Total => 0,
+        }
+    }
+
     /// The number of bits for the remaining time, which is counted in steps of [`Self::step_s`] seconds. These bits can
     /// represent the longest period plus one hour.
     pub const fn time_bits(self) -> u32 {
@@ -154,10 +164,10 @@ impl Period {
         }
     }
 
-    /// Returns the [`LOOK_BACK`] latest periods that ended at least `grace` before `now`, newest first.
+    /// Returns the [`PeriodKind::look_back`] latest periods that ended at least `grace` before `now`, newest first.
     pub fn closed(kind: PeriodKind, calendar: &Calendar, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
         let open = Self::containing(kind, now.before(grace), calendar);
-        iter::successors(open.previous(), |period| period.previous()).take(LOOK_BACK)
+        iter::successors(open.previous(), |period| period.previous()).take(kind.look_back())
     }
 }
 
