@@ -317,6 +317,7 @@ pub(super) mod tests {
             ("[amqp]\nprefetch = 19999", "set it to 20000 or more"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"* * * *\"", "[reconcile] full_cron is \"* * * *\": use five fields"),
+            ("[archive]\ncron = \"0 4 * * 7L\"", "[archive] cron is \"0 4 * * 7L\": no date matches it"),
             ("[daemon]\ntime_zone = \"Mars/Olympus\"", "[daemon] time_zone is \"Mars/Olympus\": write an IANA name"),
             ("[daemon]\ntime_zone = \"\"", "[daemon] time_zone is \"\": write an IANA name"),
             ("[reconcile]\nscrub_cron = \"never\"", "[reconcile] scrub_cron"),

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use chrono::{DateTime, Utc};
 use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
@@ -26,9 +26,9 @@ use tallyd_core::model::Micros;
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
-/// (0 or 7 is Sunday). A day of month and a day of week must both match.
+/// (0 or 7 is Sunday). A day of month and a day of week must both match. Refuses a pattern that is never due.
 pub(crate) fn parse(pattern: &str) -> Result<Cron> {
-    CronParser::builder()
+    let cron = CronParser::builder()
         .seconds(Seconds::Optional)
         .year(Year::Disallowed)
         .dom_and_dow(true)
@@ -36,7 +36,12 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
         .parse(pattern)
         .context(
             "use five fields (minute hour day-of-month month day-of-week), or put a sixth field (second) before them",
-        )
+        )?;
+    ensure!(
+        cron.find_next_occurrence(&DateTime::<Utc>::UNIX_EPOCH, true).is_ok(),
+        "no date matches it: correct day-of-month, month or day-of-week (write the last Sunday of a month as 0L)"
+    );
+    Ok(cron)
 }
 
 /// Returns the longest gap between two consecutive instants at which the pattern is due. The number of compared
@@ -230,6 +235,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pattern_that_is_never_due_is_refused() {
+        for never in ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 4 * * 7L", "0 4 * * L"] {
+            assert!(parse(never).unwrap_err().to_string().contains("no date matches it"), "{never}");
+        }
+        for rare in ["0 0 29 2 1", "0 4 * * 0L", "0 4 * * 7#1", "0 4 13 * 5"] {
+            assert!(parse(rare).is_ok(), "{rare}");
+        }
+    }
+
+    #[test]
     fn the_last_and_next_runs_are_found() {
         let schedule = Schedule::parse("0 30 4 * * *", "UTC").unwrap();
         let now = at("2026-11-21T12:00:00.5Z");
@@ -239,7 +254,6 @@ mod tests {
         let berlin = Schedule::parse("30 4 * * *", "Europe/Berlin").unwrap();
         assert_eq!(berlin.next_runs(now, 1), ["2026-11-22 04:30:00 CET"]);
         assert_eq!(berlin.next(now), Some(at("2026-11-22T03:30:00Z")));
-        assert_eq!(Schedule::parse("0 0 30 2 *", "Europe/Berlin").ok().and_then(|never| never.next(now)), None);
     }
 
     #[test]
