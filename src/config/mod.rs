@@ -51,6 +51,7 @@ pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
 pub use reload::Reload;
 pub use retired::Retired;
+pub use rule::shared_boards;
 pub use schema::{gateway_schema, schema};
 pub use tallyd_connect::address::ServerUrl;
 pub use tallyd_connect::secret::Secret;

@@ -1,8 +1,11 @@
 //! `[[rule]]`: a metric that is not counted in the usual way. A rule applies to one kind or to all kinds.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::key::Key;
 use super::problem::Faults;
-use super::{Config, LIKE, Rule, Writes};
+use super::{Config, LIKE, Rule, Rules, Writes};
+use tallyd_core::model::Kind;
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let Config { rules, kinds, metrics, boards, .. } = config;
@@ -50,6 +53,20 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
+/// Returns the boards that get the numbers of several kinds, each with these kinds. Targets of these kinds that have the
+/// same id share a member.
+pub fn shared_boards(config: &Config) -> Vec<(String, BTreeSet<&str>)> {
+    let rules = Rules::from(config);
+    let mut kinds_of = BTreeMap::<String, BTreeSet<&str>>::new();
+    for (kind, code) in &config.kinds.0 {
+        let boards = config.metrics.codes().into_iter().filter_map(|metric| rules.board(Kind(*code), metric));
+        for board in boards {
+            kinds_of.entry(board.to_owned()).or_default().insert(kind);
+        }
+    }
+    kinds_of.into_iter().filter(|(_, kinds)| kinds.len() > 1).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +108,18 @@ mod tests {
             "\"like\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
         ] {
             assert_eq!(found(right), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn a_board_that_several_kinds_share_is_told() {
+        let board = "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\n";
+        for (rules, expected) in [
+            (format!("\"like\"\n{board}"), vec![("hot".to_owned(), BTreeSet::from(["inbox", "video"]))]),
+            (format!("\"like\"\nkind = \"video\"\n{board}"), vec![]),
+            ("\"like\"".to_owned(), vec![]),
+        ] {
+            assert_eq!(shared_boards(&parse(&format!("{NAMES}{rules}"), "test", []).unwrap()), expected, "{rules}");
         }
     }
 }

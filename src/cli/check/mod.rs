@@ -10,6 +10,7 @@ mod mysql;
 mod rabbitmq;
 mod redis;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
@@ -78,9 +79,27 @@ fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>),
     runtime.block_on(async {
         let servers = servers(&config)?;
         let told = told(&config, &servers);
-        let checks = if offline { Vec::new() } else { ask_servers(&config, &servers).await };
+        let mut checks = shared_boards(&config);
+        if !offline {
+            checks.extend(ask_servers(&config, &servers).await);
+        }
         Ok((told, checks))
     })
+}
+
+fn shared_boards(config: &Config) -> Vec<Check> {
+    let warn = |(board, kinds): (String, BTreeSet<&str>)| {
+        let found = format!(
+            "the board {board} gets the numbers of several kinds ({}): targets with the same id share a place, which an erase of one of them removes",
+            Vec::from_iter(kinds).join(", ")
+        );
+        Check::warning(
+            What::Configuration,
+            found,
+            "name a board for each kind in [[rule]], unless ids are unique among these kinds",
+        )
+    };
+    config::shared_boards(config).into_iter().map(warn).collect()
 }
 
 pub(super) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
@@ -135,7 +154,7 @@ fn told(config: &Config, servers: &Servers) -> String {
         line(job, next_runs(cron, config).unwrap_or_else(|| "never".to_owned()));
     }
     for board in &config.boards {
-        line("board", format!("{} by {:?}, {}", board.name, board.period, board.time_zone));
+        line("board", format!("{} by {}, {}", board.name, board.period, board.time_zone));
     }
     for recount in &config.recounts {
         let next = next_runs(&recount.cron, config).unwrap_or_else(|| "only with `tallyd recount`".to_owned());
