@@ -53,7 +53,7 @@ pub struct JobSpec {
 pub type Cron = for<'a> fn(&'a Config, &str) -> &'a str;
 
 /// Does one run. Returns the rule that decides when the mode runs next.
-pub type Run = for<'a> fn(Work<'a>) -> BoxFuture<'a, Result<RetryAfter, JobError>>;
+pub type Run = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
     /// Makes a mode that becomes due only by its schedule. Its rank is 0.
@@ -76,11 +76,12 @@ pub enum FirstRun {
     AtItsTime,
 }
 
-pub struct Work<'a> {
-    pub servers: &'a Servers,
+/// The input of a run. The run owns it, because the run is a task of its own.
+pub struct Work {
+    pub servers: Servers,
     pub config: Arc<Config>,
-    pub mode: &'a str,
-    pub stop: &'a CancellationToken,
+    pub mode: String,
+    pub stop: CancellationToken,
 }
 
 /// Wakes the loops of the jobs. Cron triggers and requests use this type.

@@ -12,6 +12,7 @@ use anyhow::{Context, anyhow};
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::schedule::{Entry, RetryAfter, Schedule, Wait};
@@ -198,7 +199,7 @@ pub async fn serve(
     }
 }
 
-/// Runs a due mode. If an operator paused a task that the mode needs, the loop waits for the end of the pause instead.
+/// Runs a due mode in a task of its own, so that a panic is a failure of this run only. If an operator paused a task that the mode needs, the loop waits for the end of the pause instead.
 /// Returns the wait before the loop's next check.
 async fn run_due(
     entry: &mut Entry,
@@ -218,8 +219,11 @@ async fn run_due(
     }
     // The request is cleared first, so that a request during the run makes the mode due again.
     let requested = entry.spec.request.take();
-    let work = Work { servers, config, mode: &entry.spec.mode, stop };
-    let retry = match retry_after(beat.during((entry.spec.run)(work)).await) {
+    let mode = entry.spec.mode.clone();
+    let work = Work { servers: servers.clone(), config, mode, stop: stop.clone() };
+    let running = AbortOnDropHandle::new(tokio::spawn((entry.spec.run)(work)));
+    let ran = beat.during(running).await.unwrap_or_else(|error| Err(JobError::Other(error.into())));
+    let retry = match retry_after(ran) {
         RetryAfter::Pause | RetryAfter::LongerPause if control.paused(needs).is_some() => RetryAfter::Resume,
         retry => retry,
     };

@@ -108,33 +108,33 @@ fn recount_cron<'a>(config: &'a Config, mode: &str) -> &'a str {
     found.map_or("", |recount| &recount.cron)
 }
 
-async fn reconciled(Work { servers, config, stop, .. }: Work<'_>, mode: Mode) -> Result<RetryAfter, JobError> {
-    runs::reconcile(servers, &config, &RunOptions::scheduled(mode), ProgressSink::Log, stop).await.map(retry_after)
+async fn reconciled(Work { servers, config, stop, .. }: Work, mode: Mode) -> Result<RetryAfter, JobError> {
+    runs::reconcile(&servers, &config, &RunOptions::scheduled(mode), ProgressSink::Log, &stop).await.map(retry_after)
 }
 
-async fn archived(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
-    runs::archive(servers, &config, &Scope::default(), ProgressSink::Log, stop).await.map(retry_after)
+async fn archived(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
+    runs::archive(&servers, &config, &Scope::default(), ProgressSink::Log, &stop).await.map(retry_after)
 }
 
-async fn saved(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
-    Ok(match runs::snapshot(servers, &config, Snapshots::Due, ProgressSink::Log, stop).await? {
+async fn saved(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
+    Ok(match runs::snapshot(&servers, &config, Snapshots::Due, ProgressSink::Log, &stop).await? {
         // The result of the run does not matter here, because the snapshot clock decides when the next snapshot is due.
         Ran::Ended(_) => RetryAfter::NextTime,
         held => retry_after(held),
     })
 }
 
-async fn filtered(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
-    runs::filters(servers, &config, stop).await.map(retry_after)
+async fn filtered(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
+    runs::filters(&servers, &config, &stop).await.map(retry_after)
 }
 
-async fn recounted(Work { servers, config, mode, stop }: Work<'_>) -> Result<RetryAfter, JobError> {
+async fn recounted(Work { servers, config, mode, stop }: Work) -> Result<RetryAfter, JobError> {
     // A reload of the configuration can have removed the recount.
     let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
         return Ok(RetryAfter::NextTime);
     };
     let options = recount::RunOptions::default();
-    runs::recount(servers, &config, recount, options, ProgressSink::Log, stop).await.map(retry_after)
+    runs::recount(&servers, &config, recount, options, ProgressSink::Log, &stop).await.map(retry_after)
 }
 
 fn retry_after<R: Report>(ran: Ran<R>) -> RetryAfter {

@@ -5,7 +5,8 @@
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Kills the process if `TALLYD_FAULT_POINT` names this point. Hangs forever if `TALLYD_HANG_POINT` names this point.
+/// Kills the process if `TALLYD_FAULT_POINT` names this point, and panics if `TALLYD_PANIC_POINT` names it. Hangs
+/// forever if `TALLYD_HANG_POINT` names this point.
 /// `TALLYD_PAUSE_POINT` is a comma-separated list of points. The process stops at the first point of
 /// `TALLYD_PAUSE_POINT`, later at the second point, and so on.
 #[cfg(feature = "fault-points")]
@@ -15,6 +16,7 @@ pub fn point(name: &str) {
         tracing::error!(event = "fault-point", name, "the test requested a crash at this point");
         std::process::abort();
     }
+    assert_ne!(std::env::var("TALLYD_PANIC_POINT").as_deref(), Ok(name), "the test requested a panic at this point");
     if std::env::var("TALLYD_HANG_POINT").is_ok_and(|wanted| wanted == name) {
         tracing::error!(event = "fault-point", name, "the test requested a hang at this point");
         tokio::task::block_in_place(|| {

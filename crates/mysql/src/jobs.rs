@@ -308,7 +308,7 @@ async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
         "UPDATE job_run SET finished_at = COALESCE(heartbeat_at, started_at), outcome = 'failed', report = ? \
          WHERE run = ? AND finished_at IS NULL",
     )
-    .bind(r#"{"error":"its process ended, or could not renew its lease in MySQL"}"#)
+    .bind(r#"{"error":"its process ended, or could not renew its lease in MySQL; or the run panicked"}"#)
     .bind(run)
     .execute(connection)
     .await

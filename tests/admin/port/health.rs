@@ -239,7 +239,7 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
         let told = get(&address, "/v1/status").await.json();
         let jobs = told["jobs"].as_array().unwrap().clone();
         let last = |mode: &str| jobs.iter().find(|job| job["mode"] == mode).map(|job| job["last"].clone());
-        let reason = "its process ended, or could not renew its lease in MySQL";
+        let reason = "its process ended, or could not renew its lease in MySQL; or the run panicked";
         last("changed").is_some_and(|last| last["outcome"] == "done" && last["run"] == 4)
             && last("full").is_some_and(|last| last["outcome"] == "failed" && last["reason"] == reason)
             && told["reconciles"].as_array().unwrap().iter().all(|run| run["run"] != 2)

@@ -81,3 +81,22 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     assert_eq!(world.count(sum).await, (1..=500).map(|member| member % 7 + 1).sum::<i64>());
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_panics_is_a_failed_run_and_the_daemon_goes_on() {
+    let world = World::new("jobs_panic", SETTINGS).await.hurried();
+    let publisher = world.publisher().await;
+    let daemon = world.daemon_with(&[("TALLYD_PANIC_POINT", "archive:claimed")]);
+    daemon.logged("the test requested a panic at this point").await;
+    daemon.logged("\"job-failed\"").await;
+    let mut model = Model::default();
+    model.apply(&event_of(world.api_server().like(target(1), UserId(7), &[]).await.unwrap()));
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    // The lease of the failed run ends, and another process archives.
+    world.end_leases().await;
+    assert!(world.tallyd(&["archive"]).status.success());
+    assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'archive' AND outcome = 'failed'").await, 1);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
