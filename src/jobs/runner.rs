@@ -4,8 +4,10 @@
 //! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop. `schedule` decides
 //! which modes are due.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -19,6 +21,7 @@ use super::schedule::{Entry, RetryAfter, Schedule, Wait};
 use super::{JobError, JobSpec, Work};
 use crate::config::ConfigHandle;
 use crate::runtime::liveness::Heartbeat;
+use crate::runtime::lock::locked;
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
 use crate::servers::control::needed_by;
@@ -34,6 +37,9 @@ const RENEW_EVERY: Duration = Duration::from_secs(9);
 /// If the holder of the lock cannot renew the lease for this time, the holder gives up the lock. The lease in MySQL
 /// ends later.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
+
+/// The time between two deletions of a mode's old runs.
+const FORGET_EVERY: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
@@ -152,9 +158,15 @@ async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result
     Ok(noted?)
 }
 
-/// Deletes old rows of `job_run`. If the deletion fails, the run does not fail, because the next run deletes these
-/// rows.
+/// Deletes old rows of `job_run`, at most once an hour for each mode, because MySQL reads all rows of the mode. If the
+/// deletion fails, the run does not fail, because a later run deletes these rows.
 async fn forget_old_runs(store: &Store, job: Job<'_>) {
+    static DONE: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
+    let mode = format!("{} {}", job.name, job.mode);
+    if locked(&DONE).get(&mode).is_some_and(|done| done.elapsed() < FORGET_EVERY) {
+        return;
+    }
+    locked(&DONE).insert(mode, Instant::now());
     if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
         warn!(event = "prune-failed", error, "old rows of job_run could not be deleted: {error}");
