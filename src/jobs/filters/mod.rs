@@ -126,7 +126,7 @@ pub const FAULT_POINTS: [&str; 7] = [
 
 const PAGE_TARGETS: usize = 5_000;
 
-/// Targets with fewer likes than `likes_min` divided by this number are not checked.
+/// A full check skips targets with fewer likes than `likes_min` divided by this number.
 const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
@@ -163,6 +163,8 @@ struct Run<'a> {
     /// for whom the new filter has room.
     builds: Vec<(Target, u64)>,
     data_set: String,
+    /// The lower one of this run's `likes_min` and that of the last completed run.
+    likes_min: u64,
     report: Report,
 }
 
@@ -209,6 +211,7 @@ impl Filters {
             fences_sent: 0,
             builds: Vec::new(),
             data_set: redis,
+            likes_min: done.as_ref().map_or(u64::MAX, |done| done.likes_min).min(mark.likes_min),
             report: Report::default(),
         };
         // This write alone invalidates all filters that were built in another epoch.
@@ -262,8 +265,7 @@ pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
 }
 
 impl Run<'_> {
-    /// Checks the targets that changed since `since`. If a target has far too few likes for a filter but still has a
-    /// filter, only a full check finds that filter.
+    /// Checks the targets that changed since `since`.
     async fn keep_changed(&mut self, since: Micros) -> Result<()> {
         let on = self.on;
         let mut before = ChangedBefore::NEWEST;
@@ -276,9 +278,7 @@ impl Run<'_> {
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
             let (truths, _) = on.store.truths(&liked, None, None).await?;
             let likes = |number: &CounterKey| truths.get(number).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
-            let pairs: Vec<(Target, u64)> = liked.iter().map(|number| (number.0, likes(number))).collect();
-            let near = pairs.into_iter().filter(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min).collect();
-            self.keep(near).await?;
+            self.keep(liked.iter().map(|number| (number.0, likes(number))).collect()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == PAGE_TARGETS) else { break };
             before = *last;
         }
@@ -294,9 +294,9 @@ impl Run<'_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have too few likes for a filter. Some of these targets had enough likes
-                // for a filter in the past. An earlier run checked such a target when its likes decreased.
-                page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
+                // Nearly all targets of a site have too few likes for a filter, and had too few before. An earlier run
+                // has checked the other ones when their likes decreased.
+                page.retain(|(_, likes)| likes.saturating_mul(FAR) >= self.likes_min);
                 self.keep(page).await?;
                 after = range.until;
             }

@@ -273,7 +273,7 @@ async fn build_again_and_again(world: &World) -> (u64, u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_likes_go() {
-    let world = World::new("filters_life", &as_api(BY_HAND)).await;
+    let mut world = World::new("filters_life", &as_api(BY_HAND)).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -304,10 +304,14 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     assert_eq!(state(&world, target(42)).await.unwrap().expected, 702);
     assert_no_false_no(&world, target(42), (1..=100).chain(2_001..=2_150).chain(3_001..=3_101)).await;
     // Now only a few users still like the target.
-    unlike_all(&world, target(42), 1..=3_095).await;
+    unlike_all(&world, target(42), 1..=3_098).await;
     let report = run(&world).await;
     assert_eq!((report.built, report.dropped), (0, 1));
     assert_eq!(state(&world, target(42)).await, None);
+    seed(&world, target(43), 1..=30).await;
+    assert_eq!(run(&world).await.built, 1);
+    world.config.filter.likes_min = 200;
+    assert_eq!(run(&world).await.dropped, 1, "a filter for far too few likes must not stay");
     assert!(daemon.stop().success());
     world.close().await;
 }
