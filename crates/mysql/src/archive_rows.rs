@@ -50,19 +50,31 @@ impl Store {
     /// Skips the first `after` members of an archived period, and reads the next `count` members. The verified copy
     /// stays complete, even while a run writes late members to another copy.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
-        let (copy, members) = match self.board_period(at).await? {
-            None => return Ok(Archived::Absent),
-            Some(row) if row.state == PeriodState::Pruned => return Ok(Archived::Pruned),
-            Some(PeriodRow { copy: None, .. }) => return Ok(Archived::Frozen),
-            Some(PeriodRow { copy: Some(copy), tally, .. }) => (copy, tally.members),
-        };
-        let rows = self.archived_page(at, copy, after, usize::try_from(count).unwrap_or(usize::MAX)).await?;
-        let page: Vec<BoardMember> = rows.into_iter().map(|(_, member)| member).collect();
-        let mut before = Before { members: after, ..Before::default() };
-        if let (Some(first), 1.., Ranking::Competition | Ranking::Dense) = (page.first(), after, ranking) {
-            (before.higher, before.distinct) = self.archived_before(at, copy, after, first.score).await?;
+        let most = usize::try_from(count).unwrap_or(usize::MAX);
+        let mut known = self.board_period(at).await?;
+        loop {
+            let (copy, members) = match known {
+                None => return Ok(Archived::Absent),
+                Some(row) if row.state == PeriodState::Pruned => return Ok(Archived::Pruned),
+                Some(PeriodRow { copy: None, .. }) => return Ok(Archived::Frozen),
+                Some(PeriodRow { copy: Some(copy), tally, .. }) => (copy, tally.members),
+            };
+            let rows = self.archived_page(at, copy, after, most).await?;
+            if rows.is_empty() && after < members && most > 0 {
+                // A run can have verified another copy meanwhile, and deleted the rows of this one.
+                let now = self.board_period(at).await?;
+                if now != known {
+                    known = now;
+                    continue;
+                }
+            }
+            let page: Vec<BoardMember> = rows.into_iter().map(|(_, member)| member).collect();
+            let mut before = Before { members: after, ..Before::default() };
+            if let (Some(first), 1.., Ranking::Competition | Ranking::Dense) = (page.first(), after, ranking) {
+                (before.higher, before.distinct) = self.archived_before(at, copy, after, first.score).await?;
+            }
+            return Ok(Archived::Page { members, placed: place(ranking, before, page) });
         }
-        Ok(Archived::Page { members, placed: place(ranking, before, page) })
     }
 
     /// Writes members to their places and replaces existing rows. If another transaction blocks this one, the
