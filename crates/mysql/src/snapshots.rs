@@ -235,6 +235,19 @@ impl Store {
         .await
     }
 
+    /// Returns the sum of the numbers that rank the snapshot's members.
+    pub async fn saved_sum(&self, at: &BoardPeriod) -> Result<f64> {
+        const ACTION: &str = "add up a snapshot";
+        const SQL: &str =
+            "SELECT COALESCE(SUM(primary_value), 0E0) FROM leaderboard_snapshot WHERE board = ? AND period = ?";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let query = sqlx::query_scalar(SQL).bind(&at.board).bind(&at.period);
+            query.fetch_one(connection).await.context(ACTION)
+        })
+        .await
+    }
+
     /// Records that a snapshot is complete. `now` is the time when `run` began the snapshot.
     ///
     /// # Errors

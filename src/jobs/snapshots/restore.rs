@@ -84,15 +84,26 @@ impl Source {
         matches!(self, Self::Add(_) | Self::Raise(_))
     }
 
-    fn words(self) -> String {
-        let time = |at: Option<Micros>| at.map_or_else(|| "an unknown time".to_owned(), instant);
+    fn snapshot(self) -> Option<Snapshot> {
         match self {
-            Self::Add(snapshot) | Self::Frozen(snapshot) => format!("from its snapshot of {}", time(snapshot.taken_at)),
-            Self::Raise(snapshot) => {
-                format!("raised to its snapshot of {} (only scores that were lower in Redis)", time(snapshot.taken_at))
-            }
-            Self::Archive { row, .. } => format!("from its archive of {}", time(row.done_at)),
+            Self::Add(snapshot) | Self::Raise(snapshot) | Self::Frozen(snapshot) => Some(snapshot),
+            Self::Archive { .. } => None,
         }
+    }
+
+    /// Says where the data comes from. For a snapshot, also says which additions are lost. `points` is the sum of the
+    /// snapshot's scores.
+    fn words(self, points: f64) -> String {
+        let time = |at: Option<Micros>| at.map_or_else(|| "an unknown time".to_owned(), instant);
+        let of = |Snapshot { members, taken_at, .. }: Snapshot| {
+            format!("its snapshot of {}, which has {members} members and {points} points", time(taken_at))
+        };
+        let said = match self {
+            Self::Add(snapshot) | Self::Frozen(snapshot) => format!("from {}", of(snapshot)),
+            Self::Raise(snapshot) => format!("raised to {} (only scores that were lower in Redis)", of(snapshot)),
+            Self::Archive { row, .. } => return format!("from its archive of {}", time(row.done_at)),
+        };
+        said + "; additions after that and before the loss are lost"
     }
 }
 
@@ -123,9 +134,11 @@ impl Restorer<'_> {
         }
         let keys = self.run.keys(at).await?;
         let source = self.source(candidate, keys).await?;
+        let points = if source.snapshot().is_some() { store.saved_sum(at).await? } else { 0.0 };
+        let from = source.words(points);
         if self.how.dry_run {
             let now = self.foresee(candidate, source).await?;
-            return Ok(PeriodReport::new(at, Outcome::WouldRestore).because(source.words() + &now));
+            return Ok(PeriodReport::new(at, Outcome::WouldRestore).because(from + &now));
         }
         let tag = source.tag();
         let to = Restoring { at, tag: &tag, run: number };
@@ -141,7 +154,6 @@ impl Restorer<'_> {
         let (live, frozen) = cache.count_board(at).await?;
         let members = if source.is_live() { live } else { frozen };
         let BoardPeriod { board, period } = at;
-        let from = source.words();
         info!(
             event = "board-restored",
             board, period, members, late_members, "{board} {period}: restored {members} members in Redis, {from}"
