@@ -31,6 +31,9 @@ pub(super) struct BoardPage {
     pub board: String,
     /// 2026-11-21, 2026-W47, 2026-11 or total.
     pub period: String,
+    /// Whether Redis has lost the board since its last snapshot. If so, members or points are missing until an operator
+    /// restores the board.
+    pub lost: bool,
     /// The first members, best first.
     pub members: Vec<Member>,
     /// The requested member with its neighbours. Empty if the member is not on the board.
@@ -67,8 +70,8 @@ pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery
             Some(members(page.map_err(failed)?.entries, &board))
         }
     };
-    let members = members(page.entries, &board);
-    Ok(json(StatusCode::OK, &BoardPage { board: name, period, members, around }))
+    let (lost, members) = (page.is_lost, members(page.entries, &board));
+    Ok(json(StatusCode::OK, &BoardPage { board: name, period, lost, members, around }))
 }
 
 /// Finds the board, and the name of the requested period. Default: the current period.

@@ -38,6 +38,9 @@ pub struct Page {
     pub members: u64,
     /// The requested members, the best place first.
     pub entries: Vec<Entry>,
+    /// Redis has lost the board since its last snapshot, so members or points are missing until an operator restores
+    /// it. A daemon finds this within ten seconds.
+    pub is_lost: bool,
 }
 
 impl Client {
@@ -90,8 +93,8 @@ impl Client {
     }
 
     /// Reads a page of any period by the period's name, for instance `2026-W46`. Works like [`Client::board_page`]. The
-    /// call reads an archived period from MySQL, and any other period from Redis. Each call asks MySQL whether the
-    /// period is archived.
+    /// call reads an archived period from MySQL, and any other period from Redis. Only for the current period it does
+    /// not ask MySQL.
     ///
     /// # Errors
     /// Also [`ClientError::Period`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
@@ -103,16 +106,20 @@ impl Client {
         ranking: Ranking,
     ) -> Result<Page> {
         let after = after(from)?;
-        let kind = period.parse::<Period>()?.kind();
-        let (known, rule) = self.board(board, kind).await.map(|(known, board)| (known, board.rule()))?;
-        let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
+        let (known, at, rule, is_open) = self.named(board, period).await?;
+        let part = Part::Page { after, count };
+        if is_open {
+            return read_part(&known, &at, part, rule, ranking).await;
+        }
         let is_frozen = match self.store.read_archived(&at, after, count, ranking).await? {
-            Archived::Page { members, placed } => return Ok(Page { members, entries: entries(placed, rule) }),
+            Archived::Page { members, placed } => {
+                return Ok(Page { members, entries: entries(placed, rule), is_lost: false });
+            }
             Archived::Pruned => return Err(ClientError::Pruned(at)),
             Archived::Frozen => true,
             Archived::Absent => false,
         };
-        read_unarchived(&known, at, is_frozen, Part::Page { after, count }, rule, ranking).await
+        read_unarchived(&known, at, is_frozen, part, rule, ranking).await
     }
 
     /// Reads a member with neighbours, in any period that is not archived, by the period's name. The call works like
@@ -128,16 +135,18 @@ impl Client {
         count: u64,
         ranking: Ranking,
     ) -> Result<Page> {
-        let (known, board_of) = self.board(board, period.parse::<Period>()?.kind()).await?;
-        let rule = board_of.rule();
-        let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
+        let (known, at, rule, is_open) = self.named(board, period).await?;
+        let part = Part::Around { member, count };
+        if is_open {
+            return read_part(&known, &at, part, rule, ranking).await;
+        }
         let is_frozen = match self.store.read_archived(&at, 0, 1, ranking).await? {
             Archived::Page { .. } => return Err(ClientError::Archived(at)),
             Archived::Pruned => return Err(ClientError::Pruned(at)),
             Archived::Frozen => true,
             Archived::Absent => false,
         };
-        read_unarchived(&known, at, is_frozen, Part::Around { member, count }, rule, ranking).await
+        read_unarchived(&known, at, is_frozen, part, rule, ranking).await
     }
 
     /// Returns the name of the current period of a board.
@@ -181,14 +190,28 @@ impl Client {
     /// Returns the board's current period.
     async fn current_of(&self, name: &str, period: PeriodKind) -> Result<(Arc<Known>, BoardPeriod, Rule)> {
         let (known, board) = self.board(name, period).await?;
-        let current = Period::containing(period, now(), &board.calendar(jiff::tz::db()).map_err(GainError::from)?);
+        let current = current(&board)?;
         Ok((known, BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
+    }
+
+    /// Returns the board's period of this name, and whether this is the current period.
+    async fn named(&self, name: &str, period: &str) -> Result<(Arc<Known>, BoardPeriod, Rule, bool)> {
+        let named: Period = period.parse()?;
+        let (known, board) = self.board(name, named.kind()).await?;
+        let at = BoardPeriod { board: name.to_owned(), period: period.to_owned() };
+        Ok((known, at, board.rule(), current(&board)? == named))
     }
 }
 
+fn current(board: &Board) -> Result<Period> {
+    let calendar = board.calendar(jiff::tz::db()).map_err(GainError::from)?;
+    Ok(Period::containing(board.period, now(), &calendar))
+}
+
 async fn read_part(known: &Known, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
-    let (members, placed) = known.cache.read_board(at, Zset::Live, part, ranking).await?;
-    Ok(Page { members, entries: entries(placed, rule) })
+    let (read, is_lost) =
+        tokio::try_join!(known.cache.read_board(at, Zset::Live, part, ranking), known.cache.is_board_lost(at))?;
+    Ok(Page { members: read.0, entries: entries(read.1, rule), is_lost })
 }
 
 async fn read_unarchived(
@@ -199,9 +222,10 @@ async fn read_unarchived(
     rule: Rule,
     ranking: Ranking,
 ) -> Result<Page> {
-    let read = known.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
+    let (read, is_lost) =
+        tokio::try_join!(known.cache.read_unarchived(&at, is_frozen, part, ranking), known.cache.is_board_lost(&at))?;
     let (members, placed) = read.ok_or(ClientError::Lost(at))?;
-    Ok(Page { members, entries: entries(placed, rule) })
+    Ok(Page { members, entries: entries(placed, rule), is_lost })
 }
 
 /// Returns the number of members that are before a place.

@@ -214,6 +214,12 @@ impl Keys {
         format!("{}:snapshot", self.board(board, period))
     }
 
+    /// `board:{likes}:2026-W47:lost`: set while Redis lacks a part of the board. The value is the board's mark, or an
+    /// empty text. If the board now has another mark, it was restored.
+    pub fn lost_board(&self, board: &str, period: &str) -> String {
+        format!("{}:lost", self.board(board, period))
+    }
+
     /// `board:{likes}:2026-W47:filling`: a zset that is being restored and is not complete.
     pub fn filling_board(&self, board: &str, period: &str) -> String {
         format!("{}:filling", self.board(board, period))

@@ -14,6 +14,9 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
+/// The daemon looks at boards more often than this, in seconds. So readers are told without a gap.
+const LOST_S: u64 = 600;
+
 /// A page of a board, or the reason why the page can't be read.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scanned<T> {
@@ -51,6 +54,26 @@ impl Cache {
     pub async fn board_marks(&self, periods: &[BoardPeriod]) -> Result<Vec<Option<u64>>> {
         let marks = self.ask_each("look for the marks of boards", periods, |at| ("GET", self.mark(at))).await?;
         Ok(marks.iter().map(|mark| text(mark).and_then(|text| text.parse().ok())).collect())
+    }
+
+    /// Tells readers for [`LOST_S`] that Redis has lost a part of the board. `mark` is the board's current mark.
+    ///
+    /// # Errors
+    /// Redis failed to answer. The call may have run.
+    pub async fn tell_lost(&self, at: &BoardPeriod, mark: Option<u64>) -> Result<()> {
+        let mut command = redis::cmd("SET");
+        command.arg(self.keys.lost_board(&at.board, &at.period)).arg(mark_text(mark)).arg("EX").arg(LOST_S);
+        self.answer("tell readers that a board is lost", command).await.map(drop)
+    }
+
+    /// Whether the daemon has found that Redis lacks a part of the board.
+    pub async fn is_board_lost(&self, at: &BoardPeriod) -> Result<bool> {
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.cmd("GET").arg(self.keys.lost_board(&at.board, &at.period));
+        pipeline.cmd("GET").arg(self.mark(at));
+        let answers = self.answers_of_type("look whether a board is lost", &pipeline).await?;
+        let [lost, mark] = answers.as_slice() else { return Ok(false) };
+        Ok(text(lost).is_some_and(|lost| lost == text(mark).unwrap_or_default()))
     }
 
     /// Returns the count of members in each period's live zset, in the order of `periods`.
@@ -91,9 +114,8 @@ impl Cache {
         former: Option<u64>,
         new: Option<u64>,
     ) -> Result<Changed> {
-        let text = |mark: Option<u64>| mark.map(|mark| mark.to_string()).unwrap_or_default();
         let call = self.claimed(&BOARD_MARK, at, run, [self.mark(at), self.live(at)]);
-        self.change("mark a board", call.arg(text(former)).arg(text(new))).await
+        self.change("mark a board", call.arg(mark_text(former)).arg(mark_text(new))).await
     }
 
     /// Returns the scores of `members` in a live board, in the order of `members`.
@@ -241,6 +263,10 @@ impl Cache {
     fn restored(&self, to: Restoring<'_>) -> String {
         self.keys.restored_board(&to.at.board, &to.at.period, to.tag)
     }
+}
+
+fn mark_text(mark: Option<u64>) -> String {
+    mark.map(|mark| mark.to_string()).unwrap_or_default()
 }
 
 /// Appends the member's score and name to the arguments of `call`. The score is written with the fewest digits that

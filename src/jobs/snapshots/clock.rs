@@ -65,9 +65,12 @@ impl SnapshotClock {
         let Self { store, cache, .. } = self;
         let clock::Reading { now, problem } = clock::read(store, cache).await?;
         let savable = savable(store, cache, boards, &Scope::default(), now).await?;
-        let lost = savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
+        let lost: Vec<&Savable> = savable.iter().filter(|savable| savable.is_lost()).collect();
+        for lost in &lost {
+            cache.tell_lost(&lost.at, lost.mark).await?;
+        }
         let on: Vec<&Savable> = savable.iter().filter(|savable| savable.is_on()).collect();
-        seen.tell_lost(lost);
+        seen.tell_lost(lost.into_iter().map(|lost| lost.at.clone()).collect());
         seen.tell_late(on.iter().filter(|savable| savable.is_late(now)).count());
         seen.tell_clocks(problem.as_deref());
         Ok(problem.is_none() && on.iter().any(|savable| savable.is_due(now)))

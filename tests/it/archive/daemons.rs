@@ -28,6 +28,7 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     stage.lose(&at).await;
     stage.write(&at, &added).await;
     daemon.logged("\"board-lost\"").await;
+    assert!(stage.world.cache.is_board_lost(&at).await.unwrap());
     // The daemon is sometimes making a snapshot at this moment, so the test retries.
     let restored = || async {
         let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
@@ -35,6 +36,7 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
         output.status.success()
     };
     eventually("the board is restored", restored).await;
+    assert!(!stage.world.cache.is_board_lost(&at).await.unwrap());
     let mut whole = board(1_500);
     add(&mut whole, &added);
     add(&mut whole, &added);

@@ -1,6 +1,7 @@
 //! Tests reads from the gateway. If a number is unknown, the answer is never zero.
 
 use serde_json::json;
+use tallyd_core::model::BoardPeriod;
 
 use super::PLAIN;
 use super::common::proxy::Proxy;
@@ -51,15 +52,21 @@ async fn a_board_has_its_first_members_and_a_members_neighbours() {
             client.add_to_board(OnBoard { board, member: member.as_bytes() }, "like", score).await.unwrap();
         }
     }
-    let gateway = world.gateway().await;
+    let (mysql, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let gateway = world.gateway_with(&[("TALLYD__MYSQL__URL", url.as_str())]).await;
+    // Open boards are read from Redis alone.
+    mysql.fail();
     let read = gateway.get("/v1/boards/hot?period=total&top=2&around=a&radius=1").await;
     assert_eq!(read.status, 200, "{read:?}");
     let member = |rank: u64, member: &str, score: u64| json!({ "rank": rank, "member": member, "score": score });
-    let expected = json!({ "board": "hot", "period": "total", "members": [member(1, "b", 9), member(2, "d", 7)],
+    let expected = json!({ "board": "hot", "period": "total", "lost": false, "members": [member(1, "b", 9), member(2, "d", 7)],
         "around": [member(2, "d", 7), member(3, "a", 5), member(4, "c", 1)] });
     assert_eq!(read.json(), expected);
     let current = gateway.get("/v1/boards/days").await.json();
     assert_eq!((current["members"].as_array().unwrap().len(), &current["around"]), (4, &json!(null)), "{current}");
+    let at = BoardPeriod { board: "days".to_owned(), period: current["period"].as_str().unwrap().to_owned() };
+    world.cache.tell_lost(&at, None).await.unwrap();
+    assert_eq!(gateway.get("/v1/boards/days").await.json()["lost"], json!(true));
     for (path, status, code) in [
         ("/v1/boards/cold", 404, "unknown-board"),
         ("/v1/boards/hot", 400, "no-period"),
