@@ -211,8 +211,8 @@ pub async fn serve(
     }
 }
 
-/// Runs a due mode in a task of its own, so that a panic is a failure of this run only. If an operator paused a task that the mode needs, the loop waits for the end of the pause instead.
-/// Returns the wait before the loop's next check.
+/// Runs a due mode in a task of its own, so that a panic is a failure of this run only. If an operator paused a task
+/// that the mode needs, the loop waits for the end of the pause instead. Returns the wait before the loop's next check.
 async fn run_due(
     entry: &mut Entry,
     servers: &Servers,
