@@ -14,7 +14,7 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// The daemon looks at boards more often than this, in seconds. So readers are told without a gap.
+/// The key that marks a board as lost expires after this number of seconds. The daemon sets it again more often.
 const LOST_S: u64 = 600;
 
 /// A page of a board, or the reason why the page can't be read.
