@@ -110,6 +110,14 @@ fn the_gateways_unit_is_narrowed_as_the_daemons_is() {
 }
 
 #[test]
+fn the_gateways_unit_hides_each_password_of_the_daemon() {
+    let hidden = settings_of(UNITS[1], "InaccessiblePaths");
+    let passwords = settings("LoadCredential").into_iter().filter(|name| name.ends_with("-password"));
+    let of_daemon = passwords.filter(|name| !name.contains("sentinel")).map(|name| format!("-/etc/tallyd/{name}"));
+    assert_eq!(hidden, of_daemon.collect::<Vec<_>>());
+}
+
+#[test]
 fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
     let names = settings_of(UNITS[1], "LoadCredential");
     let names = names.iter().map(|credential| credential.split(':').next().unwrap().to_owned());
