@@ -103,10 +103,10 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
     };
     for (name, value, code, said) in [
         ("TALLYD__AMQP__URL", "", 64, "no terminal for questions: set TALLYD__AMQP__URL, TALLYD__MYSQL__URL"),
-        ("TALLYD__MYSQL__URL", "mysql://u:s3cr3t@127.0.0.1/t", 64, "remove it"),
+        ("TALLYD__MYSQL__URL", "mysql://tallyd:s3cr3t@127.0.0.1/t", 64, "has a password: remove it"),
         (
             "TALLYD__MYSQL__URL",
-            "mysql://u@127.0.0.1:1/t",
+            "mysql://127.0.0.1:1/t",
             75,
             "check MySQL (its settings come from TALLYD__MYSQL__* in the environment): connect to MySQL: error communicating with \
              database: Connection refused (os error 111)\n",
@@ -116,6 +116,12 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
             &stack("AMQP_URL").replace("tally:tally@", "tally:s3cr3t@"),
             75,
             "in the environment): the server refused the administrator's login: connect to RabbitMQ: ",
+        ),
+        (
+            "TALLYD__MYSQL__URL",
+            "mysql://app@127.0.0.1/t",
+            64,
+            "has the account app: remove it, because `tallyd init` creates",
         ),
         ("TALLYD__REDIS__URL", "http://127.0.0.1", 64, "[redis] url begins with http://"),
     ] {

@@ -37,9 +37,9 @@ impl FirstDay {
         let of = |server: &str| stack(server).rsplit('@').next().unwrap().to_owned();
         let redis = stack("REDIS_URL").trim_start_matches("redis://").to_owned();
         vec![
-            ("TALLYD__AMQP__URL", format!("amqp://{name}@{}", of("AMQP_URL"))),
-            ("TALLYD__MYSQL__URL", format!("mysql://{name}@{}{name}", of("MYSQL_URL"))),
-            ("TALLYD__REDIS__URL", format!("redis://{name}@{redis}")),
+            ("TALLYD__AMQP__URL", format!("amqp://{}", of("AMQP_URL"))),
+            ("TALLYD__MYSQL__URL", format!("mysql://{}{name}", of("MYSQL_URL"))),
+            ("TALLYD__REDIS__URL", format!("redis://{redis}")),
             ("TALLYD__AMQP__PREFIX", name.clone()),
             ("TALLYD__REDIS__KEY_PREFIX", format!("{name}:")),
             ("TALLYD_INIT_AMQP_URL", stack("AMQP_URL")),
@@ -102,16 +102,32 @@ impl FirstDay {
         let config = fs::read_to_string(self.path("config.toml")).unwrap();
         let settings = config.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count();
         assert!(settings <= 20, "{config}");
+        self.rename_accounts();
         config
     }
 
+    /// Gives the accounts the name of this test, in the files of `tallyd init`. All tests use the same servers, and
+    /// accounts.sh takes over no account that exists.
+    fn rename_accounts(&self) {
+        for file in ["accounts.sh", "config.toml", "migrate.toml", "gateway.toml"] {
+            let mut text = fs::read_to_string(self.path(file)).unwrap();
+            for (before, after) in
+                [("//", "@"), ("//", "_"), (" ", "_"), (" ", " "), (" ", ";"), (" ", "\n"), ("'", "'"), ("'", "_")]
+            {
+                let new = format!("{before}{}{after}", self.name);
+                text = text.replace(&format!("{before}tallyd{after}"), &new);
+            }
+            fs::write(self.path(file), text).unwrap();
+        }
+    }
+
     /// Runs accounts.sh for the given servers, with an administrator's rights. Then runs accounts.sh again, and the
-    /// second run must change nothing.
+    /// second run must stop at the accounts that exist.
     pub fn accounts(&self, servers: &[&str], mysql_url: &str, more: &[&str]) {
         let url = url::Url::parse(mysql_url).unwrap();
         let (host, port) = (url.host_str().unwrap(), url.port().unwrap());
         let client = format!("mariadb --protocol=tcp --host={host} --port={port} --user=root {}", more.join(" "));
-        for _ in 0..2 {
+        let run = || {
             let output = Command::new("sh")
                 .arg(self.path("accounts.sh"))
                 .args(servers)
@@ -120,8 +136,12 @@ impl FirstDay {
                 .env("RABBITMQCTL", root().join("dev/rabbitmqctl"))
                 .output()
                 .unwrap();
-            assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
-        }
+            (output.status.success(), stdout(&output) + &stderr(&output))
+        };
+        let (is_done, said) = run();
+        assert!(is_done, "{said}");
+        let (is_done, said) = run();
+        assert!(!is_done && said.contains("exists"), "{said}");
     }
 
     /// Runs a command with a configuration file that init has written. The command must succeed.

@@ -1,13 +1,12 @@
 #!/bin/sh
 # Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote this script for an administrator. Read it
-# first. The script contains no passwords: it reads them from files in its folder. Run the script again to set the
-# passwords and rights again.
+# first. The script contains no passwords: it reads them from files in its folder. It changes no account that exists.
 #
 #   sh accounts.sh                creates the accounts of all three servers, as root on their machine
 #   sh accounts.sh mysql redis    creates only these accounts, if a server is on another machine
 #
-# To run the script on another machine, first copy this folder to that machine. The commands must log in as an
-# administrator. For Redis, set REDISCLI_AUTH to the password.
+# To run the script on another machine, copy it and the password files of that server (see the functions read_...). The
+# commands must log in as an administrator. For Redis, set REDISCLI_AUTH to the password.
 : "${MYSQL:=@MYSQL_CLIENT@}"
 : "${RABBITMQCTL:=rabbitmqctl}"
 : "${RABBITMQ_PLUGINS:=rabbitmq-plugins}"
@@ -35,29 +34,42 @@ password() {
     printf '%s\n' "$text"
 }
 
+# free SERVER NAMES: stops if one of tallyd's accounts is among the names, because it may be the site's own.
+free() {
+    for account in tallyd tallyd_api; do
+        if printf '%s\n' "$2" | cut -f 1 | grep -qx "$account"; then
+            stop "$1: the account $account exists. If it is tallyd's, delete it and run this again. No account was changed"
+        fi
+    done
+}
+
 read_mysql() {
 @MYSQL_PASSWORDS@
 }
 
 read_rabbitmq() {
 @RABBITMQ_PASSWORDS@
+    accounts=$($RABBITMQCTL -q list_users) || stop "rabbitmq: run this as root, or set RABBITMQCTL"
+    free rabbitmq "$accounts"
 }
 
 read_redis() {
 @REDIS_PASSWORDS@
+    for node in $REDIS_NODES; do free redis "$(redis_ask "$node" 'ACL USERS')"; done
 }
 
 make_mysql() {
-    $MYSQL <<SQL || stop "mysql: run this as root on the machine of the server, or set MYSQL, as in MYSQL='mysql --user=me --password'"
+    $MYSQL <<SQL || stop "mysql: run this as root on the machine of the server, or set MYSQL, as in MYSQL='mysql --user=me --password'. If CREATE USER failed, the account exists: if it is tallyd's, drop it"
 @SQL@
 SQL
 }
 
-# rabbitmq_account NAME PASSWORD: creates the account, or sets its password again. Other users could see a password in
+# rabbitmq_account NAME PASSWORD: creates the account. Other users could see a password in
 # an argument, and rabbitmqctl 4 of Debian does not read a piped password. So the function imports definitions that
 # contain only the account.
 rabbitmq_account() {
     file=$(mktemp)
+    trap 'rm -f -- "$file"; exit 1' HUP INT TERM
     printf '{"users": [{"name": "%s", "password": "%s", "tags": []}]}\n' "$1" "$2" >"$file"
     # Debian's rabbitmqctl runs as the user rabbitmq. A rabbitmqctl in a container can't open the file, so the script passes the file as standard
     # input.

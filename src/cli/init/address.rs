@@ -6,8 +6,11 @@ use url::Url;
 use super::plan::Server;
 use crate::config::ServerUrl;
 
-/// The default account, vhost and database.
+/// The daemon's account on each server. `tallyd init` always makes accounts of its own, so it takes over none of the
+/// site's.
 pub(super) const ACCOUNT: &str = "tallyd";
+
+/// The default vhost and database.
 const VHOST: &str = "%2f";
 const DATABASE: &str = "tally";
 
@@ -80,7 +83,7 @@ mod tests {
     fn a_host_alone_is_made_a_whole_address_of_the_daemon() {
         for (server, text, expected) in [
             (Server::Rabbitmq, "mq.example.com", "amqp://tallyd@mq.example.com/%2f"),
-            (Server::Rabbitmq, "amqps://shop@mq:5671/likes", "amqps://shop@mq:5671/likes"),
+            (Server::Rabbitmq, "amqps://tallyd@mq:5671/likes", "amqps://tallyd@mq:5671/likes"),
             (Server::Mysql, "mysql://[::1]:3307", "mysql://tallyd@[::1]:3307/tally"),
             (Server::Redis, "cache:6380", "redis://tallyd@cache:6380/0"),
         ] {

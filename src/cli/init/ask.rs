@@ -5,7 +5,7 @@ use std::io::{IsTerminal, stdin};
 use anyhow::{Context, Result, bail};
 use console::Term;
 
-use super::address::{completed, has_password, host_and_port};
+use super::address::{ACCOUNT, completed, has_password, host_and_port, is_here};
 use super::plan::Server;
 use crate::cli::Usage;
 use crate::config::{Config, Secret, ServerUrl};
@@ -44,9 +44,18 @@ pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option
     Ok(Some(Addresses { daemon, admin }))
 }
 
-/// Parses the daemon's address. The address must not have a password, because `tallyd init` creates the password.
+/// Parses the daemon's address. The address must not have another account or a password, because `tallyd init` creates
+/// both.
 fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     let url = completed(server, text)?;
+    let account = url.parts()?.username().to_owned();
+    if account != ACCOUNT {
+        return Err(format!(
+            "[{}] url has the account {account}: remove it, because `tallyd init` creates the accounts {ACCOUNT}, {ACCOUNT}_migrate \
+             and {ACCOUNT}_api",
+            server.section()
+        ));
+    }
     if has_password(&url) {
         return Err(format!(
             "[{}] url, or a variable for it, has a password: remove it, because `tallyd init` creates a new account. Put an administrator's login into {}",
@@ -78,6 +87,18 @@ fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<Serve
     let mut url = ServerUrl::from(url.as_str());
     password.map_or(Ok(()), |password| url.set_password(&password))?;
     Ok(url)
+}
+
+/// Returns a warning if an administrator's login would cross the network as plain text.
+fn plain_text(server: Server, url: &ServerUrl) -> Option<String> {
+    let tls = match (server, url.parts().ok()?.scheme()) {
+        (Server::Rabbitmq, "amqp") => "amqps://",
+        (Server::Redis, "redis") => "rediss://",
+        _ => return None,
+    };
+    let text =
+        "This address sends logins as plain text. For TLS leave the next answer empty, and begin the address with";
+    (!is_here(url)).then(|| format!("{text} {tls}."))
 }
 
 /// A terminal for questions.
@@ -135,6 +156,9 @@ impl Terminal {
                     continue;
                 }
             };
+            if let Some(warning) = plain_text(server, &daemon) {
+                self.say(&warning)?;
+            }
             let question = format!("Administrator of {name}, used once, never stored (USER:PASSWORD, or empty)");
             let text = self.ask_secret(&question)?;
             let admin = (!text.is_empty()).then(|| administrator(server, &daemon, &text)).transpose();
@@ -161,7 +185,26 @@ mod tests {
     }
 
     #[test]
-    fn a_password_in_the_daemons_address_is_refused() {
+    fn a_login_as_plain_text_over_the_network_is_warned_of() {
+        for (server, text, warned) in [
+            (Server::Rabbitmq, "mq.example.com", Some("amqps://.")),
+            (Server::Rabbitmq, "127.0.0.1", None),
+            (Server::Redis, "cache", Some("rediss://.")),
+            (Server::Redis, "rediss://cache", None),
+            (Server::Mysql, "db", None),
+        ] {
+            let said = plain_text(server, &completed(server, text).unwrap());
+            assert_eq!(said.is_some(), warned.is_some(), "{text}");
+            assert!(said.is_none_or(|said| said.ends_with(warned.unwrap())), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_account_or_a_password_in_the_daemons_address_is_refused() {
+        for (server, text) in [(Server::Redis, "redis://default@cache"), (Server::Mysql, "mysql://root@db/site")] {
+            let said = address(server, text).unwrap_err();
+            assert!(said.contains("creates the accounts tallyd, tallyd_migrate and tallyd_api"), "{said}");
+        }
         let said = address(Server::Redis, "redis://:s3cr3t@cache").unwrap_err();
         assert!(said.contains("remove it") && said.contains("TALLYD_INIT_REDIS_URL"), "{said}");
         assert!(!said.contains("s3cr3t"));

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use toml::Value;
 
-use super::address::is_here;
+use super::address::{ACCOUNT, is_here};
 use super::plan::{Password, Plan, Server};
 use crate::config::{Amqp, Config, GatewayConfig, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
@@ -72,7 +72,7 @@ pub(super) fn migrate(plan: &Plan) -> String {
     let mut url = plan.config.mysql.url.expose().to_owned();
     if let Ok(mut parts) = plan.config.mysql.url.parts() {
         // This can't fail, because the address has a host.
-        let _ = parts.set_username(&format!("{}_migrate", plan.account(Server::Mysql)));
+        let _ = parts.set_username(&format!("{ACCOUNT}_migrate"));
         url = parts.to_string();
     }
     mysql(plan, &url, Password::Migrate, &mut text);
@@ -115,7 +115,7 @@ fn api_url(plan: &Plan, server: Server) -> String {
     let url = server.url(&plan.config);
     let Ok(mut parts) = url.parts() else { return url.expose().to_owned() };
     // This can't fail, because the address has a host.
-    let _ = parts.set_username(&format!("{}_api", plan.account(server)));
+    let _ = parts.set_username(&format!("{ACCOUNT}_api"));
     if plan.is_by_certificate(server) {
         let query = parts.query().unwrap_or_default().split('&').filter(|pair| !pair.starts_with("auth_mechanism="));
         let query = query.collect::<Vec<_>>().join("&");
@@ -295,15 +295,15 @@ mod tests {
 
     #[test]
     fn the_migration_has_an_account_of_its_own_in_mysql() {
-        let text = migrate(&plan(["mq", "mysql://shop@db:3307/likes", "cache"], Facts::default()));
+        let text = migrate(&plan(["mq", "mysql://db:3307/likes", "cache"], Facts::default()));
         let mysql = parse(&text, "migrate.toml", []).unwrap().mysql;
-        assert_eq!(mysql.url.expose(), "mysql://shop_migrate@db:3307/likes");
+        assert_eq!(mysql.url.expose(), "mysql://tallyd_migrate@db:3307/likes");
         assert_eq!(mysql.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
     }
 
     #[test]
     fn the_gateway_has_accounts_of_its_own_on_every_server() {
-        let urls = ["amqps://shop@mq/%2f?auth_mechanism=external&frame_max=9000", "shop@db:3307", "shop@cache"];
+        let urls = ["amqps://mq/%2f?auth_mechanism=external&frame_max=9000", "db:3307", "cache"];
         let mut plan = plan(urls, Facts::default());
         plan.config.amqp.prefix = "shop".to_owned();
         plan.config.redis.key_prefix = "shop:".to_owned();
@@ -311,9 +311,9 @@ mod tests {
         let written: toml::Table = gateway(&plan).parse().unwrap();
         let password = "/etc/tallyd/tallyd.api-password";
         for (section, url) in [
-            ("amqp", "amqps://shop_api@mq/%2f?frame_max=9000"),
-            ("mysql", "mysql://shop_api@db:3307/tally"),
-            ("redis", "redis://shop_api@cache/0"),
+            ("amqp", "amqps://tallyd_api@mq/%2f?frame_max=9000"),
+            ("mysql", "mysql://tallyd_api@db:3307/tally"),
+            ("redis", "redis://tallyd_api@cache/0"),
         ] {
             assert_eq!(written[section]["url"].as_str(), Some(url));
             assert_eq!(written[section]["password_file"].as_str(), Some(password));

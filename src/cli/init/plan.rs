@@ -4,15 +4,12 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
-use super::address::{ACCOUNT, decoded, host_and_port};
+use super::address::{decoded, host_and_port};
 use crate::config::{Config, Kinds, ServerUrl, is_external, is_name};
 use tallyd_core::partition::suited_partitions;
 use tallyd_rabbitmq::config::PARTITIONS_MAX;
 use tallyd_redis::space::suited_bits;
 use tallyd_redis::topology::{Topology, Watched};
-
-/// MySQL allows 32 characters in an account's name, and `_migrate` is appended to the name.
-const ACCOUNT_MAX: usize = 24;
 
 /// Facts about the servers. If no account could read a fact from its server, the fact is `None`.
 #[derive(Clone, Debug, Default)]
@@ -152,11 +149,6 @@ impl Plan {
         server == Server::Rabbitmq && is_external(&self.config.amqp.url)
     }
 
-    pub(super) fn account(&self, server: Server) -> String {
-        let url = server.url(&self.config).parts();
-        url.map_or_else(|_| ACCOUNT.to_owned(), |url| decoded(url.username()))
-    }
-
     pub(super) fn database(&self) -> String {
         self.config.mysql.url.parts().map(|url| decoded(url.path().trim_start_matches('/'))).unwrap_or_default()
     }
@@ -184,15 +176,6 @@ impl Plan {
                 && !text.starts_with('-')
                 && text.chars().all(|letter| letter.is_ascii_alphanumeric() || others.contains(letter))
         };
-        for server in Server::ALL {
-            let account = self.account(server);
-            if !is_plain(&account, "_-.") || account.len() > ACCOUNT_MAX {
-                let section = server.section();
-                return Err(format!(
-                    "[{section}] url: use an account name of 1 to {ACCOUNT_MAX} letters, digits, _, - and ., for example {ACCOUNT}"
-                ));
-            }
-        }
         let addresses = Server::ALL.map(|server| host_and_port(server.url(&self.config), 0));
         if let Some(odd) = addresses.into_iter().chain(self.redis_nodes()).find(|it| !is_plain(it, ".:_-[]")) {
             return Err(format!(
@@ -328,11 +311,8 @@ pub(super) mod tests {
     #[test]
     fn names_that_a_shell_or_a_server_could_misread_are_refused() {
         for (urls, said) in [
-            (["a'b@h", "h", "h"], "[amqp] url: use an account name"),
-            (["h", "a%60b@h", "h"], "[mysql] url: use an account name"),
-            (["h", "mysql://an_account_of_30_characters_@h/t", "h"], "[mysql] url: use an account name of 1 to 24"),
-            (["h", "mysql://u@h/a-b", "h"], "use a database name of letters"),
-            (["amqp://u@h/a%27b", "h", "h"], "use a vhost name of letters"),
+            (["h", "mysql://h/a-b", "h"], "use a database name of letters"),
+            (["amqp://h/a%27b", "h", "h"], "use a vhost name of letters"),
         ] {
             let refused = plan(urls, Facts::default(), load()).unwrap_err();
             assert!(refused.contains(said), "{refused}");

@@ -1,12 +1,12 @@
-//! Writes accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights come from
-//! ops/, and the names from the configuration.
+//! Writes accounts.sh, with which an administrator creates the accounts. Pure. The statements, the rights and the names
+//! of the accounts come from ops/, other names from the configuration.
 //!
 //! The script contains no passwords: it reads them from files in its folder. It never passes a password as an argument,
 //! because other users of the machine could see it.
 
 use std::fmt::Write;
 
-use super::address::{host_and_port, is_here};
+use super::address::{ACCOUNT, host_and_port, is_here};
 use super::plan::{Password, Plan, Server};
 use crate::config::Config;
 use tallyd_redis::topology::Topology;
@@ -86,35 +86,18 @@ fn redis_client(config: &Config) -> String {
     client
 }
 
-/// `name` is an account in the files of ops/. Returns the account that replaces `name`, and the password of this
-/// account.
-fn renamed(plan: &Plan, server: Server, name: &str) -> (String, Password) {
-    let account = plan.account(server);
-    match name {
-        "tallyd_migrate" => (format!("{account}_migrate"), Password::Migrate),
-        "tallyd_api" => (format!("{account}_api"), Password::Api),
-        _ => (account, Password::Daemon(server)),
-    }
-}
-
 fn sql(plan: &Plan) -> String {
-    let mut sql = String::new();
-    for line in GRANTS.lines() {
-        let name = line.split('\'').nth(1).unwrap_or_default();
-        let (account, password) = renamed(plan, Server::Mysql, name);
-        let line = line.replace(&format!("'{name}'"), &format!("'{account}'"));
-        let line = line.replace("CREATE DATABASE tally", &format!("CREATE DATABASE IF NOT EXISTS {}", plan.database()));
-        let line = line.replace(" ON tally.", &format!(" ON {}.", plan.database()));
-        let _ = match line.split_once("IDENTIFIED BY ") {
-            Some(_) => writeln!(
-                sql,
-                "CREATE USER IF NOT EXISTS '{account}'@'%' IDENTIFIED BY '${0}';\nALTER USER '{account}'@'%' IDENTIFIED BY '${0}';",
-                variable(password)
-            ),
-            None => writeln!(sql, "{line}"),
-        };
-    }
-    sql
+    let database = plan.database();
+    // In a right to a whole database, `_` would match any character. The shell reads the backslashes, too.
+    let whole = format!("ON \\`{}\\`.*", database.replace('_', "\\\\_"));
+    let sql = GRANTS
+        .replace("CREATE DATABASE tally", &format!("CREATE DATABASE IF NOT EXISTS {database}"))
+        .replace("ON tally.*", &whole)
+        .replace("ON tally.", &format!("ON {database}."));
+    [Password::Daemon(Server::Mysql), Password::Migrate, Password::Api]
+        .into_iter()
+        .zip(["choose-one", "choose-another", "choose-a-third"])
+        .fold(sql, |sql, (password, text)| sql.replace(text, &format!("${}", variable(password))))
 }
 
 fn rabbitmq(plan: &Plan) -> String {
@@ -130,9 +113,9 @@ fn rabbitmq(plan: &Plan) -> String {
     let prefix = plan.config.amqp.prefix.replace('.', "\\.");
     for line in PERMISSIONS.lines().filter_map(|line| line.strip_prefix("rabbitmqctl ")) {
         let mut words = line.splitn(3, ' ');
-        let (command, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let (account, password) = renamed(plan, Server::Rabbitmq, name);
-        let by_certificate = name == "tallyd" && plan.is_by_certificate(Server::Rabbitmq);
+        let (command, account) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let password = if account == ACCOUNT { Password::Daemon(Server::Rabbitmq) } else { Password::Api };
+        let by_certificate = account == ACCOUNT && plan.is_by_certificate(Server::Rabbitmq);
         let _ = match command {
             "add_user" if by_certificate => writeln!(lines, "    rabbitmq_account_without_password {account}"),
             "add_user" => writeln!(lines, "    rabbitmq_account {account} \"${}\"", variable(password)),
@@ -157,18 +140,17 @@ fn redis(plan: &Plan) -> String {
         prefix => format!("~{prefix}*"),
     };
     let mut lines = String::new();
-    for name in ["tallyd", "tallyd_api"] {
-        let (account, password) = renamed(plan, Server::Redis, name);
-        let start = format!("ACL SETUSER {name} ");
+    for (account, password) in
+        [(ACCOUNT.to_owned(), Password::Daemon(Server::Redis)), (format!("{ACCOUNT}_api"), Password::Api)]
+    {
+        let start = format!("ACL SETUSER {account} ");
         let rules: Vec<&str> =
             [ACL, more].into_iter().flat_map(str::lines).filter_map(|line| line.strip_prefix(&start)).collect();
         let rules = rules.join(" ").replace(&default, &patterns);
         let with_password =
             |rule| if str::starts_with(rule, '>') { format!(">${}", variable(password)) } else { rule.to_owned() };
         let rules: Vec<String> = rules.split(' ').map(with_password).collect();
-        // One command resets and sets the rights, so an existing account keeps its old rights until it has the new
-        // ones.
-        let _ = writeln!(lines, "    redis_account \"$1\" \"ACL SETUSER {account} reset {}\"", rules.join(" "));
+        let _ = writeln!(lines, "    redis_account \"$1\" \"{start}{}\"", rules.join(" "));
     }
     lines
 }
@@ -196,7 +178,7 @@ mod tests {
 
     #[test]
     fn names_of_the_site_stand_in_every_statement() {
-        let urls = ["amqp://shop@mq/v1", "mysql://shop@db:3307/likes", "redis://shop@cache:6380"];
+        let urls = ["amqp://mq/v1", "mysql://db:3307/my_likes", "redis://cache:6380"];
         let mut config = daemon(urls);
         (config.amqp.prefix, config.redis.key_prefix) = ("like.s".to_owned(), "shop:".to_owned());
         config.amqp.partitions = 2;
@@ -204,24 +186,23 @@ mod tests {
         has(
             &text,
             &[
-                "CREATE DATABASE IF NOT EXISTS likes;\n",
-                "CREATE USER IF NOT EXISTS 'shop'@'%' IDENTIFIED BY '$mysql_password';\n",
-                "ALTER USER 'shop'@'%' IDENTIFIED BY '$mysql_password';\n",
-                "ALTER USER 'shop_migrate'@'%' IDENTIFIED BY '$migrate_password';\n",
-                "ON likes.applied_event TO 'shop'@'%';\n",
-                "GRANT SELECT ON likes.* TO 'shop_api'@'%';\n",
+                "CREATE DATABASE IF NOT EXISTS my_likes;\n",
+                "CREATE USER 'tallyd'@'%' IDENTIFIED BY '$mysql_password';\n",
+                "CREATE USER 'tallyd_migrate'@'%' IDENTIFIED BY '$migrate_password';\n",
+                "ON my_likes.applied_event TO 'tallyd'@'%';\n",
+                "GRANT SELECT ON \\`my\\\\_likes\\`.* TO 'tallyd_api'@'%';\n",
                 "$RABBITMQ_PLUGINS enable rabbitmq_consistent_hash_exchange\n",
                 "$RABBITMQCTL -q add_vhost 'v1'\n",
-                "rabbitmq_account shop \"$amqp_password\"\n",
-                "set_permissions -p 'v1' shop '^like\\.s\\.' '^(like\\.s\\.|amq\\.default$)' '^like\\.s\\.'\n",
-                "ACL SETUSER shop reset on >$redis_password ~shop:",
-                "ACL SETUSER shop_api reset on >$api_password ~shop:",
+                "rabbitmq_account tallyd \"$amqp_password\"\n",
+                "set_permissions -p 'v1' tallyd '^like\\.s\\.' '^(like\\.s\\.|amq\\.default$)' '^like\\.s\\.'\n",
+                "ACL SETUSER tallyd on >$redis_password ~shop:",
+                "ACL SETUSER tallyd_api on >$api_password ~shop:",
                 "MYSQL:=mysql --host=db --port=3307 --user=root --password}",
                 "REDIS_NODES:=cache:6380}",
             ],
         );
-        // The script contains no placeholder and no account from the files of ops/.
-        assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("'tallyd"), "{text}");
+        // The script contains no placeholder, no password and no other name from the files of ops/.
+        assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("tally."), "{text}");
         let lines = text.lines().map(str::trim);
         assert!(
             lines.clone().all(
@@ -261,7 +242,7 @@ mod tests {
         let mut config = daemon(["h", "h", "h"]);
         config.redis.key_prefix = String::new();
         let text = accounts(&plan(&config, Facts::default()));
-        has(&text, &["reset on >$redis_password ~c:* ~recent:* ~limit:* ~board:* ~filter:* +ping"]);
+        has(&text, &["on >$redis_password ~c:* ~recent:* ~limit:* ~board:* ~filter:* +ping"]);
         assert!(!text.contains("~*"), "{text}");
     }
 
@@ -270,7 +251,8 @@ mod tests {
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        fs::write(path("accounts.sh"), accounts(&plan(&daemon(["h", "h", "h"]), Facts::default()))).unwrap();
+        fs::write(path("accounts.sh"), accounts(&plan(&daemon(["h", "mysql://h/a_b", "h"]), Facts::default())))
+            .unwrap();
         for name in ["tallyd.migrate-password", "tallyd.api-password"] {
             fs::write(path(name), "Ab1._~-\n").unwrap();
         }
@@ -304,7 +286,8 @@ mod tests {
         }
         let (is_done, said, sql) = run(Some("Secret-1\n"));
         assert!(is_done, "{said}");
-        has(&sql, &["ALTER USER 'tallyd'@'%' IDENTIFIED BY 'Secret-1';\n", "IDENTIFIED BY 'Ab1._~-';\n"]);
+        has(&sql, &["CREATE USER 'tallyd'@'%' IDENTIFIED BY 'Secret-1';\n", "IDENTIFIED BY 'Ab1._~-';\n"]);
+        has(&sql, &["INDEX ON `a\\_b`.* TO", "DROP ON a_b.recent_delta TO"]);
     }
 
     #[test]
