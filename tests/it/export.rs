@@ -14,8 +14,8 @@ use crate::common::{Daemon, Dice, Model, World, body, eventually, stack, stderr,
 
 /// An export to a table in which an unlike deletes the row.
 const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
-    upsert = \"INSERT INTO old_likes (post_id, user_id, created_at) VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE created_at = created_at\"\n\
-    delete = \"DELETE FROM old_likes WHERE post_id = :target AND user_id = :user\"\n";
+    upsert = \"INSERT INTO old_likes (post_id, user_id, created_at) VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE created_at = created_at -- keep\"\n\
+    delete = \"DELETE FROM old_likes WHERE post_id = :target AND user_id = :user # one\"\n";
 
 const HARD_TABLE: &str =
     "CREATE TABLE old_likes (post_id BIGINT, user_id BIGINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))";

@@ -74,7 +74,8 @@ impl Store {
         const ACTION: &str = "write to the site's table";
         let written = self.tried(ACTION, async |connection| {
             let mut tx = connection.begin().await.context(ACTION)?;
-            let text = AssertSqlSafe(statements.join("; "));
+            // Without the line break, a comment at the end of a statement would hide the statements after it.
+            let text = AssertSqlSafe(statements.join("\n; "));
             sqlx::raw_sql(text).execute(&mut *tx).await.context(ACTION)?;
             tx.commit().await.context(ACTION)
         });
