@@ -3,25 +3,20 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::{EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, print, progress_sink};
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, print, progress_sink};
 use crate::config::Config;
 use crate::moving::compare::report::End;
-use crate::moving::compare::{self, Source, Subject};
+use crate::moving::compare::{self, Subject};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
-use tallyd_core::site_query::{OF_RECOUNT, Query};
 use tallyd_core::template::Template;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
     /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write the full names of the
     /// keys, with any prefix.
-    #[arg(long, value_name = "PATTERN", required_unless_present = "query", conflicts_with = "query")]
-    keys: Option<String>,
-    /// Read the old numbers with this query, as in a [[recount]]: one SELECT of target and number with :after and
-    /// :limit.
-    #[arg(long, value_name = "SELECT")]
-    query: Option<String>,
+    #[arg(long, value_name = "PATTERN")]
+    keys: String,
     /// Compare targets of this kind [default: the only one of [kinds]].
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
@@ -40,11 +35,7 @@ pub(super) async fn run(config: &Config, args: &CompareArgs) -> Result<u8> {
     let ran = compare::run(&servers, config, &subject, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    Ok(match report {
-        _ if report.ended != End::Done => EXIT_FAILED,
-        _ if report.grows.is_some() => EXIT_DRIFT,
-        _ => EXIT_DONE,
-    })
+    Ok(if report.ended == End::Done { EXIT_DONE } else { EXIT_FAILED })
 }
 
 fn subject(config: &Config, args: &CompareArgs) -> Result<Subject> {
@@ -58,14 +49,6 @@ fn subject(config: &Config, args: &CompareArgs) -> Result<Subject> {
     let metric = args.metric.clone();
     let metric_code =
         config.metrics.named(&metric).ok_or_else(|| Usage(format!("--metric {metric} is not in [metrics]")))?;
-    let source = match (&args.keys, &args.query) {
-        (Some(keys), _) => {
-            Source::Keys(Template::parse(keys).map_err(|problem| Usage(format!("--keys {keys} {problem}")))?)
-        }
-        (None, query) => {
-            let query = query.as_deref().unwrap_or_default();
-            Source::Query(Query::parse(query, OF_RECOUNT).map_err(|problem| Usage(format!("--query: {problem}")))?)
-        }
-    };
-    Ok(Subject { source, kind: (kind, code), metric: (metric, metric_code) })
+    let keys = Template::parse(&args.keys).map_err(|problem| Usage(format!("--keys {} {problem}", args.keys)))?;
+    Ok(Subject { keys, kind: (kind, code), metric: (metric, metric_code) })
 }

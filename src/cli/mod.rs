@@ -67,7 +67,7 @@ struct Cli {
     command: Option<Any>,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run, compare), 64 usage, \
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run, --verify), 64 usage, \
                           75 try later (lock held, server unreachable), 78 configuration, schema or account";
 
 #[derive(Debug, Subcommand)]
@@ -89,8 +89,7 @@ enum Command {
     Recount(recount::RecountArgs),
     /// Copy an old table into tallyd, or compare it with tallyd.
     Import(import::ImportArgs),
-    /// Compare an old site's numbers with `counter`. Exit with 2 if the difference grows from run to run. Change
-    /// nothing.
+    /// Compare the numbers in an old site's keys with `counter`. Change nothing.
     Compare(compare::CompareArgs),
     /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
     /// table.

@@ -38,5 +38,4 @@ pub mod stall_detector;
 pub mod tally;
 pub mod template;
 pub mod traceparent;
-pub mod trend;
 pub mod unit;

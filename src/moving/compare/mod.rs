@@ -1,15 +1,14 @@
-//! Compares the counts of an older site with tallyd's counts (the table `counter`), while both systems count. It
-//! reports how many targets differ, by how much, and whether the difference grows from run to run.
+//! Compares the counts in an older site's keys with tallyd's counts (the table `counter`), while both systems count. It
+//! reports how many targets differ, and by how much.
 //!
 //! Steps for a page of targets: read both sides -> mark targets with different counts as *suspect* -> check the
 //! suspects again, [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction.
 //! The smaller of the two differences is reported. An in-flight event reaches one side before the other side, so it
 //! usually causes a difference in only one check. A target that users like all the time can have in-flight events in
-//! both checks. A few such targets do not change the reported trend.
+//! both checks.
 //!
-//! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
-//! targets without a row in `counter`. If a query returns the counts, the run reads them in pages. In one snapshot, it
-//! reads a page's counts and the rows of `counter` for the page's targets.
+//! The run first reads the keys of all targets in `counter`. Then it scans Redis for keys of targets without a row in
+//! `counter`.
 //!
 //! A comparison must never change a count or a key.
 
@@ -30,14 +29,12 @@ use crate::jobs::runner::{Job, Ran, run_once};
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::servers::Servers;
 use crate::servers::pace::{Health, Pace};
-use report::{Earlier, End, Progress, Report};
+use report::{End, Progress, Report};
 use sides::{Look, Page, Sides};
 use tallyd_connect::pace::pace;
 use tallyd_core::job_name::CommandName;
-use tallyd_core::model::{Kind, Metric, Micros, TargetId};
-use tallyd_core::site_query::Query;
+use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::template::Template;
-use tallyd_core::trend::{Found, series};
 use tallyd_mysql::ranges::LAST;
 use tallyd_rabbitmq::Publisher;
 
@@ -50,38 +47,15 @@ const SUSPECTS_MAX: usize = 10_000;
 /// Maximum number of targets in a page.
 const PAGE_TARGETS: usize = 10_000;
 
-/// Maximum number of earlier runs that a report shows.
-const EARLIER_MAX: u64 = 10;
-
 const JOB: &str = CommandName::Compare.name();
-
-/// The source of the older site's counts.
-#[derive(Clone, Debug)]
-pub enum Source {
-    /// The counts are in keys of Redis.
-    Keys(Template),
-    /// A query reads the counts from a table. The query is similar to the query of a `[[recount]]` block.
-    Query(Query),
-}
 
 /// Selects the counts to compare.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    pub source: Source,
+    /// The pattern of the older site's keys.
+    pub keys: Template,
     pub kind: (String, Kind),
     pub metric: (String, Metric),
-}
-
-impl Subject {
-    /// Returns the run's mode. Two runs have the same mode if they compare the same counts. A run uses its mode to find
-    /// the earlier runs that compared the same counts.
-    fn mode(&self) -> String {
-        let (of, text) = match &self.source {
-            Source::Keys(template) => ("keys", template.to_string()),
-            Source::Query(query) => ("query", query.sql(&[0, 0])),
-        };
-        series(&format!("{}:{}", self.kind.0, self.metric.0), of, &text)
-    }
 }
 
 /// One comparison.
@@ -96,10 +70,10 @@ struct Run<'a> {
     report: Report,
 }
 
-/// Compares once, under the job's lock, and stores the result for later runs.
+/// Compares once, under the job's lock.
 ///
 /// # Errors
-/// Fails with [`JobError::Refused`] if the query is wrong, or with another error if a server fails.
+/// Fails if a server fails.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -107,7 +81,7 @@ pub async fn run(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<Report>, JobError> {
-    let mode = subject.mode();
+    let mode = format!("{}:{}", subject.kind.0, subject.metric.0);
     let job = Job { name: JOB, mode: &mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
     let work = |number| async move {
         let (progress, shown) = watch::channel(Progress::default());
@@ -115,9 +89,7 @@ pub async fn run(
             ran = compare(servers, config, (subject, number), progress, stop) => ran,
             () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
         };
-        let mut report = ran?;
-        report.note_trend(&earlier(servers, &subject.mode()).await?);
-        Ok::<_, anyhow::Error>(report)
+        ran.map(Report::finished)
     };
     run_once(&servers.store, job, work).await
 }
@@ -139,7 +111,7 @@ async fn compare(
         number,
     };
     let mut run = Run {
-        sides: Sides::new(servers, subject),
+        sides: Sides { servers, subject },
         subject,
         pace: Pace::new(health, &servers.control, stop, (JOB, say), PAGE_TARGETS),
         publisher: servers.broker.connect_publisher(JOB).await?,
@@ -150,19 +122,9 @@ async fn compare(
     };
     run.compare_all().await?;
     if stop.is_cancelled() {
-        run.report.end(End::Stopped, "it was stopped, so its result is not compared with earlier runs");
+        run.report.end(End::Stopped, "it was stopped");
     }
     Ok(run.report)
-}
-
-/// Returns the results of earlier successful runs, newest first.
-async fn earlier(servers: &Servers, mode: &str) -> Result<Vec<Earlier>> {
-    let rows = servers.store.ended_runs(JOB, mode, Micros(0), EARLIER_MAX).await?;
-    let earlier = rows.into_iter().filter(|row| row.outcome == "done").filter_map(|row| {
-        let found: Found = serde_json::from_str(&row.report).ok()?;
-        Some(Earlier { ended_at: row.finished_at.0, found })
-    });
-    Ok(earlier.collect())
 }
 
 impl Run<'_> {

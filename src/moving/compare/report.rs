@@ -3,19 +3,17 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde::Serialize;
 use tracing::info;
 
+use super::Subject;
 use super::sides::Look;
-use super::{Source, Subject};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::TargetId;
 use tallyd_core::repair_limits::confirmed_delta;
 use tallyd_core::sizes::Sizes;
-use tallyd_core::trend::Found;
 
 /// How a comparison ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -28,8 +26,8 @@ pub enum End {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The source of the older site's counts, for example `keys like:count:{id}` or `query`.
-    pub source: String,
+    /// The pattern of the older site's keys, for example `like:count:{id}`.
+    pub keys: String,
     pub kind: String,
     pub metric: String,
     /// The count of compared targets. These are all targets with a count on at least one side.
@@ -55,10 +53,6 @@ pub struct Report {
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
-    /// Earlier runs that compared the same counts, the newest first.
-    pub earlier: Vec<Earlier>,
-    /// A sentence that says which total has grown since the newest earlier run. `None` if no total grew.
-    pub grows: Option<String>,
     /// How the run ended.
     pub ended: End,
     /// The reason why the run ended before it had compared everything.
@@ -76,25 +70,13 @@ pub struct TargetReport {
     pub drift: i64,
 }
 
-/// An earlier run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Earlier {
-    /// The time at which the run ended, in microseconds since 1970.
-    pub ended_at: i64,
-    #[serde(flatten)]
-    pub found: Found,
-}
-
 /// Maximum number of targets that a report lists.
 const WORST_MAX: usize = 20;
 
 impl Report {
     pub(super) fn new(subject: &Subject) -> Self {
-        let source = match &subject.source {
-            Source::Keys(template) => format!("keys {template}"),
-            Source::Query(_) => "query".to_owned(),
-        };
-        Self { source, kind: subject.kind.0.clone(), metric: subject.metric.0.clone(), ..Self::default() }
+        let keys = subject.keys.to_string();
+        Self { keys, kind: subject.kind.0.clone(), metric: subject.metric.0.clone(), ..Self::default() }
     }
 
     /// Records why the run ended early.
@@ -124,23 +106,15 @@ impl Report {
         }
     }
 
-    /// Adds the earlier runs to the report. Also records whether this run found more differences than the newest
-    /// earlier run.
-    pub(super) fn note_trend(&mut self, earlier: &[Earlier]) {
+    /// Returns the report of a run that has ended.
+    pub(super) fn finished(mut self) -> Self {
         self.keep_worst();
-        self.earlier = earlier.to_vec();
-        if let (End::Done, Some(before)) = (self.ended, earlier.first()) {
-            self.grows = self.found().grows_from(&before.found);
-        }
+        self
     }
 
     fn keep_worst(&mut self) {
         self.worst.sort_by_key(|it| std::cmp::Reverse(it.drift.unsigned_abs()));
         self.worst.truncate(WORST_MAX);
-    }
-
-    fn found(&self) -> Found {
-        Found { checked: self.checked, differ: self.differ, drift_sum: self.drift_sum }
     }
 }
 
@@ -156,8 +130,8 @@ impl runner::Report for Report {
 /// Writes one line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { source, kind, metric, checked, equal, differ, transient, drift_sum, .. } = self;
-        write!(f, "{kind} {metric}, {source}: {checked} targets compared, {equal} equal, {transient} transient, ")?;
+        let Self { keys, kind, metric, checked, equal, differ, transient, drift_sum, .. } = self;
+        write!(f, "{kind} {metric}, keys {keys}: {checked} targets compared, {equal} equal, {transient} transient, ")?;
         write!(f, "{differ} differ by {drift_sum} in total")?;
         for (count, what) in [
             (self.missing_old, "missing on the older site"),
@@ -168,11 +142,8 @@ impl fmt::Display for Report {
                 write!(f, ", {count} {what}")?;
             }
         }
-        match (&self.grows, self.earlier.is_empty(), &self.ended_early) {
-            (_, _, Some(why)) => write!(f, "; ended early: {why}")?,
-            (Some(why), ..) => write!(f, "; the difference grows: {why}")?,
-            (None, true, None) => f.write_str("; this is the first run, so the trend is unknown")?,
-            (None, false, None) => f.write_str("; the difference does not grow")?,
+        if let Some(why) = &self.ended_early {
+            write!(f, "; ended early: {why}")?;
         }
         if f.alternate() { self.write_details(f) } else { Ok(()) }
     }
@@ -195,11 +166,6 @@ impl Report {
         let shown = |number: Option<i64>| number.map_or_else(|| "none".to_owned(), |number| number.to_string());
         for TargetReport { target, old, tallyd, drift } in &self.worst {
             write!(f, "\n  {target}: tallyd {}, the older site {}, {drift:+}", shown(*tallyd), shown(*old))?;
-        }
-        for Earlier { ended_at, found: Found { checked, differ, drift_sum } } in &self.earlier {
-            let ended = Timestamp::from_microsecond(*ended_at).unwrap_or(Timestamp::MIN);
-            let ended = ended.strftime("%Y-%m-%d %H:%M:%S UTC");
-            write!(f, "\n  {ended}: {differ} of {checked} differed by {drift_sum} in total")?;
         }
         Ok(())
     }
@@ -257,28 +223,11 @@ mod tests {
         ] {
             report.judge("video", TargetId(1), &first, &second);
         }
-        report.note_trend(&[]);
+        let report = report.finished();
         assert_eq!((report.transient, report.differ, report.drift_sum), (2, 4, 165));
         assert_eq!((report.missing_old, report.missing_tallyd), (1, 1));
         assert_eq!(report.tallyd_more, Sizes { one: 1, some: 1, ..Sizes::default() });
         assert_eq!(report.tallyd_less, Sizes { some: 1, most: 1, ..Sizes::default() });
         assert_eq!(report.worst.iter().map(|it| it.drift).collect::<Vec<_>>(), [-150, 7, -7, 1]);
-    }
-
-    #[test]
-    fn a_report_tells_whether_it_grows() {
-        let mut report = Report { differ: 30, checked: 100, ..Report::default() };
-        report.note_trend(&[]);
-        assert!(report.to_string().ends_with("this is the first run, so the trend is unknown"), "{report}");
-        let before = |differ| Earlier { ended_at: 0, found: Found { checked: 100, differ, drift_sum: 0 } };
-        report.note_trend(&[before(19), before(90)]);
-        assert!(
-            report.to_string().ends_with("the difference grows: 30 targets differ (19 in the previous run)"),
-            "{report}"
-        );
-        report.note_trend(&[before(20)]);
-        let text = format!("{report:#}");
-        assert!(text.contains("the difference does not grow\n"), "{text}");
-        assert!(text.ends_with("\n  1970-01-01 00:00:00 UTC: 20 of 100 differed by 0 in total"), "{text}");
     }
 }
