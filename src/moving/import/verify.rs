@@ -27,10 +27,6 @@ const LOOKS: usize = 3;
 /// The pause before each repeated check.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// The pause between the first check of a row and an additional early check. The repeated checks follow the early
-/// check. At the early check, most in-flight events have arrived, so fewer rows need repeated checks.
-const SOON: Duration = Duration::from_millis(200);
-
 /// The size of a range, as a number of import pages. The range can be large, because the servers return only its sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
@@ -79,8 +75,6 @@ impl Found {
 /// Differing rows that wait for their next check.
 #[derive(Default)]
 struct Looks {
-    /// Rows that wait for the additional check.
-    fresh: VecDeque<Suspect>,
     waiting: VecDeque<Suspect>,
     found: Found,
 }
@@ -91,33 +85,25 @@ impl Looks {
         let now = Instant::now();
         match looks {
             _ if range.rows.is_empty() => {}
-            0 => self.fresh.push_back(Suspect { range, looks, due: now + SOON }),
-            1..=LOOKS => self.waiting.push_back(Suspect { range, looks, due: now + pace(PAUSE) }),
+            0..LOOKS => self.waiting.push_back(Suspect { range, looks, due: now + pace(PAUSE) }),
             _ => range.rows.into_iter().for_each(|(key, side)| self.found.note(key, side)),
         }
     }
 
     /// Removes and returns the rows that must be checked next.
     fn pop(&mut self) -> Option<Suspect> {
-        let due = |queue: &VecDeque<Suspect>| queue.front().map(|first| first.due);
-        let is_fresh = match (due(&self.fresh), due(&self.waiting)) {
-            (Some(fresh), Some(waiting)) => fresh <= waiting,
-            (fresh, _) => fresh.is_some(),
-        };
-        if is_fresh { self.fresh.pop_front() } else { self.waiting.pop_front() }
+        self.waiting.pop_front()
     }
 
     fn rows(&self) -> usize {
-        self.fresh.iter().chain(&self.waiting).map(|suspect| suspect.range.rows.len()).sum()
+        self.waiting.iter().map(|suspect| suspect.range.rows.len()).sum()
     }
 
     fn is_due(&self) -> bool {
-        let now = Instant::now();
-        [&self.fresh, &self.waiting].into_iter().filter_map(VecDeque::front).any(|first| first.due <= now)
+        self.waiting.front().is_some_and(|first| first.due <= Instant::now())
     }
 
     fn clear(&mut self) {
-        self.fresh.clear();
         self.waiting.clear();
     }
 }
