@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
+use super::consent::{all_stopped, confirmed};
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink,
 };
@@ -27,6 +28,12 @@ pub(super) struct ImportArgs {
     /// Only read the old table, and report the rows that would be written. Change nothing.
     #[arg(long)]
     dry_run: bool,
+    /// With --deletions: ignore the limit repair_targets_max_percent of [reconcile].
+    #[arg(long, requires = "deletions")]
+    force: bool,
+    /// Don't ask for confirmation on a terminal.
+    #[arg(long)]
+    yes: bool,
     /// Continue where the last run was stopped or killed, or ran out of time.
     #[arg(long, conflicts_with = "dry_run")]
     resume: bool,
@@ -45,13 +52,29 @@ pub(super) async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
     let import = chosen(config, args.name.as_deref())?;
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
+    let pass = match args {
+        ImportArgs { verify: true, .. } => Pass::Verify,
+        ImportArgs { deletions: true, .. } => Pass::Deletions,
+        _ => Pass::Rows,
+    };
+    if !import.is_of_likes() && pass == Pass::Rows && !args.dry_run {
+        // The import sets numbers, so it would take back what daemons have counted but not yet added to Redis.
+        all_stopped(&servers).await?;
+    }
+    if pass == Pass::Deletions && !args.dry_run {
+        let name = &import.name;
+        let question = format!(
+            "remove imported likes that the query of {name} no longer returns? `tallyd import {name}` brings those back that it \
+             returns later [y/N] "
+        );
+        if !confirmed(&question, args.yes)? {
+            return Ok(EXIT_FAILED);
+        }
+    }
     let options = RunOptions {
-        pass: match args {
-            ImportArgs { verify: true, .. } => Pass::Verify,
-            ImportArgs { deletions: true, .. } => Pass::Deletions,
-            _ => Pass::Rows,
-        },
+        pass,
         dry_run: args.dry_run,
+        force: args.force,
         resume: args.resume,
         run_time_max: args.run_time,
         look_again_after: args.look_again,
@@ -62,7 +85,8 @@ pub(super) async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
     Ok(match report.ended {
         End::Stopped => EXIT_FAILED,
         _ if report.differing > 0 => EXIT_DRIFT,
-        End::Done | End::TimeOver => EXIT_DONE,
+        End::TimeOver => EXIT_TRY_LATER,
+        End::Done => EXIT_DONE,
     })
 }
 

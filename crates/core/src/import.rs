@@ -4,7 +4,8 @@
 //! Some site tables do not keep deleted rows. For such a table, a second pass removes imported rows that the table no
 //! longer contains. The pass recognises imported rows by their `update_at`, the signature:
 //!
-//! * If the table has no times, `update_at` is the import's start.
+//! * If the table has no times, `update_at` is the earliest time with the fraction of a second of the import's start. So
+//!   every event wins over such a row, whose age nothing shows.
 //! * If the table has times, the import subtracts two seconds from the row's time, and replaces the fraction of a
 //!   second. The new fraction comes from the import's start. `update_at` is the result.
 //!
@@ -14,11 +15,12 @@
 //! milliseconds, the event's row never looks like an imported row.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::iter::Peekable;
 
 use serde::{Deserialize, Serialize};
 
+use crate::coalesce::{self, Before, Pair, State};
 use crate::event::ID_MAX;
 use crate::model::{Micros, TargetId, UserId};
 
@@ -35,6 +37,9 @@ pub const LAST: Key = (TargetId(ID_MAX), UserId(ID_MAX));
 pub const EARLIEST: Micros = Micros(86_400 * SECOND);
 
 const SECOND: i64 = 1_000_000;
+
+/// The percentage is checked only if more rows than this number are missing.
+const MISSING_MIN: u64 = 100;
 
 /// A row of the site's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +73,7 @@ impl Start {
     /// Returns the `update_at` of an imported row in `like_record`.
     pub fn version(self, at: Option<Micros>, keeps_deleted: bool) -> Micros {
         match at {
-            None => self.0,
+            None => Micros(EARLIEST.0 + self.signature()),
             Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
             // The site's table can contain a time that was rounded up to this whole second. The imported row must not
             // be newer than the event that made the site's row.
@@ -80,12 +85,29 @@ impl Start {
     /// Returns true if this import wrote the row, and no event has changed the row since. `version` is the row's
     /// `update_at`.
     pub fn is_of_import(self, version: Micros, has_times: bool) -> bool {
-        if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.0 }
+        if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.version(None, false) }
     }
 
     fn signature(self) -> i64 {
         self.0.0.rem_euclid(SECOND)
     }
+}
+
+/// Returns the state of each row before the import writes `rows`. A row with the same version has not changed since,
+/// unless `is_signed`: then only the import gives rows this version, and what the site's table says now replaces the
+/// row. So a row returns if the second pass removed it by mistake.
+pub fn before_import(rows: &[(Pair, State)], old: &HashMap<Pair, State>, is_signed: bool) -> Vec<Before> {
+    let of_row = |((pair, new), met): (&(Pair, State), Before)| match old.get(pair) {
+        Some(old) if is_signed && old.at == new.at && old.liked != new.liked => Before::Older(old.liked),
+        _ => met,
+    };
+    rows.iter().zip(coalesce::before(rows, old)).map(of_row).collect()
+}
+
+/// Whether so many imported rows are missing on the site that a person must look first: more than 100, and more than
+/// this percentage of the imported likes. Then the query is probably wrong, or the site's table is not whole.
+pub fn is_too_many(missing: u64, imported: u64, percent_max: u8) -> bool {
+    missing > MISSING_MIN && missing * 100 > imported * u64::from(percent_max)
 }
 
 /// The table that contains a row that the other table lacks.
@@ -174,6 +196,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::model::{Kind, Target};
 
     #[test]
     fn a_start_is_never_a_whole_millisecond() {
@@ -185,14 +208,37 @@ mod tests {
     fn a_row_gets_the_version_that_its_table_allows() {
         let start = Start(Micros(1_764_000_000_123_457));
         for (at, keeps_deleted, version) in [
-            (None, true, 1_764_000_000_123_457),
-            (None, false, 1_764_000_000_123_457),
+            (None, true, 86_400_123_457),
+            (None, false, 86_400_123_457),
             (Some(1_700_000_005_900_000), false, 1_700_000_003_123_457),
             (Some(1_700_000_005_000_000), false, 1_700_000_003_123_457),
             (Some(1_700_000_005_900_000), true, 1_700_000_005_900_000),
             (Some(1_700_000_005_000_000), true, 1_700_000_004_000_000),
         ] {
             assert_eq!(start.version(at.map(Micros), keeps_deleted), Micros(version), "{at:?} {keeps_deleted}");
+        }
+    }
+
+    #[test]
+    fn a_signed_row_gives_way_to_what_the_site_says_now() {
+        let pair = (Target { kind: Kind(1), id: TargetId(7) }, UserId(8));
+        let of = |at, liked| State { at: Micros(at), liked };
+        for (old, new, is_signed, expected) in [
+            (of(5, false), of(5, true), true, Before::Older(false)),
+            (of(5, false), of(5, true), false, Before::NotOlder),
+            (of(5, true), of(5, true), true, Before::NotOlder),
+            (of(6, false), of(5, true), true, Before::NotOlder),
+        ] {
+            let found = before_import(&[(pair, new)], &HashMap::from([(pair, old)]), is_signed);
+            assert_eq!(found, [expected], "{old:?} {new:?} {is_signed}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_missing_rows_is_judged_above_a_hundred() {
+        for (missing, imported, is_over) in [(100, 100, false), (101, 2_020, false), (101, 2_019, true), (200, 0, true)]
+        {
+            assert_eq!(is_too_many(missing, imported, 5), is_over, "{missing} of {imported}");
         }
     }
 
@@ -225,6 +271,7 @@ mod tests {
             keeps_deleted: bool,
             rounds: bool,
         ) {
+            prop_assert!(Start::at(Micros(start)).version(None, keeps_deleted).0 < event);
             let at = (event + if rounds { SECOND / 2 } else { 0 }).div_euclid(SECOND) * SECOND;
             let start = Start::at(Micros(start));
             let version = start.version(Some(Micros(at)), keeps_deleted);

@@ -90,7 +90,7 @@ impl Query {
 /// Finds the placeholders of one statement. Also returns the statement's words outside of quotes, in lower case.
 fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), String> {
     let (mut parts, mut words) = (Vec::new(), Vec::new());
-    let mut ended = false;
+    let (mut ended, mut depth) = (false, 0_usize);
     let mut rest = text.trim();
     while let Some(token) = next(rest)? {
         let (Token::Word(taken) | Token::Placeholder(taken) | Token::Other(taken)) = &token;
@@ -106,6 +106,12 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
             }
             Token::Placeholder(name) => {
                 let known = placeholders.iter().position(|known| name.strip_prefix(':') == Some(known));
+                if depth > 0 && matches!(name, ":rows" | ":limit") {
+                    return Err(format!(
+                        "query has {name} in parentheses: write LIMIT {name} at its end, because a filter after the limit would \
+                         make the page look like the last"
+                    ));
+                }
                 let unknown =
                     || format!("query has the unknown placeholder {name}; allowed are {}", listed(placeholders));
                 parts.push(Part::Value(known.ok_or_else(unknown)?));
@@ -114,7 +120,14 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
                 words.push(word.to_ascii_lowercase());
                 push(&mut parts, word);
             }
-            Token::Other(other) => push(&mut parts, other),
+            Token::Other(other) => {
+                match other {
+                    "(" => depth += 1,
+                    ")" => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+                push(&mut parts, other);
+            }
         }
     }
     Ok((Query { parts }, words))
@@ -287,6 +300,10 @@ mod tests {
             ("WITH c AS (SELECT 1) DELETE FROM x WHERE id > :after LIMIT :limit", "has the word delete"),
             ("SELECT :after, :limit FOR\nUPDATE", "locks the rows that it reads (for update)"),
             ("SELECT :after, :limit LOCK IN SHARE MODE", "locks the rows that it reads (lock in)"),
+            (
+                "SELECT x, 1 FROM (SELECT x FROM c WHERE x > :after LIMIT :limit) t WHERE x <> 13",
+                "has :limit in parentheses",
+            ),
             ("SELECT ':after, :limit", "has a ' without an end"),
             ("SELECT /* :after, :limit", "has a comment without an end"),
             ("SELECT /*!50000 :after */, :limit", "a comment that servers execute"),

@@ -12,7 +12,7 @@ use super::{Checkpoint, Run, raw};
 use crate::jobs::JobError;
 use crate::runtime::fault;
 use tallyd_core::coalesce::Pair;
-use tallyd_core::import::{Key, LAST, Side, differences};
+use tallyd_core::import::{Key, LAST, Side, differences, is_too_many};
 use tallyd_core::model::{Micros, Target};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
@@ -41,6 +41,7 @@ impl Run<'_> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
         let checkpoint = self.begin().await?;
+        let imported = self.on.store.imported_likes(self.on.kind, self.on.metric).await?;
         let site = (query, &columns);
         let mut sides = Sides::new(self.on, site, (checkpoint.key(), LAST));
         let mut held: VecDeque<Missed> = VecDeque::new();
@@ -58,6 +59,7 @@ impl Run<'_> {
             self.report.rows += step.site.len() as u64;
             reached = step.until;
             held.extend(self.missed(step, &checkpoint, &columns));
+            self.check_limit(is_too_many(self.report.missed, imported, self.on.limits.repair_targets_max_percent))?;
             self.pace.note(count, began.elapsed());
             self.show(reached);
             while held.len() > HELD_MAX || held.front().is_some_and(|first| self.is_due(first)) {
@@ -68,6 +70,8 @@ impl Run<'_> {
                 self.on.store.note_checkpoint(self.number, &done.text()?).await?;
             }
         }
+        let is_whole = self.options.resume || self.report.rows > 0;
+        self.check_limit(!is_whole && !held.is_empty())?;
         if !held.is_empty() {
             let (rows, seconds) = (held.len(), self.options.look_again_after.as_secs());
             info!(
@@ -82,6 +86,19 @@ impl Run<'_> {
             self.end_stopped();
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// Fails if the limit is exceeded, so that a wrong query or a table that is not whole removes nothing more.
+    fn check_limit(&self, is_exceeded: bool) -> Result<(), JobError> {
+        let (missed, rows) = (self.report.missed, self.report.rows);
+        match is_exceeded && !self.options.force && !self.options.dry_run {
+            true => Err(self.on.refused(format!(
+                "{missed} imported likes are missing among {rows} likes of the query, more than [reconcile] \
+                 repair_targets_max_percent allows. Check the query and its server; if this is correct, add --force"
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// Returns the imported rows that are missing on the site.

@@ -97,6 +97,8 @@ pub struct RunOptions {
     pub pass: Pass,
     /// The run only reads, and changes nothing.
     pub dry_run: bool,
+    /// The second pass removes any number of rows.
+    pub force: bool,
     /// The run continues where the last run of this pass ended.
     pub resume: bool,
     /// After this time, the run ends when it has finished the current page.

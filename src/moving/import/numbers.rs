@@ -57,7 +57,7 @@ impl Importer {
         let (numbers, ignored, next, fault) = match (of, from) {
             (Numbers::Table(query, columns), Cursor::After(after)) => {
                 let page = self.numbers((query, columns), after, limit).await?;
-                let last = page.rows.last().filter(|_| page.answered == limit).map(|(target, _)| *target);
+                let last = page.rows.last().map(|(target, _)| *target);
                 (page.rows, 0, last.map(Cursor::After), page.fault)
             }
             (Numbers::Keys(template), Cursor::Scan(from)) => {

@@ -16,8 +16,8 @@ use tallyd_mysql::moving::source::{LikeColumns, SitePage};
 
 /// The result of reading a page.
 enum Walked {
-    /// The page, and the key of the last row before the next page, if there is a next page.
-    Page(SitePage<SiteLike>, Option<Key>),
+    /// The page, and the key of its last row.
+    Page(SitePage<SiteLike>, Key),
     End,
     Stopped,
 }
@@ -48,17 +48,13 @@ impl Run<'_> {
             let count = rows.answered;
             let done =
                 Checkpoint { after: rows.rows.last().map_or(checkpoint.after, |row| raw(row.key)), ..checkpoint };
+            // Only the import signs its rows, unless the table has the times of deletions, which a row keeps.
+            let is_signed = self.on.import.keeps_deleted != Some(true) || !columns.has_times();
             let states: Vec<(Pair, State)> =
                 rows.rows.into_iter().map(|row| self.state(row, checkpoint.start)).collect();
-            let following = async {
-                match next {
-                    Some(after) => self.read(site, after).await,
-                    None => Ok(Walked::End),
-                }
-            };
             // Both futures must run to their end, because a failed read must not abort the transaction of the other
             // page.
-            let (written, following) = tokio::join!(self.write(&states, &done), following);
+            let (written, following) = tokio::join!(self.write((&states, is_signed), &done), self.read(site, next));
             self.note_written(written?);
             self.pace.note(count, began.elapsed());
             fault::point("import:written");
@@ -73,13 +69,13 @@ impl Run<'_> {
         ((target, user), State { at, liked })
     }
 
-    async fn write(&self, states: &[(Pair, State)], done: &Checkpoint) -> Result<Written, JobError> {
-        if self.options.dry_run || states.is_empty() {
+    async fn write(&self, rows: (&[(Pair, State)], bool), done: &Checkpoint) -> Result<Written, JobError> {
+        if self.options.dry_run || rows.0.is_empty() {
             return Ok(Written::default());
         }
         fault::point("import:writing");
         let began = Instant::now();
-        let written = self.on.store.write_import(self.number, self.on.metric, states, &done.text()?).await;
+        let written = self.on.store.write_import(self.number, self.on.metric, rows, &done.text()?).await;
         self.write_ms.set(self.write_ms.get() + millis(began.elapsed()));
         Ok(written?)
     }
@@ -92,8 +88,8 @@ impl Run<'_> {
         report.counted += likes;
     }
 
-    /// Reads the page after `after`. Also returns the key of the last row before the next page, if there is a next
-    /// page.
+    /// Reads the page after `after`. Only an empty page is the end of the table: a query can bound its pages in other
+    /// ways than by `:rows`.
     async fn read(&self, site: (&Query, &LikeColumns), after: Key) -> Result<Walked, JobError> {
         let (limit, began) = (self.pace.page(), Instant::now());
         let read = self.stop.run_until_cancelled(self.on.likes(site, after, limit)).await;
@@ -103,15 +99,15 @@ impl Run<'_> {
         if page.answered == 0 {
             return Ok(Walked::End);
         }
-        let last = page.rows.last().map(|row| row.key);
-        let next = last.filter(|_| page.answered == limit);
-        if page.answered == limit && last.is_none() {
-            let fault = page.fault.unwrap_or_default();
-            return Err(self
-                .on
-                .refused(format!("a page has no row that comes after the last row of the previous page: {fault}")));
+        match page.rows.last().map(|row| row.key) {
+            Some(last) => Ok(Walked::Page(page, last)),
+            None => {
+                let fault = page.fault.unwrap_or_default();
+                Err(self
+                    .on
+                    .refused(format!("a page has no row that comes after the last row of the previous page: {fault}")))
+            }
         }
-        Ok(Walked::Page(page, next))
     }
 
     /// Counts a page's rows. Fails if rows are in the wrong order. A dry run does not fail. It counts the rows that are

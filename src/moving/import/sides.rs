@@ -70,7 +70,7 @@ impl<'a> Sides<'a> {
             if let Some(fault) = page.fault {
                 return Err(self.on.refused(fault));
             }
-            let last = page.rows.last().filter(|_| page.answered == limit).map_or(end, |row| row.key.min(end));
+            let last = page.rows.last().map_or(end, |row| row.key.min(end));
             self.of_site.until = last;
             self.of_site.rows.extend(page.rows.iter().filter(|row| row.liked && row.key <= last).map(|row| row.key));
         }

@@ -76,22 +76,18 @@ impl<'a> SumsOf<'a> {
 
     async fn of_site(&self, after: Key, limit: usize) -> Result<OfSite, JobError> {
         let page = self.on.site_sums(self.site, after, limit).await?;
-        let is_last = page.answered < limit;
         if page.answered == 0 {
             return Ok(OfSite { after, until: LAST, answered: 0, sums: Some(page.sums) });
         }
         match page.last.filter(|last| *last > after) {
-            Some(last) => {
-                let until = if is_last { LAST } else { last };
-                Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) })
-            }
+            Some(until) => Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) }),
             // Reads the rows to find the wrong row.
             None => {
                 let rows = self.on.likes(self.site, after, limit).await?;
                 if let Some(fault) = rows.fault {
                     return Err(self.on.refused(fault));
                 }
-                let last = rows.rows.last().filter(|_| rows.answered == limit).map_or(LAST, |row| row.key);
+                let last = rows.rows.last().map_or(LAST, |row| row.key);
                 Ok(OfSite { after, until: last, answered: rows.answered, sums: None })
             }
         }

@@ -86,12 +86,12 @@ async fn an_import_whose_source_dies_goes_on_once_it_is_back() {
 async fn an_import_ends_in_its_time_and_goes_on_later() {
     let world = world("import_time", &Schema::Timeless.settings("page_rows = 100")).await;
     old_likes(&world, (1..=1_000).map(|user| (4, user))).await;
-    let first = report(&world, 0, &["--run-time", "0s"]);
+    let first = report(&world, 75, &["--run-time", "0s"]);
     assert_eq!((&first["ended"], &first["added"]), (&"time-over".into(), &0.into()), "{first}");
     assert_eq!(first["ended_early"], "its run time was over: --resume continues");
     report(&world, 0, &["--resume"]);
     assert_eq!(
-        report(&world, 0, &["--verify", "--run-time", "0s"])["ended_early"],
+        report(&world, 75, &["--verify", "--run-time", "0s"])["ended_early"],
         "its run time was over: run it again"
     );
     assert_brought_over(&world).await;

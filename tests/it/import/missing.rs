@@ -5,6 +5,7 @@ use super::{
     Schema, assert_brought_over, counters_equal_rows, here, old_likes, on_site, paused_at, publish, report, resumed,
     run, world,
 };
+use crate::common::stderr;
 
 const QUICKLY: [&str; 3] = ["--deletions", "--look-again", "1s"];
 
@@ -36,6 +37,36 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         assert!(daemon.stop().success());
         world.close().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_lost_most_rows_takes_no_like_with_it() {
+    let world = world("import_lost", &Schema::HardDelete.settings("")).await;
+    old_likes(&world, (1..=200).map(|user| (user % 7 + 1, user))).await;
+    report(&world, 0, &[]);
+    let all = here(&world).await;
+    let refused = |why: &str| {
+        let output = world.tallyd(&[&["import"][..], &QUICKLY].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
+    };
+    run(&world, "DELETE FROM old_like WHERE user_id > 30").await;
+    refused(" imported likes are missing among 30 likes of the query");
+    assert_eq!(here(&world).await, all);
+    let forced = report(&world, 0, &[&QUICKLY[..], &["--force"]].concat());
+    assert_eq!(forced["taken_out"], 170, "{forced}");
+    assert_brought_over(&world).await;
+    // A table without rows is refused even if fewer rows are missing than the limit allows.
+    run(&world, "DELETE FROM old_like").await;
+    refused("30 imported likes are missing among 0 likes of the query");
+    assert_eq!(here(&world).await.len(), 30);
+    // The way back: the table has its rows again, and so has tallyd.
+    old_likes(&world, (1..=200).map(|user| (user % 7 + 1, user))).await;
+    let back = report(&world, 0, &[]);
+    assert_eq!((&back["changed"], &back["counted"]), (&170.into(), &170.into()), "{back}");
+    assert_eq!(here(&world).await, all);
+    counters_equal_rows(&world).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -46,6 +46,10 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     // A reconcile treats imported counts in the same way as all other counters in MySQL.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
+    // The daemon's counts that wait in the outbox would be lost.
+    let refused = world.tallyd(&["import"]);
+    assert_eq!(refused.status.code(), Some(75), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("stop all daemons"), "{}", stderr(&refused));
     let reconciled = world.reconcile("--full").await;
     assert_eq!((&reconciled["drifted"], &reconciled["counters_off"]), (&0.into(), &0.into()), "{reconciled}");
     assert_eq!(views(&world).await, [(1, 110), (2, 17), (9, 3_000_000)]);

@@ -6,8 +6,8 @@
 //! After the import, the counters must be loaded into Redis.
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::coalesce::{Before, Pair, State, before, differences};
-use tallyd_core::import::{EARLIEST, Key};
+use tallyd_core::coalesce::{Before, Pair, State, differences};
+use tallyd_core::import::{EARLIEST, Key, before_import};
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{CounterKey, Difference, Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_core::outbox::IMPORTS;
@@ -44,7 +44,7 @@ pub struct Liked {
 
 impl Store {
     /// Writes the rows that are newer than the existing rows, and adds the changes to the counters. The rows must be
-    /// sorted by key.
+    /// sorted by key. `is_signed`: see [`before_import`].
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
@@ -52,7 +52,7 @@ impl Store {
         &self,
         run: u64,
         metric: Metric,
-        rows: &[(Pair, State)],
+        (rows, is_signed): (&[(Pair, State)], bool),
         checkpoint: &str,
     ) -> Result<Written> {
         const ACTION: &str = "write imported rows";
@@ -61,7 +61,7 @@ impl Store {
             jobs::hold(&mut tx, JOB, run).await?;
             let mut met = Vec::with_capacity(rows.len());
             for piece in rows.chunks(INSERT_ROWS) {
-                met.extend(write_rows(&mut tx, piece).await?);
+                met.extend(write_rows(&mut tx, piece, is_signed).await?);
             }
             let differences = differences(metric, rows, &met);
             add(&mut tx, differences).await?;
@@ -141,6 +141,19 @@ impl Store {
         rows.await?.iter().map(read_liked).collect()
     }
 
+    /// Returns how many likes imports have added, less those that imports have removed.
+    pub async fn imported_likes(&self, kind: Kind, metric: Metric) -> Result<u64> {
+        const ACTION: &str = "sum imported likes";
+        let mut conn = self.acquire().await?;
+        let sum: i64 = conn.unlimited(|connection| async move {
+            let sql = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE kind = ? AND metric = ? AND slot = ?";
+            let query = sqlx::query_scalar(sql).bind(kind.0).bind(metric.0).bind(IMPORTS);
+            query.fetch_one(connection).await.context(ACTION)
+        })
+        .await?;
+        Ok(u64::try_from(sum).unwrap_or(0))
+    }
+
     /// Counts the users who like the target, from the target's rows in `like_record`.
     pub async fn count_likes(&self, kind: Kind, target: TargetId) -> Result<i64> {
         const ACTION: &str = "count like records";
@@ -176,7 +189,7 @@ pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static 
 
 /// Writes rows, and returns the former state of each row. Tries a plain INSERT of all rows before anything else,
 /// because in a first import nearly all rows are new.
-async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Vec<Before>> {
+async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)], is_signed: bool) -> Result<Vec<Before>> {
     let mut text = Text::default();
     text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
     for ((target, user), state) in rows {
@@ -193,7 +206,7 @@ async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     }
     let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
     let old = likes::old_states(connection, &pairs).await?;
-    let met = before(rows, &old);
+    let met = before_import(rows, &old, is_signed);
     let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
         rows.iter().zip(&met).filter(|(_, met)| wanted(met)).map(|(row, _)| *row).collect()
     };
