@@ -103,6 +103,34 @@ impl Subject {
         body.split(' ').filter(|item| !names(item)).collect::<Vec<_>>().join(" ")
     }
 
+    /// Moves an import's position, `"after":[target,user]` in its checkpoint, to before the subject. Returns `None` if
+    /// the position is not at the subject.
+    pub fn clear_position(&self, checkpoint: &str) -> Option<String> {
+        let (before, rest) = checkpoint.split_once("\"after\":[")?;
+        let (position, after) = rest.split_once(']')?;
+        let (target, user) = position.split_once(',')?;
+        let (target, user): (u64, u64) = (target.parse().ok()?, user.parse().ok()?);
+        let (target, user) = match self {
+            Self::User(erased) if erased.0 == user => (target, user.saturating_sub(1)),
+            Self::Target { target: erased, .. } if erased.id.0 == target => (target.saturating_sub(1), 0),
+            _ => return None,
+        };
+        Some(format!("{before}\"after\":[{target},{user}]{after}"))
+    }
+
+    /// Whether a message's headers have the subject's id as a text. An event's routing key is the user's id, and a
+    /// message that RabbitMQ dead-lettered has its routing keys in its headers.
+    pub fn is_in_headers(&self, headers: &str) -> bool {
+        fn has(value: &Value, id: &str) -> bool {
+            match value {
+                Value::Array(values) => values.iter().any(|value| has(value, id)),
+                Value::Object(fields) => fields.values().any(|value| has(value, id)),
+                value => value.as_str() == Some(id),
+            }
+        }
+        serde_json::from_str(headers).is_ok_and(|headers| has(&headers, &self.member()))
+    }
+
     fn id(&self) -> u64 {
         match self {
             Self::User(user) => user.0,
@@ -256,6 +284,22 @@ mod tests {
             assert_eq!(name, expected.as_bytes());
             taken.push(name);
         }
+    }
+
+    #[test]
+    fn a_position_at_the_subject_moves_before_it() {
+        let at = |target, user| format!(r#"{{"start":7,"after":[{target},{user}]}}"#);
+        assert_eq!(USER.clear_position(&at(42, 7)), Some(at(42, 6)));
+        assert_eq!(video().clear_position(&at(42, 7)), Some(at(41, 0)));
+        assert_eq!((USER.clear_position(&at(7, 42)), video().clear_position(&at(7, 42))), (None, None));
+        assert_eq!((USER.clear_position("{}"), USER.clear_position(r#"{"after":[7"#)), (None, None));
+    }
+
+    #[test]
+    fn headers_name_the_subject_only_as_a_text() {
+        let headers = r#"{"x-death":[{"count":8,"routing-keys":["7"]}]}"#;
+        assert!(USER.is_in_headers(headers) && !Subject::User(UserId(8)).is_in_headers(headers));
+        assert!(!USER.is_in_headers(""));
     }
 
     #[test]

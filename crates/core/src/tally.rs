@@ -19,6 +19,13 @@ impl Tally {
         self.checksum = self.checksum.wrapping_add(other.checksum);
     }
 
+    /// Returns the tally after the member `by` has replaced `member`.
+    #[must_use]
+    pub fn replaced(self, member: &BoardMember, by: &BoardMember) -> Self {
+        let checksum = self.checksum.wrapping_sub(digest(member)).wrapping_add(digest(by));
+        Self { checksum, ..self }
+    }
+
     pub fn add_members(&mut self, page: &[BoardMember]) {
         let checksum = page.iter().fold(0_u64, |sum, member| sum.wrapping_add(digest(member)));
         self.add(Self { members: page.len() as u64, checksum });
@@ -57,6 +64,8 @@ mod tests {
             assert_ne!(board, tally(&other), "{other:?}");
         }
         assert_eq!(tally(&[("a", 0.0)]), tally(&[("a", -0.0)]));
+        let [a, c] = [("a", 3.0), ("c", 3.0)].map(|of| members(&[of]).remove(0));
+        assert_eq!(board.replaced(&a, &c), tally(&[("c", 3.0), ("b", 2.0)]));
     }
 
     #[test]

@@ -23,15 +23,11 @@ use tallyd_core::erase::{Subject, placeholder};
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::period::{LOOK_BACK, Period};
-use tallyd_core::tally::Tally;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::boards::{PeriodRow, PeriodState};
 use tallyd_mysql::erase::{Moved, Place};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::erase::BoardZset;
-
-/// Number of archive rows that one call reads.
-const PAGE_ROWS: usize = 5_000;
 
 /// The result of erasing a member from boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,8 +38,6 @@ pub(super) struct Members {
     places: u64,
     /// The number of deleted snapshot rows.
     saved: u64,
-    /// Messages about archives that the erase did not change, because they differ from their verified state.
-    left: Vec<String>,
 }
 
 /// Maps each period to the member's places in the archive, and to the zsets that contain the member.
@@ -55,14 +49,13 @@ impl Run<'_> {
         if boards.is_empty() {
             return Ok(());
         }
-        let Members { zsets, places, saved, left } = match self.order.dry_run {
+        let Members { zsets, places, saved } = match self.order.dry_run {
             true => self.foresee_members(&boards).await?,
             false => self.erase_under_lock(&boards).await?,
         };
         self.report.zsets = zsets;
         self.report.places = places;
         self.report.saved = saved;
-        self.report.left.extend(left);
         Ok(())
     }
 
@@ -181,14 +174,8 @@ impl Run<'_> {
                 Some(row) if row.copy == Some(place.copy) => {
                     let former = self.order.subject.member();
                     let to = store.place_for(at, *place, &by).await?;
-                    let (before, after) = self.tallies(at, *place, &by).await?;
-                    if before != row.tally {
-                        let text = format!(
-                            "the archive of {at} has changed since its verification, so the erase left it unchanged"
-                        );
-                        members.left.push(text);
-                        continue;
-                    }
+                    let named = |member: &[u8]| BoardMember { member: member.to_vec(), score: place.score };
+                    let after = row.tally.replaced(&named(former.as_bytes()), &named(&by));
                     // Renames the member in the zset first. If this run ends here, the next run finds the member in
                     // MySQL and chooses the same new name.
                     let zset = (at, &BoardZset::Frozen);
@@ -200,7 +187,7 @@ impl Run<'_> {
                         to,
                         member: former.as_bytes(),
                         by: &by,
-                        former: before.checksum,
+                        former: row.tally.checksum,
                         new: after.checksum,
                     };
                     if !store.move_member(run, at, moved).await? {
@@ -212,24 +199,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Reads all rows of an archived copy, and returns two tallies. A tally contains the number of rows and checksums.
-    /// The first tally uses the member's current name, and the second tally uses the new name.
-    async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
-        let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
-        loop {
-            let rows = self.servers.store.archived_page(at, place.copy, last, PAGE_ROWS).await?;
-            let Some((reached, _)) = rows.last() else { return Ok((before, after)) };
-            last = *reached;
-            let renamed = rows.iter().position(|(number, _)| *number == place.place);
-            let mut page: Vec<BoardMember> = rows.into_iter().map(|(_, row)| row).collect();
-            before.add_members(&page);
-            if let Some(row) = renamed.and_then(|renamed| page.get_mut(renamed)) {
-                by.clone_into(&mut row.member);
-            }
-            after.add_members(&page);
-        }
     }
 
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
@@ -264,8 +233,7 @@ impl runner::Report for Members {
 
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { zsets, places, saved, left } = self;
-        write!(f, "a member was erased from {zsets} zsets, {places} archive rows and {saved} snapshot rows")?;
-        left.iter().try_for_each(|left| write!(f, "; {left}"))
+        let Self { zsets, places, saved } = self;
+        write!(f, "a member was erased from {zsets} zsets, {places} archive rows and {saved} snapshot rows")
     }
 }

@@ -62,17 +62,18 @@ impl Run<'_> {
             let ids: Vec<u64> = page.into_iter().map(|(id, _)| id).collect();
             for piece in ids.chunks(LETTERS_AT_ONCE) {
                 for letter in store.whole_dead_letters(piece).await? {
-                    self.erase_letter(letter.id, &letter.body).await?;
+                    self.erase_letter(letter.id, &letter.body, &letter.headers).await?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn erase_letter(&mut self, id: u64, former: &[u8]) -> Result<()> {
+    async fn erase_letter(&mut self, id: u64, former: &[u8], headers: &str) -> Result<()> {
         let (store, dry_run) = (&self.servers.store, self.order.dry_run);
         let Cleared { removed, body, unclear } = self.order.subject.clear(former);
-        if unclear && self.report.unclear_letters.len() < NAMED_MAX {
+        let stays_named = body.is_some() && self.order.subject.is_in_headers(headers);
+        if (unclear || stays_named) && self.report.unclear_letters.len() < NAMED_MAX {
             self.report.unclear_letters.push(id);
         }
         match body {
@@ -87,30 +88,52 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Removes the target from reports and checkpoints of runs. A report can list the target as a drifted target. The
-    /// checkpoint of an unfinished run can have the target as its last position. The erase replaces the target's id in
-    /// the checkpoint with the next lower id. The run can also continue from this id.
+    /// Removes the subject from reports and checkpoints of runs. A report can list a target as a drifted target, and the
+    /// report of a refused run names the refused row. The checkpoint of an unfinished run can have the subject as its
+    /// last position. The erase moves this position to before the subject, where the run can also continue.
     async fn erase_reports(&mut self) -> Result<()> {
-        let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
-        let (store, id) = (&self.servers.store, target.id.0);
-        let (name, before) = (format!("{kind}:{id}"), id.saturating_sub(1));
-        let of_kind = format!("\"kind\":{},", target.kind);
-        for run in store.runs_naming(self.number, &name, id).await? {
-            let report = replaced(&run.report, &name, &format!("{kind}:erased"));
-            let mut checkpoint = replaced(&run.checkpoint, &name, &format!("{kind}:{before}"));
-            if run.checkpoint.contains(&of_kind) {
-                let (place, earlier) = (format!("\"target_id\":{id}"), format!("\"target_id\":{before}"));
-                checkpoint = replaced(&run.checkpoint, &place, &earlier).or(checkpoint);
-            }
-            if report.is_none() && checkpoint.is_none() {
+        let (store, subject) = (&self.servers.store, &self.order.subject);
+        for NamedRun { run, report, checkpoint } in store.runs_naming(self.number, &subject.member()).await? {
+            let cleared = NamedRun {
+                run,
+                report: clear_report(subject, &report),
+                checkpoint: clear_checkpoint(subject, &checkpoint),
+            };
+            if (&cleared.report, &cleared.checkpoint) == (&report, &checkpoint) {
                 continue;
             }
             self.report.runs += 1;
             if !self.order.dry_run {
-                let (report, checkpoint) = (report.unwrap_or(run.report), checkpoint.unwrap_or(run.checkpoint));
-                store.rewrite_run(self.number, &NamedRun { run: run.run, report, checkpoint }).await?;
+                store.rewrite_run(self.number, &cleared).await?;
             }
         }
         Ok(())
     }
+}
+
+fn clear_report(subject: &Subject, report: &str) -> String {
+    // Sentences about rows say "target 42 and user 7".
+    let of_row = format!("{} {}", subject.word(), subject.member());
+    let report = replaced(report, &of_row, &format!("erased {}", subject.word())).unwrap_or_else(|| report.to_owned());
+    match subject {
+        Subject::User(_) => report,
+        Subject::Target { target, kind } => {
+            replaced(&report, &format!("{kind}:{}", target.id), &format!("{kind}:erased")).unwrap_or(report)
+        }
+    }
+}
+
+fn clear_checkpoint(subject: &Subject, checkpoint: &str) -> String {
+    let mut checkpoint = subject.clear_position(checkpoint).unwrap_or_else(|| checkpoint.to_owned());
+    if let Subject::Target { target, kind } = subject {
+        let (id, before) = (target.id.0, target.id.0.saturating_sub(1));
+        let mut names = vec![(format!("{kind}:{id}"), format!("{kind}:{before}"))];
+        if checkpoint.contains(&format!("\"kind\":{},", target.kind)) {
+            names.push((format!("\"target_id\":{id}"), format!("\"target_id\":{before}")));
+        }
+        for (name, by) in names {
+            checkpoint = replaced(&checkpoint, &name, &by).unwrap_or(checkpoint);
+        }
+    }
+    checkpoint
 }

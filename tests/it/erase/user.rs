@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
+use sqlx::AssertSqlSafe;
 use tallyd::jobs::runner::Ran;
 use tallyd::jobs::runs;
 use tallyd::servers::Servers;
@@ -37,9 +38,27 @@ fn before() -> Likes {
     likes
 }
 
+/// An import whose query needs a row of `is_bad` that is 0.
+const IMPORT: &str = "[[import]]\nname = \"old\"\nkind = \"video\"\nkeeps_deleted = true\nquery = \"\"\"SELECT target, user, (SELECT is_bad * 5 FROM bad) AS deleted \
+    FROM old_like WHERE target > :after_target OR (target = :after_target AND user > :after_user) ORDER BY target, user LIMIT :rows\"\"\"\n";
+
+/// Imports an old table whose last row is the user's, and then fails at this row. Both runs stay in `job_run`.
+async fn imported(world: &World) {
+    let sql = "CREATE TABLE bad (is_bad INT); INSERT INTO bad VALUES (0); \
+               CREATE TABLE old_like (target BIGINT, user BIGINT, PRIMARY KEY (target, user)); INSERT INTO old_like VALUES (3, ?)";
+    let run = async |sql: String| {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    };
+    run(sql.replace('?', &USER.to_string())).await;
+    assert_eq!(world.tallyd(&["import"]).status.code(), Some(0));
+    run("UPDATE bad SET is_bad = 1".to_owned()).await;
+    assert_eq!(world.tallyd(&["import"]).status.code(), Some(1));
+    run("DROP TABLE old_like".to_owned()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
-    let world = World::new("erase_user", METRICS).await;
+    let world = World::new("erase_user", &format!("{METRICS}{IMPORT}")).await;
     let publisher = world.publisher().await;
     let mut likes = before();
     likes.publish(&world, &publisher).await;
@@ -47,6 +66,7 @@ async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
     world.drained(&publisher).await;
     assert!(!named(&world, USER.0).await.is_empty());
 
+    imported(&world).await;
     let counted = report(&erase(&world, &["--user", &USER.to_string(), "--dry-run"]), 0);
     assert_eq!((counted["rows"].as_u64(), counted["unlikes"].as_u64()), (Some(833), Some(750)));
     world.assert_equals(&likes.model).await;

@@ -18,7 +18,7 @@ pub struct NamedRow {
     pub body: String,
 }
 
-/// A run whose report or checkpoint possibly contains a target.
+/// A run whose report or checkpoint possibly contains the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
     pub run: u64,
@@ -148,20 +148,19 @@ impl Store {
         .await
     }
 
-    /// Finds runs other than `run` whose report or checkpoint can contain a target. Searches for the target's name (for
-    /// example `video:42`) and for its id. The table has few runs, because old runs are deleted.
-    pub async fn runs_naming(&self, run: u64, name: &str, id: u64) -> Result<Vec<NamedRun>> {
+    /// Finds runs other than `run` whose report or checkpoint contains the digits of an id. The table has few runs,
+    /// because old runs are deleted.
+    pub async fn runs_naming(&self, run: u64, id: &str) -> Result<Vec<NamedRun>> {
         const ACTION: &str = "search the reports of runs";
-        let (name, id) = (format!("%{name}%"), format!("%\"target_id\":{id}%"));
+        let id = format!("%{id}%");
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let rows = sqlx::query(
                 "SELECT run, COALESCE(report, ''), COALESCE(checkpoint, '') FROM job_run \
-                 WHERE run <> ? AND (report LIKE ? OR checkpoint LIKE ? OR checkpoint LIKE ?)",
+                 WHERE run <> ? AND (report LIKE ? OR checkpoint LIKE ?)",
             )
             .bind(run)
-            .bind(&name)
-            .bind(&name)
+            .bind(&id)
             .bind(&id)
             .fetch_all(connection)
             .await
