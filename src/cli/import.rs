@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::{all_stopped, confirmed};
+use super::consent::{IMPORT_DELETIONS, all_stopped};
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink,
 };
@@ -61,15 +61,11 @@ pub(super) async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
         // The import sets numbers, so it would take back what daemons have counted but not yet added to Redis.
         all_stopped(&servers).await?;
     }
-    if pass == Pass::Deletions && !args.dry_run {
-        let name = &import.name;
-        let question = format!(
-            "remove imported likes that the query of {name} no longer returns? `tallyd import {name}` brings those back that it \
-             returns later [y/N] "
-        );
-        if !confirmed(&question, args.yes)? {
-            return Ok(EXIT_FAILED);
-        }
+    if pass == Pass::Deletions
+        && !args.dry_run
+        && let Some(code) = IMPORT_DELETIONS.ends_unlisted(args.yes)?
+    {
+        return Ok(code);
     }
     let options = RunOptions {
         pass,

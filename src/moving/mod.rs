@@ -5,3 +5,53 @@ pub mod compare;
 pub mod erase;
 pub mod export;
 pub mod import;
+
+use std::time::Instant;
+
+use anyhow::{Error, Result};
+use tokio_util::sync::CancellationToken;
+
+use crate::jobs::JobError;
+use crate::runtime::retry::Outage;
+use crate::servers::pace::Pace;
+use tallyd_connect::fate::Fate;
+use tallyd_mysql::StoreError;
+use tallyd_rabbitmq::{Broker, Publisher};
+
+/// Waits until the servers are ready for the next page, as [`Pace::wait`] does. A server that does not answer is a busy
+/// server: the wait ends when it answers again.
+async fn wait(
+    pace: &mut Pace<'_>,
+    until: Option<Instant>,
+    (broker, job, publisher): (&Broker, &'static str, &mut Publisher),
+    stop: &CancellationToken,
+    show: impl Fn(Option<&str>),
+) -> Result<()> {
+    let mut outage = Outage::new("asking the servers whether they are busy");
+    loop {
+        let error = match pace.wait(until, Some(publisher), &show).await {
+            Err(error) if is_passing(&error) => error,
+            waited => return waited,
+        };
+        let text = format!("{error:#}");
+        show(Some(&text));
+        let pause = outage.failed(&text);
+        let is_stopped = stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none();
+        if is_stopped || until.is_some_and(|until| Instant::now() > until) {
+            return Ok(());
+        }
+        // The publisher's connection does not come back.
+        if let Ok(connected) = broker.connect_publisher(job).await {
+            *publisher = connected;
+        }
+    }
+}
+
+/// Returns whether the error means that a server is unreachable. In that case a retry can succeed.
+fn is_passing(error: &Error) -> bool {
+    match error.downcast_ref() {
+        Some(StoreError::TakenOver(_)) => false,
+        Some(error) => error.fate() == Fate::Passing,
+        None => !error.is::<JobError>(),
+    }
+}

@@ -122,7 +122,7 @@ impl<'a> Pace<'a> {
     pub(crate) fn page(&self) -> usize {
         match self.control.targets_per_second() {
             // If a page takes at most a second, the run soon notices a new order of an operator.
-            Some(each_second) => self.page.min(each_second as usize),
+            Some(each_second) => self.page.min(each_second as usize).max(1),
             None => self.page,
         }
     }

@@ -89,6 +89,8 @@ impl Column {
 pub struct Plan {
     table: String,
     access: String,
+    /// The indexes that a condition of the query can use.
+    possible_keys: String,
     key: String,
     /// The number of rows, estimated from the server's statistics.
     pub rows: u64,
@@ -98,12 +100,16 @@ pub struct Plan {
 impl Plan {
     /// Returns a description of the problem if the plan makes each page slower than the page before.
     pub fn fault(&self) -> Option<String> {
-        let Self { table, access, key, extra, .. } = self;
+        let Self { table, access, possible_keys, key, extra, .. } = self;
         if table == "-" || table.starts_with('<') {
             return None;
         }
         if access == "ALL" || key == "-" {
             return Some(format!("reads the table {table} without an index"));
+        }
+        // A condition such as (a, b) > (1, 2) can use no index, so each page would read all earlier rows again.
+        if access == "index" && possible_keys == "-" {
+            return Some(format!("reads the index {key} of the table {table} from its beginning for each page"));
         }
         extra.contains("filesort").then(|| format!("sorts the table {table} for each page"))
     }
@@ -147,8 +153,14 @@ pub(super) async fn within_its_time<T>(
 ) -> Told<T> {
     let longest = statement.query_max + ANSWER_GRACE;
     let read = conn.unlimited(|connection| async move {
+        limit_time(connection, Some(statement.query_max)).await?;
         match tokio::time::timeout(longest, ask(connection)).await {
-            Ok(answer) => part(answer),
+            Ok(Ok(answer)) => {
+                // Later statements of this connection must not have the limit.
+                limit_time(connection, None).await?;
+                Ok(Ok(answer))
+            }
+            Ok(failed) => part(failed),
             // Closing the connection ends the query.
             Err(_) => Err(StoreError::Timeout { action: "run the query", limit: longest }),
         }
@@ -185,6 +197,7 @@ pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statem
         Plan {
             table: of("table"),
             access: of("type"),
+            possible_keys: of("possible_keys"),
             key: of("key"),
             rows: of("rows").parse().unwrap_or(0),
             extra: of("Extra"),

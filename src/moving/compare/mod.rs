@@ -182,7 +182,8 @@ impl Run<'_> {
     async fn wait(&mut self) -> Result<bool> {
         let progress = &self.progress;
         let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
-        self.pace.wait(None, Some(&self.publisher), show).await?;
+        let broker = (&self.sides.servers.broker, JOB, &mut self.publisher);
+        super::wait(&mut self.pace, None, broker, self.stop, show).await?;
         Ok(!self.stop.is_cancelled())
     }
 

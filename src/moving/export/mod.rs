@@ -34,6 +34,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::is_passing;
 use crate::config::{Config, Export, ExportWrites, Metrics};
 use crate::jobs::JobError;
 use crate::jobs::runner::{Job, Ran, run_once};
@@ -42,13 +43,12 @@ use crate::runtime::retry::Outage;
 use crate::servers::Servers;
 use crate::servers::pace::{Health, Pace};
 use report::{End, Progress, Report};
-use tallyd_connect::fate::Fate;
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Micros, TargetId, UserId};
+use tallyd_mysql::Store;
 use tallyd_mysql::changed::{ChangedBefore, Span};
 use tallyd_mysql::moving::exports::{LikeRow, time_literal};
 use tallyd_mysql::site_query::QueryError;
-use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::Publisher;
 
 /// Maximum number of rows of `counter` that one list call reads.
@@ -321,7 +321,8 @@ impl Run<'_> {
     async fn wait(&mut self) -> Result<()> {
         let progress = &self.progress;
         let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
-        self.pace.wait(None, Some(&self.publisher), show).await
+        let broker = (&self.on.servers.broker, JOB, &mut self.publisher);
+        super::wait(&mut self.pace, None, broker, self.stop, show).await
     }
 
     fn show(&self) {
@@ -334,15 +335,6 @@ impl Run<'_> {
 
 fn checkpoint(until: Micros) -> Result<String> {
     serde_json::to_string(&Checkpoint { until: until.0 }).context("write the progress of the run")
-}
-
-/// Returns whether the error means that a server is unreachable. In that case a retry of the pass can succeed.
-fn is_passing(error: &anyhow::Error) -> bool {
-    match error.downcast_ref() {
-        Some(StoreError::TakenOver(_)) => false,
-        Some(error) => error.fate() == Fate::Passing,
-        None => !error.is::<JobError>(),
-    }
 }
 
 fn say(reason: &str) {

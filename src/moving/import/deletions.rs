@@ -52,7 +52,13 @@ impl Run<'_> {
                 return Ok(());
             }
             let began = Instant::now();
-            let step = self.stop.run_until_cancelled(sides.next(self.pace.page())).await.transpose()?;
+            let step = loop {
+                match self.stop.run_until_cancelled(sides.next(self.pace.page())).await.transpose() {
+                    Err(error) if self.waits_after(&error).await => {}
+                    step => break step?,
+                }
+            };
+            self.outage.over();
             let Some(step) = step.flatten() else { break };
             let count = step.site.len().max(step.here.len());
             self.report.pages += 1;

@@ -17,6 +17,7 @@
 //!
 //! An import must never overwrite a newer row, remove a row that it did not write, or lock rows of the site's table.
 
+mod checkpoint;
 mod deletions;
 mod numbers;
 pub mod report;
@@ -30,7 +31,6 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -38,14 +38,15 @@ use tracing::info;
 use crate::config::{Config, Import, Reads, Reconcile as Limits};
 use crate::jobs::JobError;
 use crate::jobs::runner::{Job, Ran, run_once};
-use crate::runtime::clock;
 use crate::runtime::progress::{ProgressSink, follow};
+use crate::runtime::retry::Outage;
 use crate::servers::Servers;
 use crate::servers::control::Control;
 use crate::servers::pace::{Health, Pace};
+use checkpoint::{Checkpoint, raw};
 use report::{End, Progress, Report};
-use tallyd_core::import::{Key, Start};
-use tallyd_core::model::{Kind, Metric, TargetId, UserId};
+use tallyd_core::import::Key;
+use tallyd_core::model::{Kind, Metric};
 use tallyd_mysql::Store;
 use tallyd_mysql::moving::imports::JOB;
 use tallyd_mysql::site_query::Plan;
@@ -125,14 +126,6 @@ pub struct Importer {
     source: Option<Store>,
 }
 
-/// The progress of an import. `start` keeps the value of the first run, so later runs can recognize the imported rows.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Checkpoint {
-    start: Start,
-    /// The last finished target and user.
-    after: (u64, u64),
-}
-
 /// One run of an import.
 struct Run<'a> {
     on: &'a Importer,
@@ -143,6 +136,7 @@ struct Run<'a> {
     publisher: Publisher,
     pace: Pace<'a>,
     progress: watch::Sender<Progress>,
+    outage: Outage,
     read_ms: Cell<u64>,
     write_ms: Cell<u64>,
     report: Report,
@@ -264,6 +258,7 @@ impl Importer {
             publisher: self.broker.connect_publisher("import").await.map_err(anyhow::Error::from)?,
             pace: Pace::new(health, &self.control, stop, job, page_max),
             progress,
+            outage: Outage::new("importing a page"),
             read_ms: Cell::new(0),
             write_ms: Cell::new(0),
             report,
@@ -276,63 +271,22 @@ impl Importer {
             (_, Pass::Verify) => run.verify_numbers().await,
             (_, Pass::Deletions) => Err(self.refused("--deletions works only for likes")),
         };
-        worked.map(|()| run.into_report())
-    }
-}
-
-impl Checkpoint {
-    fn key(&self) -> Key {
-        (TargetId(self.after.0), UserId(self.after.1))
-    }
-
-    fn text(&self) -> Result<String> {
-        serde_json::to_string(self).context("write the checkpoint")
+        worked?;
+        run.forget_position().await?;
+        Ok(run.into_report())
     }
 }
 
 impl Run<'_> {
-    /// Stores and returns the position from which this run starts. Later runs keep the time of the first start.
-    async fn begin(&mut self) -> Result<Checkpoint, JobError> {
-        let (store, mode) = (&self.on.store, self.on.mode(self.options.pass));
-        let parse = |(run, text): (u64, String)| {
-            Ok::<_, anyhow::Error>((run, serde_json::from_str::<Checkpoint>(&text).context("read the checkpoint")?))
-        };
-        let first =
-            store.last_checkpoint(JOB, &self.on.mode(Pass::Rows), self.number, false).await?.map(parse).transpose()?;
-        let start = match (first, self.options.pass) {
-            (Some((_, checkpoint)), _) => checkpoint.start,
-            (None, Pass::Rows) => Start::at(clock::now()),
-            (None, _) => {
-                let name = &self.on.import.name;
-                return Err(self
-                    .on
-                    .refused(format!("there is nothing to remove before `tallyd import {name}` has run")));
-            }
-        };
-        let mut checkpoint = Checkpoint { start, after: (0, 0) };
-        if self.options.resume {
-            let last = store.last_checkpoint(JOB, &mode, self.number, true).await?.map(parse).transpose()?;
-            let (run, last) = last.ok_or_else(|| {
-                self.on.refused("there is nothing to resume: the last run succeeded, or there was no run")
-            })?;
-            checkpoint.after = last.after;
-            self.report.resumed_run = Some(run);
-        }
-        if !self.options.dry_run {
-            store.note_checkpoint(self.number, &checkpoint.text()?).await?;
-        }
-        Ok(checkpoint)
-    }
-
     /// Adds the query's plan to the report, and warns if each page would take longer than the page before.
     fn plan(&mut self, plan: &[Plan]) {
         self.report.plan = plan.iter().map(ToString::to_string).collect();
         let faults = plan.iter().filter_map(Plan::fault);
         self.report.warnings.extend(faults.map(|fault| {
-            format!("the query {fault}: create an index on target and user, or import from a replica with this index")
+            format!(
+                "the query {fault}: it needs an index on target and user, and the condition of docs/moving-reference.md"
+            )
         }));
-        let total = plan.iter().map(|plan| plan.rows).max();
-        self.progress.send_modify(|progress| progress.total = total);
     }
 
     /// Waits until the servers are ready for the next page.
@@ -341,7 +295,21 @@ impl Run<'_> {
         let show = |reason: Option<&str>| {
             self.progress.send_modify(|progress| progress.waiting = reason.map(str::to_owned));
         };
-        self.pace.wait(until, Some(&self.publisher), show).await
+        let broker = (&self.on.broker, JOB, &mut self.publisher);
+        crate::moving::wait(&mut self.pace, until, broker, self.stop, show).await
+    }
+
+    /// Waits after a failure of a page. Returns false if the run must end with this error, because a retry can't
+    /// succeed, or the run is over.
+    async fn waits_after(&mut self, error: &JobError) -> bool {
+        let JobError::Other(cause) = error else { return false };
+        if !crate::moving::is_passing(cause) || self.is_over() {
+            return false;
+        }
+        let text = format!("{cause:#}");
+        self.progress.send_modify(|progress| progress.waiting = Some(text.clone()));
+        let pause = self.outage.failed(&text);
+        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some()
     }
 
     /// Returns whether the run must end before the next page. Writes the reason into the report.
@@ -380,10 +348,6 @@ impl Run<'_> {
 
 fn say_waiting(reason: &str) {
     info!(event = "import-waiting", reason, "waiting, live traffic goes first: {reason}");
-}
-
-fn raw((target, user): Key) -> (u64, u64) {
-    (target.0, user.0)
 }
 
 fn millis(time: Duration) -> u64 {

@@ -104,7 +104,8 @@ impl<'a> Run<'a> {
                 return Ok(());
             };
             fault::point("import:numbers-read");
-            if !self.options.dry_run {
+            // A page of a scan often has no key of the import.
+            if !self.options.dry_run && !page.numbers.is_empty() {
                 let reached = page.numbers.last().map_or(0, |(target, _)| target.0);
                 let after = if matches!(of, Numbers::Table(..)) { (reached, 0) } else { (0, 0) };
                 let done = Checkpoint { after, ..checkpoint };

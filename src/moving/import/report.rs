@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::{Pass, RunOptions};
 use crate::jobs::runner::{self, Outcome};
-use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
+use crate::runtime::progress::{RunProgress, rate};
 pub use crate::servers::pace::Waits;
 use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
@@ -208,8 +208,6 @@ fn date(at: Micros) -> String {
 pub(super) struct Progress {
     pub import: String,
     pub rows: u64,
-    /// The total number of rows, estimated from the server's statistics.
-    pub total: Option<u64>,
     /// The last target of the last page.
     pub reached: u64,
     /// The reason why the run waits. `None` if it does not wait.
@@ -220,15 +218,12 @@ impl RunProgress for Progress {
     const JOB: &'static str = JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
-        (self.rows, self.total)
+        (self.rows, None)
     }
 
     fn words(&self, elapsed: Duration) -> String {
-        let Self { import, rows, total, reached, waiting } = self;
+        let Self { import, rows, reached, waiting } = self;
         let mut words = format!("{import}: {rows} rows, {} a second, up to target {reached}", rate(*rows, elapsed));
-        if let (Some(percent), Some(left)) = (percent(*rows, *total), left(*rows, *total, elapsed)) {
-            words += &format!(", about {percent} %, {} left", spoken(left));
-        }
         if let Some(reason) = waiting {
             words += &format!(", waiting: {reason}");
         }
@@ -236,11 +231,10 @@ impl RunProgress for Progress {
     }
 
     fn say(&self, elapsed: Duration) {
-        let Self { import, rows, total, reached, .. } = self;
+        let Self { import, rows, reached, .. } = self;
         let per_second = rate(*rows, elapsed);
-        let left_s = left(*rows, *total, elapsed).map(|left| left.as_secs());
         let words = self.words(elapsed);
-        info!(event = "import-progress", import, rows, per_second, left_s, reached, "{words}");
+        info!(event = "import-progress", import, rows, per_second, reached, "{words}");
     }
 }
 

@@ -54,8 +54,20 @@ impl Run<'_> {
                 rows.rows.into_iter().map(|row| self.state(row, checkpoint.start)).collect();
             // Both futures must run to their end, because a failed read must not abort the transaction of the other
             // page.
-            let (written, following) = tokio::join!(self.write((&states, is_signed), &done), self.read(site, next));
+            let (mut written, mut following) =
+                tokio::join!(self.write((&states, is_signed), &done), self.read(site, next));
+            while let Err(error) = &written
+                && self.waits_after(error).await
+            {
+                written = self.write((&states, is_signed), &done).await;
+            }
             self.note_written(written?);
+            while let Err(error) = &following
+                && self.waits_after(error).await
+            {
+                following = self.read(site, next).await;
+            }
+            self.outage.over();
             self.pace.note(count, began.elapsed());
             fault::point("import:written");
             self.show(done.key());

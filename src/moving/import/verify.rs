@@ -121,7 +121,13 @@ impl Run<'_> {
                 break;
             }
             let began = Instant::now();
-            let compared = stop.run_until_cancelled(sums.next(self.pace.page())).await.transpose()?;
+            let compared = loop {
+                match stop.run_until_cancelled(sums.next(self.pace.page())).await.transpose() {
+                    Err(error) if self.waits_after(&error).await => {}
+                    compared => break compared?,
+                }
+            };
+            self.outage.over();
             let Some(compared) = compared.flatten() else { break };
             self.report.pages += 1;
             self.report.rows += compared.site.count;

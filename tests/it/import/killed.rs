@@ -5,9 +5,12 @@ use std::process::Stdio;
 
 use tallyd::moving::import::FAULT_POINTS;
 
-use super::{Schema, assert_brought_over, block, counters_equal_rows, here, old_likes, on_site, report, run, world};
-use crate::common::proxy::Proxy;
-use crate::common::{World, stderr};
+use super::{
+    Schema, assert_brought_over, block, counters_equal_rows, go_on, here, log_of_paused, old_likes, paused_at, report,
+    resumed, run, world,
+};
+use crate::common::proxy::{Proxy, behind};
+use crate::common::{World, eventually};
 
 const SIGABRT: i32 = 6;
 
@@ -63,22 +66,30 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_import_whose_source_dies_goes_on_once_it_is_back() {
-    let mut world = world("import_source", "").await;
+async fn an_import_whose_servers_go_away_waits_and_goes_on() {
+    let mut world = World::new("import_source", "").await;
+    world.publisher().await;
+    run(&world, super::TABLE).await;
     old_likes(&world, (1..=3_000).map(|user| (user % 30 + 1, user))).await;
-    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
-    world.set(&block(&Schema::HardDelete.query(), &format!("page_rows = 100\n[import.source]\nurl = \"{url}\"")));
-    proxy.truncate(30_000);
-    let output = world.tallyd(&["import"]);
-    assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
-    assert!(stderr(&output).contains("read the site's table"), "{}", stderr(&output));
-    let before = here(&world).await.len();
-    assert!((100..3_000).contains(&before), "{before} rows");
-    proxy.clear();
-    let rest = report(&world, 0, &["--resume"]);
-    assert_eq!(rest["added"].as_u64().unwrap() as usize, 3_000 - before, "{rest}");
-    assert_eq!(here(&world).await, on_site(&world).await);
-    counters_equal_rows(&world).await;
+    let (source, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
+    let redis_address = behind(&redis.address.to_string());
+    let source_block = format!("page_rows = 100\n[import.source]\nurl = \"{url}\"\n[redis]\nurl = \"{redis_url}\"");
+    world.set(&block(&Schema::HardDelete.query(), &source_block));
+    let import = paused_at(&world, &[], "import:read").await;
+    // Redis is away, and the site's server closes each connection after some pages.
+    redis.fail();
+    source.truncate(30_000);
+    go_on(&import);
+    eventually("the import waits for Redis", || async {
+        std::fs::read_to_string(log_of_paused(&world)).unwrap().contains("asking the servers whether they are busy")
+    })
+    .await;
+    assert!(here(&world).await.len() < 3_000);
+    redis.lead(redis_address);
+    let done = resumed(import);
+    assert_eq!(done["rows"], 3_000, "{done}");
+    assert_brought_over(&world).await;
     world.close().await;
 }
 

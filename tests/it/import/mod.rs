@@ -11,6 +11,8 @@ mod schemas;
 mod verified;
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::SystemTime;
 
@@ -145,7 +147,7 @@ async fn publish(world: &World, publisher: &Publisher, events: impl IntoIterator
 async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     let mut import = world.command();
     import.arg("import").args(arguments).args(["--format", "json"]).env("TALLYD_PAUSE_POINT", point);
-    let child = import.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let child = import.stdout(Stdio::piped()).stderr(File::create(log_of_paused(world)).unwrap()).spawn().unwrap();
     let stat = format!("/proc/{}/stat", child.id());
     eventually("the import has paused at the given pause point", || async {
         std::fs::read_to_string(&stat).unwrap().rsplit(") ").next().unwrap().starts_with('T')
@@ -154,9 +156,18 @@ async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     child
 }
 
+/// Returns the log file of an import that [`paused_at`] has started.
+fn log_of_paused(world: &World) -> PathBuf {
+    world.folder.path().join("import.log")
+}
+
+fn go_on(child: &Child) {
+    assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
+}
+
 /// Lets the import continue to its end, and returns its report.
 fn resumed(child: Child) -> serde_json::Value {
-    assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
+    go_on(&child);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", output.status);
     serde_json::from_slice(&output.stdout).unwrap()

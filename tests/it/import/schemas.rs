@@ -73,13 +73,21 @@ async fn only_an_empty_page_is_the_end_of_the_table() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_says_what_it_found_and_writes_nothing() {
-    let world = world("import_dry", &Schema::HardDelete.settings("page_rows = 20")).await;
+    let mut world = world("import_dry", &Schema::HardDelete.settings("page_rows = 20")).await;
     old_likes(&world, (1..=50).map(|n| (n, n))).await;
     let output = world.tallyd(&["import", "--dry-run"]);
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(text.contains("old: 50 rows read") && text.contains("nothing was changed"), "{text}");
     assert!(text.contains("times from 2024-05-06T07:08:09Z") && text.contains("plan: table old_like"), "{text}");
+    let (from, to) = (
+        "post_id > :after_target OR (post_id = :after_target AND user_id > :after_user)",
+        "(post_id, user_id) > (:after_target, :after_user)",
+    );
+    world.set(&block(&Schema::HardDelete.query().replace(from, to), "page_rows = 20"));
+    let pairs = report(&world, 0, &["--dry-run"]);
+    assert!(pairs["warnings"][0].as_str().unwrap().contains("from its beginning for each page"), "{pairs}");
+    world.set(&Schema::HardDelete.settings("page_rows = 20"));
     // Without an index, MySQL reads the whole table for each page.
     run(&world, &format!("DROP TABLE old_like; {}", TABLE.replace(", PRIMARY KEY (post_id, user_id)", ""))).await;
     old_likes(&world, [(1, 2), (3, 4), (1, 2), (2, 9)]).await;

@@ -47,7 +47,6 @@ impl Store {
         // Without the line break, a comment in the query's last line would hide the rest of the statement.
         let sql = format!("SELECT {} FROM (\n{}\n) AS page", columns.sums, statement.sql);
         let ask = async |connection: &mut MySqlConnection| {
-            site_query::limit_time(connection, Some(statement.query_max)).await?;
             let row = connection.fetch_one(sqlx::raw_sql(AssertSqlSafe(sql))).await;
             let page = read_page(&row.map_err(|error| statement.error(error))?).map_err(QueryError::Store)?;
             if page.answered > limit { Err(too_many(limit)) } else { Ok(page) }
