@@ -141,6 +141,9 @@ impl Wanted {
         if self.reason.chars().count() > REASON_MAX || self.by.chars().count() > REASON_MAX {
             return Some(format!("a reason can have at most {REASON_MAX} characters"));
         }
+        if matches!(self.command, Command::Throttle { targets_per_second: 0 }) {
+            return Some("a throttle must allow at least 1 target per second".to_owned());
+        }
         let is_throttle = matches!(self.command, Command::Throttle { .. });
         (is_throttle && self.task != Task::Reconcile).then(|| format!("{} can't be throttled", self.task))
     }

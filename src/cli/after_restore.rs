@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::Consent;
+use super::consent::{AFTER_RESTORE, Consent};
 use super::reconcile::{self, ReconcileArgs};
 use super::{EXIT_TRY_LATER, Format};
 use crate::config::Config;
@@ -32,7 +32,7 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
     if config.filter.is_on() {
         plan.push("rebuild all Bloom filters with the daemon's next run".to_owned());
     }
-    if let Some(code) = consent.ends(&plan)? {
+    if let Some(code) = consent.ends(AFTER_RESTORE, &plan)? {
         return Ok(code);
     }
     // The restored MySQL names fences that daemons have dropped since the backup.

@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::consent::{ARCHIVE, BOARD_RESTORE, BOARD_SNAPSHOT, Consent};
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink, was_paused};
 use crate::boards::Boards;
 use crate::config::Config;
@@ -16,6 +17,8 @@ use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
+use tallyd_core::model::BoardPeriod;
+use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::ranks::Ranking;
 
 #[derive(Debug, Args)]
@@ -29,6 +32,9 @@ pub(super) struct ArchiveArgs {
     /// Change nothing. Print which boards would be archived or removed, and why the other boards would not.
     #[arg(long)]
     dry_run: bool,
+    /// With --period: don't ask for confirmation on a terminal.
+    #[arg(long)]
+    yes: bool,
     /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -70,6 +76,12 @@ pub(super) enum BoardCommand {
         /// Replace the last snapshot even if Redis has lost the board, or most of it.
         #[arg(long, requires = "period")]
         force: bool,
+        /// With --force: change nothing. Print the snapshot that would be replaced.
+        #[arg(long, requires = "force")]
+        dry_run: bool,
+        /// With --force: don't ask for confirmation on a terminal.
+        #[arg(long)]
+        yes: bool,
         /// Print the report as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -87,6 +99,9 @@ pub(super) enum BoardCommand {
         /// this board.
         #[arg(long)]
         add: bool,
+        /// Don't ask for confirmation on a terminal.
+        #[arg(long)]
+        yes: bool,
         /// Print the report as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -115,6 +130,12 @@ impl From<RankingArg> for Ranking {
 }
 
 pub(super) async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
+    if args.period.is_some()
+        && !args.dry_run
+        && let Some(code) = ARCHIVE.ends_unlisted(args.yes)?
+    {
+        return Ok(code);
+    }
     let scope = Scope { board: args.board, period: args.period, dry_run: args.dry_run };
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
@@ -136,13 +157,19 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
                 false => print(&top, format)?,
             }
         }
-        BoardCommand::Snapshot { name, period, force, format } => {
+        BoardCommand::Snapshot { name, period, force, dry_run, yes, format } => {
+            if force && let Some(code) = replaces(&servers, (&name, &period), &Consent { dry_run, yes }).await? {
+                return Ok(code);
+            }
             let scope = Scope { board: name, period, dry_run: false };
             let of = Snapshots::Of { scope: &scope, force };
             let ran = runs::snapshot(&servers, config, of, progress_sink(), &shutdown::on_signals()?).await?;
             return report(ran, false, format);
         }
-        BoardCommand::Restore { name, period, dry_run, add, format } => {
+        BoardCommand::Restore { name, period, dry_run, add, yes, format } => {
+            if !dry_run && let Some(code) = BOARD_RESTORE.ends_unlisted(yes)? {
+                return Ok(code);
+            }
             let how = Restore { dry_run, add };
             let ran = runs::restore(&servers, config, (&name, &period), how, progress_sink(), &shutdown::on_signals()?)
                 .await?;
@@ -150,6 +177,21 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
         }
     }
     Ok(EXIT_DONE)
+}
+
+/// Asks before a snapshot is replaced. Returns an exit code if the command must end here.
+async fn replaces(
+    servers: &Servers,
+    (name, period): (&Option<String>, &Option<String>),
+    consent: &Consent,
+) -> Result<Option<u8>> {
+    let (Some(board), Some(period)) = (name.clone(), period.clone()) else { return Ok(None) };
+    let at = BoardPeriod { board, period };
+    let plan = match servers.store.snapshot(&at).await? {
+        None => format!("save {at}, which has no snapshot"),
+        Some(Snapshot { members, .. }) => format!("replace the snapshot of {at}, which has {members} members"),
+    };
+    consent.ends(BOARD_SNAPSHOT, &[plan])
 }
 
 fn report(ran: Ran<archive::Report>, dry_run: bool, format: Format) -> Result<u8> {

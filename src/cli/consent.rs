@@ -1,4 +1,5 @@
-//! Before a command makes changes that no reconcile can undo, checks the state and asks the user.
+//! The rule for commands that delete, prune or take over: each has a dry run, asks on a terminal, and says the way back.
+//! Where it applies, each has a safety limit, and checks that what must be stopped is stopped.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -13,6 +14,94 @@ use tallyd_core::control::{Command, Task};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Depth;
 
+/// A command of the rule. docs/operations/commands.md has the same table.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// The command's words without `tallyd`, and the options with which the rule applies.
+    pub command: &'static str,
+    /// What the command takes away.
+    pub takes: &'static str,
+    /// The limit of what it takes, with the option that lifts the limit, and what must be stopped.
+    pub checks: &'static str,
+    /// How to undo the command.
+    pub back: &'static str,
+}
+
+impl Rule {
+    const fn new(command: &'static str, takes: &'static str, checks: &'static str, back: &'static str) -> Self {
+        Self { command, takes, checks, back }
+    }
+}
+
+const NONE: &str = "none";
+const REPAIR_LIMITS: &str = "[safety limits](../reconciling.md#safety-limits), without `--force`";
+const ALL_STOPPED: &str = "all daemons are stopped";
+
+/// All commands of the rule.
+pub const RULES: [Rule; 14] = [
+    IMPORT_DELETIONS,
+    ERASE,
+    ARCHIVE,
+    BOARD_RESTORE,
+    BOARD_SNAPSHOT,
+    DEAD_PURGE,
+    MAP_REMOVE,
+    PARTITIONS_LOWER,
+    FILTERS_DROP,
+    LAYOUT_DROP,
+    NAMES_RENAME,
+    RECONCILE,
+    RECOUNT,
+    AFTER_RESTORE,
+];
+
+pub(super) const IMPORT_DELETIONS: Rule =
+    Rule::new("import --deletions", "likes that the old table lacks", REPAIR_LIMITS, "import again");
+pub(super) const ERASE: Rule = Rule::new("erase", "a user or a target", "", NONE);
+pub(super) const ARCHIVE: Rule =
+    Rule::new("archive --period", "a board in Redis", "the archive is verified", "`board restore`");
+pub(super) const BOARD_RESTORE: Rule = Rule::new("board restore", "a board's scores in Redis", "", NONE);
+pub(super) const BOARD_SNAPSHOT: Rule = Rule::new("board snapshot --force", "a board's last snapshot", "", NONE);
+pub(super) const DEAD_PURGE: Rule =
+    Rule::new("dead purge", "dead letters", "only replayed letters, without `--open`", NONE);
+pub(super) const MAP_REMOVE: Rule = Rule::new(
+    "map remove",
+    "a map's queue",
+    "no daemon has the map; no messages, without `--with-messages`",
+    "configure the map again; its messages are lost",
+);
+pub(super) const PARTITIONS_LOWER: Rule =
+    Rule::new("partitions lower", "empty queues", ALL_STOPPED, "raise `[amqp] partitions`");
+pub(super) const FILTERS_DROP: Rule =
+    Rule::new("filters drop", "all Bloom filters", "no daemon has filters", "configure `[filter]`");
+pub(super) const LAYOUT_DROP: Rule =
+    Rule::new("layout drop", "a layout's numbers", "the layout is not configured", "configure it");
+pub(super) const NAMES_RENAME: Rule =
+    Rule::new("names rename", "a kind's or metric's old name", ALL_STOPPED, "rename it back");
+pub(super) const RECONCILE: Rule =
+    Rule::new("reconcile --force", "numbers in Redis that MySQL lacks", REPAIR_LIMITS, NONE);
+pub(super) const RECOUNT: Rule =
+    Rule::new("recount --force", "numbers in `counter` that the table lacks", REPAIR_LIMITS, NONE);
+pub(super) const AFTER_RESTORE: Rule = Rule::new("after-restore", "numbers in Redis that MySQL lacks", "", NONE);
+
+impl Rule {
+    /// Prints the plan and the way back, and asks on a terminal. Returns an exit code if the command must end here.
+    pub(super) fn ends(&self, plan: &[String], yes: bool) -> Result<Option<u8>> {
+        let mut out = std::io::stderr();
+        writeln!(out, "{}\nway back: {}", plan.join("\n"), self.back).context("print")?;
+        if confirmed("continue? [y/N] ", yes)? {
+            return Ok(None);
+        }
+        writeln!(out, "tallyd: nothing was changed").context("print")?;
+        Ok(Some(EXIT_FAILED))
+    }
+
+    /// Does the same as [`Self::ends`] for a command whose report shows the details.
+    pub(super) fn ends_unlisted(&self, yes: bool) -> Result<Option<u8>> {
+        self.ends(&[format!("tallyd {} removes {}", self.command, self.takes)], yes)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(super) struct Consent {
     /// Change nothing. Print the planned steps.
@@ -20,27 +109,22 @@ pub(super) struct Consent {
     pub(super) dry_run: bool,
     /// Don't ask for confirmation on a terminal.
     #[arg(long)]
-    yes: bool,
+    pub(super) yes: bool,
 }
 
 impl Consent {
-    /// Prints the plan, and asks on a terminal. Returns an exit code if the command must end here.
-    pub(super) fn ends(&self, plan: &[String]) -> Result<Option<u8>> {
+    /// Does the same as [`Rule::ends`], or prints the plan if this is a dry run.
+    pub(super) fn ends(&self, rule: Rule, plan: &[String]) -> Result<Option<u8>> {
         if self.dry_run {
             writeln!(std::io::stdout(), "{}", plan.join("\n")).context("print")?;
             return Ok(Some(EXIT_DONE));
         }
-        writeln!(std::io::stderr(), "{}", plan.join("\n")).context("print")?;
-        if confirmed("continue? [y/N] ", self.yes)? {
-            return Ok(None);
-        }
-        writeln!(std::io::stderr(), "tallyd: nothing was changed").context("print")?;
-        Ok(Some(EXIT_FAILED))
+        rule.ends(plan, self.yes)
     }
 }
 
 /// Asks on a terminal, unless `yes` was given.
-pub(super) fn confirmed(question: &str, yes: bool) -> Result<bool> {
+fn confirmed(question: &str, yes: bool) -> Result<bool> {
     if yes || !std::io::stdin().is_terminal() { Ok(true) } else { asked(question, false) }
 }
 

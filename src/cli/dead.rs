@@ -8,7 +8,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::consent::confirmed;
+use super::consent::DEAD_PURGE;
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_since, parse_time};
 use crate::config::Config;
 use crate::dead_letters::preview::Judge;
@@ -230,9 +230,11 @@ async fn purge_them(servers: &Servers, args: PurgeArgs) -> Result<u8> {
         return Ok(EXIT_DONE);
     }
     let open = if meant.open > 0 { format!(", {} of which were never replayed", meant.open) } else { String::new() };
-    if meant.all > 0 && !confirmed(&format!("delete {} dead letters{open}? [y/N] ", meant.all), yes)? {
-        writeln!(std::io::stderr(), "tallyd: nothing was deleted").context("print")?;
-        return Ok(EXIT_FAILED);
+    let plan = [format!("delete {} dead letters{open}", meant.all)];
+    if meant.all > 0
+        && let Some(code) = DEAD_PURGE.ends(&plan, yes)?
+    {
+        return Ok(code);
     }
     let report = purge::purge(store, &which, meant, &shutdown::on_signals()?).await?;
     print(&report, format)?;

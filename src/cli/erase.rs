@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::Consent;
+use super::consent::{Consent, ERASE};
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_target, print, progress_sink};
 use crate::config::Config;
 use crate::moving::erase::{self, Order};
@@ -55,9 +55,9 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
         let name = order.name();
         let plan = [
             format!("undo all likes of {name}, and delete its data in MySQL, Redis and the dead letters"),
-            "archived boards keep the place, but replace the member's id by 0; this can't be undone".to_owned(),
+            "archived boards keep the place, but replace the member's id by 0".to_owned(),
         ];
-        if let Some(code) = args.consent.ends(&plan)? {
+        if let Some(code) = args.consent.ends(ERASE, &plan)? {
             return Ok(code);
         }
     }

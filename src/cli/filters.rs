@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use super::consent::{Consent, not_paused};
+use super::consent::{Consent, FILTERS_DROP, not_paused};
 use super::{EXIT_DONE, Usage};
 use crate::config::{Config, FILTER_GAP_MAX};
 use crate::jobs::{JobError, filters};
@@ -65,7 +65,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
         return Err(JobError::NotNow(text).into());
     }
     let keys = servers.cache.drop_all_filters(true).await?;
-    if let Some(code) = consent.ends(&[format!("delete all Bloom filters in Redis: {keys} keys")])? {
+    if let Some(code) = consent.ends(FILTERS_DROP, &[format!("delete all Bloom filters in Redis: {keys} keys")])? {
         return Ok(code);
     }
     // A daemon that enables filters again must not trust the deleted filters.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use tokio_util::sync::CancellationToken;
 
+use super::consent::{Consent, LAYOUT_DROP};
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink};
 use crate::config::{Also, Config, ConfigError, Redis};
 use crate::jobs::reconcile::report::{End, Report};
@@ -57,9 +58,8 @@ pub(super) enum LayoutCommand {
         /// Delete keys with this pattern. Use this option if counter_key was set.
         #[arg(long, value_name = "PATTERN", default_value = "")]
         counter_key: String,
-        /// Delete nothing. Print the number of keys.
-        #[arg(long)]
-        dry_run: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
 }
 
@@ -77,8 +77,8 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
             };
             migrate(&target_of(config, &from, &to)?, options, format).await
         }
-        LayoutCommand::Drop { layout, counter_key, dry_run } => {
-            drop_layout(config, &layout, &counter_key, dry_run).await
+        LayoutCommand::Drop { layout, counter_key, consent } => {
+            drop_layout(config, &layout, &counter_key, &consent).await
         }
     }
 }
@@ -200,7 +200,7 @@ async fn unloaded(cache: &Cache, config: &Config) -> Result<u64> {
     Ok(unloaded)
 }
 
-async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bool) -> Result<u8> {
+async fn drop_layout(config: &Config, name: &str, counter_key: &str, consent: &Consent) -> Result<u8> {
     let layout = Layout::named(name, counter_key).map_err(Usage)?;
     let used = std::iter::once(config.redis.layout()).chain(config.redis.also.as_ref().map(Also::layout));
     let kinds: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
@@ -217,8 +217,12 @@ async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bo
         ..config.redis.clone()
     };
     let cache = Cache::new(&redis, &config.metrics)?;
-    let dropped = cache.drop_layout(&KindNames::new(&config.kinds), &config.metrics.codes(), dry_run).await?;
-    let what = if dry_run { "to be deleted" } else { "deleted" };
-    writeln!(std::io::stdout(), "{layout}: {dropped} keys {what}").context("print")?;
+    let (kinds, metrics) = (KindNames::new(&config.kinds), config.metrics.codes());
+    let keys = cache.drop_layout(&kinds, &metrics, true).await?;
+    if let Some(code) = consent.ends(LAYOUT_DROP, &[format!("{layout}: {keys} keys to be deleted")])? {
+        return Ok(code);
+    }
+    let dropped = cache.drop_layout(&kinds, &metrics, false).await?;
+    writeln!(std::io::stdout(), "{layout}: {dropped} keys deleted").context("print")?;
     Ok(EXIT_DONE)
 }

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 
-use super::consent::Consent;
+use super::consent::{Consent, MAP_REMOVE};
 use super::{EXIT_DONE, EXIT_DRIFT, Format, Usage, print};
 use crate::config::{Config, ConfigError, Map};
 use crate::jobs::JobError;
@@ -192,7 +192,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         plan.push(format!("delete the queue {}, which has {messages} messages", map.queue));
     }
     plan.push(format!("note in MySQL that the map {name} is no longer in use"));
-    if let Some(code) = consent.ends(&plan)? {
+    if let Some(code) = consent.ends(MAP_REMOVE, &plan)? {
         return Ok(code);
     }
     if there.is_some() {

@@ -6,7 +6,7 @@ pub mod check;
 mod compare;
 mod complete;
 mod configuration;
-mod consent;
+pub mod consent;
 mod control;
 mod dead;
 mod edit;
@@ -304,6 +304,19 @@ fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_destructive_command_has_a_dry_run_and_asks() {
+        for rule in consent::RULES {
+            let mut command = Cli::command();
+            for word in rule.command.split(' ').filter(|word| !word.starts_with("--")) {
+                command = command.find_subcommand(word).unwrap().clone();
+            }
+            let has = |name: &str| command.get_arguments().any(|argument| argument.get_long() == Some(name));
+            let options = rule.command.split(' ').filter_map(|word| word.strip_prefix("--"));
+            assert!(options.chain(["dry-run", "yes"]).all(has), "{}", rule.command);
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

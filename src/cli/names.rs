@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 
-use super::consent::{Consent, all_stopped};
+use super::consent::{Consent, NAMES_RENAME, all_stopped};
 use super::{EXIT_DONE, Usage};
 use crate::config::{Config, ConfigError};
 use crate::jobs::JobError;
@@ -55,7 +55,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
         format!("rename the {word} {from} (code {code}) to {to} in MySQL"),
         format!("events that still name {from} become dead letters; keys in Redis that contain {from} remain unused"),
     ];
-    if let Some(code) = consent.ends(&plan)? {
+    if let Some(code) = consent.ends(NAMES_RENAME, &plan)? {
         return Ok(code);
     }
     // The user can answer the question hours later. So the command checks again that all daemons are stopped.

@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use super::consent::{Consent, all_stopped};
+use super::consent::{Consent, PARTITIONS_LOWER, all_stopped};
 use super::{EXIT_DONE, Usage};
 use crate::config::{Config, ConfigError};
 use crate::jobs::JobError;
@@ -68,7 +68,7 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
         plan.push(format!("bind the queue {} only to the exchange {}", broker.queue(0), broker.exchange()));
     }
     plan.push(format!("note in MySQL that {to} partitions are in use, not {from}"));
-    if let Some(code) = consent.ends(&plan)? {
+    if let Some(code) = consent.ends(PARTITIONS_LOWER, &plan)? {
         return Ok(code);
     }
     // The user may have answered hours after the question, so the state is checked again.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
+use super::consent::RECONCILE;
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, parse_target, parse_time, print, progress_sink,
     was_paused,
@@ -37,6 +38,9 @@ pub(super) struct ReconcileArgs {
     /// Ignore the limits repair_targets_max_percent and repair_abs_max.
     #[arg(long)]
     force: bool,
+    /// With --force: don't ask for confirmation on a terminal.
+    #[arg(long)]
+    yes: bool,
     /// Stop after this time, between two pages: 90s, 30m, 2h. The report contains the number of remaining targets.
     /// --resume continues with these targets.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -56,7 +60,7 @@ pub(super) struct ReconcileArgs {
 impl ReconcileArgs {
     /// Returns the arguments of a full run without safety limits.
     pub(super) fn forced(dry_run: bool, format: Format) -> Self {
-        Self { dry_run, force: true, format, ..Self::default() }
+        Self { dry_run, force: true, yes: true, format, ..Self::default() }
     }
 }
 
@@ -70,6 +74,12 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
             Mode::Targets(targets.iter().map(|text| parse_target(text, &config.kinds)).collect::<Result<_>>()?)
         }
     };
+    if args.force
+        && !args.dry_run
+        && let Some(code) = RECONCILE.ends_unlisted(args.yes)?
+    {
+        return Ok(code);
+    }
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, reload, .. } = *args;

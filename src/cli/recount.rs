@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
+use super::consent::RECOUNT;
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, progress_sink,
 };
@@ -28,6 +29,9 @@ pub(super) struct RecountArgs {
     /// Ignore the limits repair_targets_max_percent and repair_abs_max of [reconcile].
     #[arg(long)]
     force: bool,
+    /// With --force: don't ask for confirmation on a terminal.
+    #[arg(long)]
+    yes: bool,
     /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -40,6 +44,12 @@ struct Reports {
 
 pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
     let chosen = chosen(config, &args.names)?;
+    if args.force
+        && !args.dry_run
+        && let Some(code) = RECOUNT.ends_unlisted(args.yes)?
+    {
+        return Ok(code);
+    }
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
     let options = RunOptions { dry_run: args.dry_run, force: args.force };

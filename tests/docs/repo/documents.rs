@@ -18,6 +18,13 @@ fn the_documents_list_every_reason_of_refusal() {
     assert_eq!(first_column(&table("docs/events.md", "Refused events")), codes);
 }
 
+#[test]
+fn the_documents_list_every_destructive_command() {
+    let rows = cli::consent::RULES
+        .map(|rule| [rule.command, rule.takes, rule.checks, rule.back].map(|cell| cell.replace('`', "")).to_vec());
+    assert_eq!(table("docs/operations/commands.md", "Commands that delete"), rows);
+}
+
 /// Returns the log events in the source code, with their levels.
 fn logged_events() -> BTreeMap<String, String> {
     let mut events = BTreeMap::new();

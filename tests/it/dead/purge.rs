@@ -83,11 +83,11 @@ fn on_a_terminal(world: &World, arguments: &str, answers: &str) -> std::process:
 async fn on_a_terminal_it_is_asked_first() {
     let world = World::new("dead_purge_asked", "").await;
     fill(&world, 8).await;
-    let question = "delete 6 dead letters, 4 of which were never replayed? [y/N]";
+    let question = "delete 6 dead letters, 4 of which were never replayed\r\nway back: none\r\ncontinue? [y/N]";
     for answer in ["n\n", "\n", "what\n"] {
         let output = on_a_terminal(&world, "dead purge --reason unknown-kind --open", answer);
         assert_exits(&output, 1, question);
-        assert_exits(&output, 1, "nothing was deleted");
+        assert_exits(&output, 1, "nothing was changed");
     }
     assert_eq!(ids(&world).await.len(), 8);
     let output = on_a_terminal(&world, "dead purge --reason unknown-kind --open", "y\n");
