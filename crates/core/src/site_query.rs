@@ -255,7 +255,7 @@ mod tests {
     fn placeholders_are_replaced_by_numbers() {
         let sql = parse(&format!("{PLAIN};\n-- the end")).unwrap().sql(&[42, 7]);
         assert_eq!(sql.trim(), PLAIN.replace(":after", "42").replace(":limit", "7") + "\n-- the end");
-        let with = "with c as (select id from x where id>:after limit :limit) select id, 1 from c -- :x\n";
+        let with = "with c as (select id from x where id>:after) select id, 1 from c limit :limit -- :x\n";
         assert_eq!(parse(with).unwrap().sql(&[0, 9]).matches(":x").count(), 1);
     }
 
