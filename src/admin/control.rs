@@ -141,7 +141,8 @@ impl Wanted {
         if self.reason.chars().count() > REASON_MAX || self.by.chars().count() > REASON_MAX {
             return Some(format!("a reason can have at most {REASON_MAX} characters"));
         }
-        if matches!(self.command, Command::Throttle { targets_per_second: 0 }) {
+        let ends = lasts.is_none();
+        if !ends && matches!(self.command, Command::Throttle { targets_per_second: 0 }) {
             return Some("a throttle must allow at least 1 target per second".to_owned());
         }
         let is_throttle = matches!(self.command, Command::Throttle { .. });
