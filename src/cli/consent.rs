@@ -19,7 +19,7 @@ use tallyd_rabbitmq::Depth;
 pub struct Rule {
     /// The command's words without `tallyd`, and the options with which the rule applies.
     pub command: &'static str,
-    /// What the command takes away.
+    /// The data that the command takes away.
     pub takes: &'static str,
     /// The limit of what it takes, with the option that lifts the limit, and what must be stopped.
     pub checks: &'static str,

@@ -77,7 +77,7 @@ async fn an_import_whose_servers_go_away_waits_and_goes_on() {
     let source_block = format!("page_rows = 100\n[import.source]\nurl = \"{url}\"\n[redis]\nurl = \"{redis_url}\"");
     world.set(&block(&Schema::HardDelete.query(), &source_block));
     let import = paused_at(&world, &[], "import:read").await;
-    // Redis is away, and the site's server closes each connection after some pages.
+    // Redis is unreachable, and the site's server closes each connection after some pages.
     redis.fail();
     source.truncate(30_000);
     go_on(&import);
