@@ -66,6 +66,7 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         Some(EXIT_TRY_LATER)
     } else {
         match fate_of(cause)? {
+            Fate::Refused if cause.downcast_ref().is_some_and(BrokerError::is_missing) => Some(EXIT_TRY_LATER),
             Fate::Misconfigured | Fate::Refused => Some(EXIT_CONFIG),
             Fate::Passing | Fate::Untrusted => Some(EXIT_TRY_LATER),
             // The error concerns one key in Redis. After an operator has deleted this key, the same command succeeds.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 
 use crate::config::Config;
@@ -32,7 +32,7 @@ pub(crate) struct Number {
 /// Reads all counters of a target. Redis can count an event in flight before MySQL counts this event.
 pub(crate) async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
-    let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await.context("ask Redis")?;
+    let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;
     let redis: BTreeMap<Metric, i64> = match found.into_iter().next() {
         Some(Found::Known(values)) => metrics.into_iter().zip(values).collect(),
         _ => BTreeMap::new(),

@@ -81,6 +81,11 @@ impl BrokerError {
         }
     }
 
+    /// Returns true if an exchange or a queue is missing. A daemon declares both when it starts.
+    pub fn is_missing(&self) -> bool {
+        matches!(self.code(), Some((NOT_FOUND, _)))
+    }
+
     /// Returns AMQP's error code and the broker's text.
     pub(crate) fn code(&self) -> Option<(u16, String)> {
         let Self::Call { source, .. } = self.root() else { return None };

@@ -7,7 +7,7 @@ use tallyd_core::model::{Metric, Target};
 
 use super::{Cache, CacheError, Call, Context, Result, SAMPLE_PLAIN, text};
 
-const ACTION: &str = "read counters";
+const ACTION: &str = "read counters from Redis";
 
 /// The result of reading a target.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -56,7 +56,7 @@ impl Cache {
         Ok(marks.iter().map(|mark| text(mark).and_then(|text| text.parse().ok())).collect())
     }
 
-    /// Tells readers for [`LOST_S`] that Redis has lost a part of the board. `mark` is the board's current mark.
+    /// Tells readers for ten minutes that Redis has lost a part of the board. `mark` is the board's current mark.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
