@@ -47,12 +47,7 @@ impl SnapshotClock {
                 let looked = beat.during(self.look(&config.boards, &mut seen));
                 let Some(looked) = stop.run_until_cancelled(looked).await else { return };
                 match looked {
-                    Ok(due) => {
-                        outage.over();
-                        if due {
-                            self.request.make();
-                        }
-                    }
+                    Ok(()) => outage.over(),
                     Err(error) => drop(outage.failed(&format!("{error:#}"))),
                 }
             }
@@ -60,20 +55,24 @@ impl SnapshotClock {
         }
     }
 
-    /// Whether a snapshot is due. This function also reports each problem with the boards once.
-    async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<bool> {
+    /// Requests a run if a snapshot is due, and reports each problem with the boards once.
+    async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<()> {
         let Self { store, cache, .. } = self;
         let clock::Reading { now, problem } = clock::read(store, cache).await?;
         let savable = savable(store, cache, boards, &Scope::default(), now).await?;
         let lost: Vec<&Savable> = savable.iter().filter(|savable| savable.is_lost()).collect();
-        for lost in &lost {
-            cache.tell_lost(&lost.at, lost.mark).await?;
-        }
         let on: Vec<&Savable> = savable.iter().filter(|savable| savable.is_on()).collect();
-        seen.tell_lost(lost.into_iter().map(|lost| lost.at.clone()).collect());
+        seen.tell_lost(lost.iter().map(|lost| lost.at.clone()).collect());
         seen.tell_late(on.iter().filter(|savable| savable.is_late(now)).count());
         seen.tell_clocks(problem.as_deref());
-        Ok(problem.is_none() && on.iter().any(|savable| savable.is_due(now)))
+        if problem.is_none() && on.iter().any(|savable| savable.is_due(now)) {
+            self.request.make();
+        }
+        // A full Redis refuses these writes, so they come last.
+        for lost in lost {
+            cache.tell_lost(&lost.at, lost.mark).await?;
+        }
+        Ok(())
     }
 }
 
