@@ -94,8 +94,6 @@ pub struct OutboxRow {
     pub number: u64,
     /// The time of the write, by MySQL's clock.
     pub written_at: Micros,
-    /// Whether the row is older than the age limit that the caller gave.
-    pub is_old: bool,
     /// The amounts to add.
     pub additions: Vec<Addition>,
     /// The new likes (target and user), for Bloom filters.
@@ -233,7 +231,7 @@ mod tests {
                     offsets[bucket].raise(partition, number);
                 }
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
-                rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() });
+                rows.push(OutboxRow { partition, number, written_at: Micros(0), additions, likers: Vec::new() });
             }
             // Rows up to these offsets are known to be in both buckets.
             let applied: OutboxOffsets =
@@ -266,8 +264,7 @@ mod tests {
         let (sampled, mut lag) = (offsets("0:6"), OutboxLag::after(offsets("0:4")));
         for number in 5..1_000 {
             let additions = (1..9).map(|id| Addition { target: target(id), metric: Metric(2), delta: 1 }).collect();
-            let row =
-                OutboxRow { partition: 0, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() };
+            let row = OutboxRow { partition: 0, number, written_at: Micros(0), additions, likers: Vec::new() };
             lag.note(&row, |(target, _)| Some(&sampled).filter(|_| target.id.0 < 3));
         }
         assert_eq!(lag.lacks, HashMap::from([1, 2].map(|id| ((target(id), Metric(2)), 993))));

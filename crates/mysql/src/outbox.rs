@@ -11,7 +11,7 @@
 //! likes as `kind:target:user`, for Bloom filters.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::Pair;
@@ -39,6 +39,9 @@ pub struct Asked<'a> {
     /// Returns the offsets of the counter's bucket in the sample, or `None` if the counter is not needed.
     pub sampled: &'a (dyn Fn(CounterKey) -> Option<&'a OutboxOffsets> + Sync),
 }
+
+/// One call deletes rows for at most this time.
+const PRUNE_MAX: Duration = Duration::from_secs(1);
 
 /// The last row number of a partition's outbox, and the daemon that writes this outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +143,7 @@ pub(super) async fn read_lag(connection: &mut MySqlConnection, asked: &Asked<'_>
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = asked.applied.of(partition);
         while after < last {
-            let some = read_rows(connection, (partition, after), READ_ROWS, Duration::ZERO).await?;
+            let some = read_rows(connection, (partition, after), READ_ROWS).await?;
             let Some(next) = some.last().map(|row| row.number) else { break };
             after = next;
             some.iter().for_each(|row| lag.note(row, asked.sampled));
@@ -165,27 +168,16 @@ async fn read_rows(
     connection: &mut MySqlConnection,
     (partition, after): (u16, u64),
     limit: u64,
-    old: Duration,
 ) -> Result<Vec<OutboxRow>> {
     const ACTION: &str = "read the outbox";
-    let rows = sqlx::query(
-        "SELECT number, written_at <= NOW(6) - INTERVAL ? MICROSECOND, body, written_at FROM outbox \
-         WHERE `partition` = ? AND number > ? ORDER BY number LIMIT ?",
-    )
-    .bind(u64::try_from(old.as_micros()).unwrap_or(u64::MAX))
-    .bind(partition)
-    .bind(after)
-    .bind(limit)
-    .fetch_all(connection)
-    .await
-    .context(ACTION)?;
+    let sql =
+        "SELECT number, body, written_at FROM outbox WHERE `partition` = ? AND number > ? ORDER BY number LIMIT ?";
+    let rows = sqlx::query(sql).bind(partition).bind(after).bind(limit).fetch_all(connection).await.context(ACTION)?;
     let read = |row: &sqlx::mysql::MySqlRow| {
         let number = row.try_get(0)?;
-        let (additions, likers) = decode(row.try_get(2)?)
+        let (additions, likers) = decode(row.try_get(1)?)
             .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} has an invalid body").into()))?;
-        let written_at = micros(row.try_get(3)?);
-        let is_old = row.try_get_unchecked::<i64, _>(1)? != 0;
-        Ok(OutboxRow { partition, number, written_at, is_old, additions, likers })
+        Ok(OutboxRow { partition, number, written_at: micros(row.try_get(2)?), additions, likers })
     };
     rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
 }
@@ -271,14 +263,13 @@ impl Store {
         .await
     }
 
-    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. Each returned row has a
-    /// flag. The flag is true if the row is older than `old`.
+    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order.
     ///
     /// # Errors
     /// Fails if MySQL returns an error, or if a row is invalid because a person changed it.
-    pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64, old: Duration) -> Result<Vec<OutboxRow>> {
+    pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64) -> Result<Vec<OutboxRow>> {
         let mut conn = self.acquire().await?;
-        conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
+        conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit)).await
     }
 
     /// Records the last row of each outbox that Redis contains.
@@ -301,9 +292,19 @@ impl Store {
         .await
     }
 
-    /// Deletes some rows of one partition's outbox. Rows with a number above `until` stay. Keeps the rows that are not
-    /// in Redis. Returns true if there are possibly more rows to delete.
+    /// Deletes rows of one partition's outbox, for about a second. Rows with a number above `until` stay. Keeps the rows
+    /// that are not in Redis. Returns true if there are possibly more rows to delete.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
+        let began = Instant::now();
+        while self.prune_some(partition, until).await? {
+            if began.elapsed() > PRUNE_MAX {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn prune_some(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {

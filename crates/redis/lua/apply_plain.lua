@@ -9,14 +9,18 @@
 --          "string"; the amount.
 --
 -- Returns { left, 1, mark }. `left` is the number of keys that were skipped, because they hold no number. `mark` is the
--- bucket's mark before the call. A mark of -1 means that the bucket is not a hash, and nothing was done.
+-- bucket's mark before the call. A mark of -1 means that the bucket is not a hash or that someone changed its mark,
+-- and nothing was done.
 
 local partition = ARGV[1]
 local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o', '_m')
-if kept.err then
-    return string.find(kept.err, 'WRONGTYPE', 1, true) and { 0, 1, '-1' } or kept
+if kept.err and not string.find(kept.err, 'WRONGTYPE', 1, true) then
+    return kept
 end
-local mark = tonumber(kept[1] or 0) or 0
+local mark = kept.err and -1 or tonumber(kept[1] or 0) or 0
+if mark < 0 then
+    return { 0, 1, '-1' }
+end
 local last, index = mark, 2
 local added, order = {}, {}
 while ARGV[index] do

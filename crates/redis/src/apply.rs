@@ -6,19 +6,21 @@
 //! number of its last row). For such a bucket, the daemon makes another call with only the rows after the bucket's
 //! mark.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write;
 
 use redis::Value;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Addition, Kind, TargetId};
 
+use super::refused::{Outcome, read_each};
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
 /// An outbox row: its number and its additions. Some lists contain only the row's additions to one bucket.
 pub type Row = (u64, Vec<Addition>);
 
-type Bucket = (Kind, u32);
+/// A bucket of a layout: its kind and its number.
+pub type Bucket = (Kind, u32);
 
 /// An amount that a row adds to one metric of one target.
 type Sum = (Bucket, TargetId, u8, i64);
@@ -37,7 +39,22 @@ pub struct Applying<'r> {
     /// The buckets that already have some of the rows, each with its mark.
     partly: HashMap<Bucket, u64>,
     left: Left,
-    failed: Option<CacheError>,
+    /// The buckets that can lack some of the rows.
+    behind: BTreeSet<Bucket>,
+    /// Whether Redis has answered a call.
+    is_answered: bool,
+    failed: Result<()>,
+}
+
+/// The outcome of a pass whose calls were all sent.
+pub struct Applied {
+    pub left: Left,
+    /// The buckets that can lack some of the rows. All other buckets have all rows.
+    pub behind: BTreeSet<Bucket>,
+    /// Whether Redis has answered a call, or there was no call.
+    pub is_answered: bool,
+    /// The first error of a call that must be sent again.
+    pub failed: Result<()>,
 }
 
 #[derive(Clone, Copy)]
@@ -66,7 +83,7 @@ pub struct Left {
     /// The number of targets or numbers that were skipped, because someone changed their field by hand to a text
     /// without numbers.
     pub no_numbers: u64,
-    /// The number of buckets that are not hashes, because someone wrote to the key by hand.
+    /// The number of buckets that are not hashes or have an invalid mark, because someone wrote to the key by hand.
     pub no_buckets: u64,
     /// After MySQL went back to an older state, a bucket's mark can be a row number that does not exist in MySQL. This
     /// is the number of such buckets. The rows are added to these buckets.
@@ -90,12 +107,22 @@ impl Applying<'_> {
         self.calls.is_empty() && self.partly.is_empty()
     }
 
-    /// Returns the skipped additions. All calls must have been sent.
-    ///
-    /// # Errors
-    /// One of the calls failed. The other calls may have run. The caller must add all rows again.
-    pub fn ended(self) -> Result<Left> {
-        self.failed.map_or(Ok(self.left), Err)
+    /// Sends nothing to these buckets, because they lack earlier rows.
+    #[must_use]
+    pub fn without(mut self, behind: &BTreeSet<Bucket>) -> Self {
+        let lacks = |call: &BucketCall| call.buckets.iter().any(|bucket| behind.contains(bucket));
+        let (unsent, calls): (VecDeque<_>, VecDeque<_>) = self.calls.into_iter().partition(lacks);
+        // A call is left out as a whole. On a Cluster it is for only one bucket.
+        self.behind = unsent.into_iter().flat_map(|call| call.buckets).collect();
+        self.is_answered = calls.is_empty();
+        self.calls = calls;
+        self
+    }
+
+    /// Ends the pass. All calls must have been sent.
+    pub fn ended(self) -> Applied {
+        let Self { left, behind, is_answered, failed, .. } = self;
+        Applied { left, behind, is_answered, failed }
     }
 
     /// Returns the calls of the next pipeline.
@@ -119,7 +146,8 @@ impl Cache {
         let unknown = all.filter(|addition| self.bucket_of(&pass, addition).is_none()).count() as u64;
         let calls = if self.is_packed() { self.sum_calls(&pass, None) } else { self.row_calls(&pass) };
         let left = Left { unknown, ..Left::default() };
-        Applying { pass, calls: calls.into(), partly: HashMap::new(), left, failed: None }
+        let (partly, is_answered) = (HashMap::new(), calls.is_empty());
+        Applying { pass, calls: calls.into(), partly, left, behind: BTreeSet::new(), is_answered, failed: Ok(()) }
     }
 
     /// Returns `None` if the configuration doesn't contain the kind or the metric.
@@ -201,11 +229,10 @@ impl Cache {
         call
     }
 
-    /// Sends the calls of one pipeline. If a call fails, the other calls are still sent, because perhaps only one node
-    /// of a Cluster is unreachable.
+    /// Sends the calls of one pipeline.
     ///
     /// # Errors
-    /// Redis failed to answer. Each of the calls may have run already, or may still run later.
+    /// No server answers. Each of the calls may have run already, or may still run later.
     pub async fn apply_some(&self, applying: &mut Applying<'_>) -> Result<()> {
         const ACTION: &str = "add the outbox to counters";
         if applying.calls.is_empty() {
@@ -214,18 +241,29 @@ impl Cache {
         }
         let (calls, buckets): (Vec<Call>, Vec<Vec<Bucket>>) =
             applying.next_calls().into_iter().map(|BucketCall { call, buckets }| (call, buckets)).unzip();
-        for (buckets, answer) in buckets.iter().zip(self.eval_each(ACTION, &calls).await?) {
-            match answer {
-                Ok(answer) => match read_applied(&answer) {
-                    Some((left, not_added)) => {
-                        applying.left.no_numbers += left;
-                        not_added.iter().for_each(|(place, mark)| self.note_mark(applying, buckets.get(*place), *mark));
-                    }
-                    None => applying.failed = Some(CacheError::unexpected(ACTION, &answer)),
-                },
-                Err(error) => applying.failed = Some(error),
+        let answers = self.eval_each(ACTION, &calls).await?;
+        let read = |place: usize, outcome| {
+            let buckets = buckets.get(place).map(Vec::as_slice).unwrap_or_default();
+            match outcome {
+                Outcome::Answered(answer) => {
+                    let Some((left, marks)) = read_applied(&answer) else {
+                        applying.behind.extend(buckets);
+                        return Err(CacheError::unexpected(ACTION, &answer));
+                    };
+                    applying.left.no_numbers += left;
+                    marks.iter().for_each(|(place, mark)| self.note_mark(applying, buckets.get(*place), *mark));
+                }
+                Outcome::Refused(_) => applying.left.no_buckets += buckets.len() as u64,
+                Outcome::Failed => {
+                    applying.behind.extend(buckets);
+                    return Ok(());
+                }
             }
-        }
+            applying.is_answered = true;
+            Ok(())
+        };
+        let failed = read_each(answers, read);
+        applying.failed = std::mem::replace(&mut applying.failed, Ok(())).and(failed);
         Ok(())
     }
 
@@ -273,7 +311,7 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
 }
 
 /// The positions of skipped buckets in a call, each with the bucket's mark. A mark of `None` means that the key is not
-/// a bucket.
+/// a bucket, or that someone changed its mark by hand.
 type Marks = Vec<(usize, Option<u64>)>;
 
 /// Reads the script's answer: how many numbers were skipped, and the marks of the buckets that were skipped.
@@ -282,8 +320,7 @@ fn read_applied(answer: &Value) -> Option<(u64, Marks)> {
     let [Value::Int(left), marks @ ..] = parts.as_slice() else { return None };
     let mark = |pair: &[Value]| {
         let [Value::Int(place), mark] = pair else { return None };
-        let mark = text(mark).filter(|mark| *mark != "-1").map(str::parse).transpose().ok()?;
-        Some((usize::try_from(*place).ok()?.checked_sub(1)?, mark))
+        Some((usize::try_from(*place).ok()?.checked_sub(1)?, text(mark)?.parse().ok()))
     };
     Some((left.unsigned_abs(), marks.chunks(2).map(mark).collect::<Option<_>>()?))
 }

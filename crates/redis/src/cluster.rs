@@ -266,6 +266,7 @@ impl Answers {
     fn take(&mut self, steps: Vec<Step>, results: RedisResult<Vec<RedisResult<Value>>>) {
         let results = results.unwrap_or_else(|error| {
             self.stale = true;
+            let error = of_connection(error);
             steps.iter().map(|_| Err(error.clone())).collect()
         });
         for (step, result) in steps.into_iter().zip(results) {
@@ -299,6 +300,17 @@ impl Answers {
 /// Returns the host of a text `host:port`.
 fn host(node: &str) -> &str {
     node.rsplit_once(':').map_or(node, |(host, _)| host)
+}
+
+/// Returns the error of a failed connection for the commands of its node. A node that has too many clients refuses a
+/// connection with the code of an error of a command, but the commands can succeed later.
+fn of_connection(error: RedisError) -> RedisError {
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::ResponseError) => {
+            RedisError::from((ErrorKind::Io, "the node refuses the connection", error.to_string()))
+        }
+        _ => error,
+    }
 }
 
 fn not_served(slot: u16) -> RedisError {
@@ -337,5 +349,8 @@ mod tests {
         answers.take(vec![step(0), step(1)], Err(broken.clone()));
         assert_eq!((answers.open.len(), answers.stale), (0, true));
         assert_eq!(answers.results, [Err(broken.clone()), Err(broken)]);
+        // The node refused the connection. No command is blamed for that.
+        answers.take(vec![step(0)], Err(server(ServerErrorKind::ResponseError, "max number of clients reached")));
+        assert_eq!(answers.results[0].as_ref().unwrap_err().kind(), ErrorKind::Io);
     }
 }

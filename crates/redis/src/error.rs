@@ -59,7 +59,7 @@ impl CacheError {
     /// Returns true if the script refused the call, or if the key has the wrong type. Retries fail until someone fixes
     /// the key.
     pub(crate) fn is_for_ever(&self) -> bool {
-        matches!(self.code(), Some("ERR" | "WRONGTYPE"))
+        matches!(self.code(), Some("ERR" | "WRONGTYPE")) && self.fate() != Fate::Refused
     }
 
     pub(crate) fn code(&self) -> Option<&str> {

@@ -6,10 +6,10 @@ use std::collections::btree_map::Entry;
 
 use redis::Value;
 use tallyd_core::board::Board;
-use tallyd_core::chain::Chain;
 use tallyd_core::model::Micros;
 use tallyd_core::period::Period;
 
+use super::refused::{Outcome, Refused, read_each};
 use super::{BOARD, Cache, CacheError, Call, text};
 
 /// Additions per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
@@ -36,14 +36,6 @@ pub struct FeedCall {
     call: Call,
     /// The number of additions.
     additions: u64,
-}
-
-/// The additions that failed for ever. A retry does not help.
-#[derive(Debug, Default)]
-pub struct Refused {
-    pub additions: u64,
-    /// The first error.
-    pub error: Option<String>,
 }
 
 /// A board's open call, to which more additions can be added.
@@ -153,22 +145,22 @@ impl Cache {
     pub async fn feed(&self, calls: Vec<FeedCall>) -> super::Result<Refused> {
         const ACTION: &str = "add to a board";
         let (calls, additions): (Vec<Call>, Vec<u64>) = calls.into_iter().map(|it| (it.call, it.additions)).unzip();
-        let (mut refused, mut missing) = (Refused::default(), None);
-        for (answer, additions) in self.eval_each(ACTION, &calls).await?.into_iter().zip(additions) {
-            match answer {
-                Ok(Value::Array(errors)) => {
-                    for error in &errors {
-                        refused.note(1, text(error).unwrap_or_default().to_owned());
-                    }
+        let mut refused = Refused::default();
+        let read = |place: usize, outcome| {
+            match outcome {
+                Outcome::Answered(Value::Array(errors)) => {
+                    errors.iter().for_each(|error| refused.note(1, text(error).unwrap_or_default()));
                 }
                 // The script returns an integer if the addition before the call's additions is missing in Redis. The
                 // script then adds nothing, and the caller must send both calls again.
-                Ok(answer) => missing = Some(CacheError::unexpected(ACTION, &answer)),
-                Err(error) if error.is_for_ever() => refused.note(additions, Chain(&error).to_string()),
-                Err(error) => missing = Some(error),
+                Outcome::Answered(answer) => return Err(CacheError::unexpected(ACTION, &answer)),
+                Outcome::Refused(error) => refused.note_call(additions.get(place).copied().unwrap_or_default(), &error),
+                Outcome::Failed => {}
             }
-        }
-        missing.map_or(Ok(refused), Err)
+            Ok(())
+        };
+        read_each(self.eval_each(ACTION, &calls).await?, read)?;
+        Ok(refused)
     }
 }
 
@@ -192,12 +184,5 @@ impl Zsets<'_> {
         let call = keys.fold(call, Call::key).arg(member).arg(primary).arg(second).arg(self.board.rule().name());
         let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
         self.numbers.iter().copied().fold(call, with)
-    }
-}
-
-impl Refused {
-    fn note(&mut self, additions: u64, error: String) {
-        self.additions += additions;
-        self.error.get_or_insert(error);
     }
 }

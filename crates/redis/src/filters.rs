@@ -4,13 +4,14 @@
 //! filter. If the run or the shape is outdated, the call does nothing. So a call that arrives twice or late is
 //! harmless.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redis::{Pipeline, RedisResult, Value};
 use tallyd_core::bloom::{self, Shape};
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
 
+use super::refused::{Outcome, Refused, read_each};
 use super::{
     Cache, CacheError, Call, Context, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_NOTE, FILTER_SWAP, FILTER_WRITE,
     Result, text,
@@ -272,25 +273,34 @@ impl Cache {
     }
 
     /// Adds waiting users for the filters of targets. For each target, `likers` contains the users to add. Targets
-    /// without a filter and kinds without a name are skipped.
+    /// without a filter and kinds without a name are skipped. If Redis refuses to add users, the call deletes the
+    /// target's filter, because the filter would give a wrong "no" for these users. Returns the refused users.
     ///
     /// # Errors
     ///
     /// Redis failed to answer. Redis may have added some of the users.
-    pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
+    pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<Refused> {
         const ACTION: &str = "note who likes targets";
         let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));
         let call = |(kind, target, users): (&str, Target, &[UserId])| {
             let [_, config, added] = self.keys.filter(kind, target);
-            users.iter().fold(Call::new(&FILTER_NOTE, config).key(added), Call::number)
+            let call = users.iter().fold(Call::new(&FILTER_NOTE, config).key(added), Call::number);
+            (call, (target, users.len() as u64))
         };
         let calls =
             named.flat_map(|(kind, target, users)| users.chunks(NOTE_USERS).map(move |some| (kind, target, some)));
-        let calls: Vec<Call> = calls.map(call).collect();
-        for some in calls.chunks(super::PIPELINE_COMMANDS_MAX) {
-            self.eval(ACTION, some).await?;
-        }
-        Ok(())
+        let (calls, of_calls): (Vec<Call>, Vec<(Target, u64)>) = calls.map(call).unzip();
+        let (mut refused, mut broken) = (Refused::default(), BTreeSet::new());
+        let read = |place, outcome| {
+            if let (Outcome::Refused(error), Some((target, users))) = (outcome, of_calls.get::<usize>(place)) {
+                refused.note_call(*users, &error);
+                broken.insert(*target);
+            }
+            Ok(())
+        };
+        let noted = read_each(self.eval_each(ACTION, &calls).await?, read);
+        self.drop_filters(kinds, &broken.into_iter().collect::<Vec<_>>()).await?;
+        noted.map(|()| refused)
     }
 
     fn filter_keys(&self, kinds: &KindNames, target: Target) -> [String; 3] {

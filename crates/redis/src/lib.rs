@@ -32,6 +32,7 @@ pub mod missing;
 pub mod probe;
 pub mod read;
 pub mod recent;
+pub mod refused;
 pub mod repairs;
 pub mod replies;
 pub mod scan;

@@ -1,8 +1,8 @@
 //! A connection to one server, or to the master that sentinels name. All calls share the connection and use pipelines.
 //! The connection is dropped at the first sign of a problem with the connection or the server.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -23,10 +23,16 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 /// may be the master now.
 const REST: Duration = Duration::from_secs(3);
 
+/// If a node of a Cluster did not answer in time, its commands fail immediately for this time. Otherwise each pipeline
+/// would wait for this node, and the commands for the other nodes would wait, too.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// A connection to one server. The link connects when it is first used.
 pub(super) struct Link {
     server: Server,
     timeout: Duration,
+    /// When the node last failed to answer in time.
+    silent_since: std::sync::Mutex<Option<Instant>>,
     /// Whether the server should be a node of a Cluster.
     node: bool,
     login: Login,
@@ -53,13 +59,15 @@ impl Link {
     /// Makes a link to one server.
     pub(super) fn new(login: Login, node: bool) -> RedisResult<Self> {
         let server = Server::Known(Box::new(login.client()?));
-        Ok(Self { server, timeout: login.timeout, node, login, connection: Arc::default() })
+        let (timeout, silent_since) = (login.timeout, std::sync::Mutex::default());
+        Ok(Self { server, timeout, silent_since, node, login, connection: Arc::default() })
     }
 
     /// Makes a link to the master that sentinels watch.
     pub(super) fn watched(sentinels: Sentinels, login: Login) -> Self {
         let (server, timeout) = (Server::Watched(Arc::new(sentinels)), login.timeout);
-        Self { server, timeout, node: false, login, connection: Arc::default() }
+        let silent_since = std::sync::Mutex::default();
+        Self { server, timeout, silent_since, node: false, login, connection: Arc::default() }
     }
 
     /// Returns the address of the connected master, as named by the sentinels. `None` without sentinels.
@@ -73,6 +81,10 @@ impl Link {
     /// # Errors
     /// The connection failed, or the server refuses writes. The next call makes a new connection.
     pub(super) async fn run(&self, mut pipeline: Pipeline, time: Duration) -> RedisResult<Vec<RedisResult<Value>>> {
+        if self.silent_since().is_some_and(|since| since.elapsed() < SILENCE) {
+            return Err(RedisError::from((ErrorKind::Io, "it did not answer in time a moment ago")));
+        }
+        let began = Instant::now();
         pipeline.ignore_errors();
         let answered = async {
             let mut connection = self.connect().await?;
@@ -91,6 +103,9 @@ impl Link {
             Ok(Err(error)) => self.login.explain(error),
             Err(_) => RedisError::from((ErrorKind::Io, "it did not answer in time")),
         };
+        if self.node && began.elapsed() > self.timeout / 2 {
+            *self.silent_since() = Some(Instant::now());
+        }
         *self.connection.lock().await = None;
         Err(failed)
     }
@@ -132,6 +147,10 @@ impl Link {
             }
         });
         false
+    }
+
+    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.silent_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_watched(&self) -> bool {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use redis::AsyncCommands;
 use tallyd_core::model::Micros;
-use tallyd_redis::feed::{FeedCall, Gain, Place, Refused};
+use tallyd_redis::feed::{FeedCall, Gain, Place};
+use tallyd_redis::refused::Refused;
 use tallyd_redis::score::Packing;
 
 use super::common::{Dice, World};

@@ -6,6 +6,7 @@
 mod away;
 mod crash;
 mod paused;
+mod refused;
 mod script;
 mod store;
 

@@ -1,6 +1,8 @@
 //! Runs crates/redis/lua/apply.lua on a real Redis, and checks its marks. A mark is the last outbox row that a bucket
 //! includes.
 
+use std::collections::BTreeSet;
+
 use tallyd_core::model::{Addition, Kind, Metric};
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
 use tallyd_redis::Cache;
@@ -22,7 +24,10 @@ async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<A
     while !applying.is_done() {
         cache.apply_some(&mut applying).await.unwrap();
     }
-    applying.ended().unwrap()
+    let applied = applying.ended();
+    applied.failed.unwrap();
+    assert_eq!(applied.behind, BTreeSet::new());
+    applied.left
 }
 
 async fn marks(world: &World, id: u64) -> String {
@@ -132,6 +137,42 @@ async fn what_is_no_number_is_left_alone_and_its_neighbours_are_added() {
     world.close().await;
 }
 
+/// Damages a bucket in several ways. Another bucket must get its numbers.
+async fn damaged_buckets(name: &str, settings: &str) {
+    let world = World::new(name, &format!("[redis]\nbucket_bits = 1\n{settings}\n{METRICS}")).await;
+    let mut redis = world.redis().await;
+    let there = |bucket| (1..).find(|id| world.cache.keys.bucket(target(*id)) == bucket).unwrap();
+    let (damaged, other) = (there(0), there(1));
+    let key = world.cache.keys.counters("video", 0);
+    let mark = |text: &str| redis::cmd("HSET").arg(&key).arg("_0").arg(text).to_owned();
+    let list = redis::cmd("RPUSH").arg(&key).arg("a hand").to_owned();
+    let mut rows = Vec::new();
+    for damage in [list, mark("-5"), mark(&format!("1{}", "0".repeat(20)))] {
+        rows.push((1 + rows.len() as u64, vec![add(damaged, VIEW, 7), add(other, VIEW, 1)]));
+        let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
+        let _: i64 = damage.query_async(&mut redis).await.unwrap();
+        let left = apply(&world, &world.cache, 0, &rows).await;
+        assert_eq!(left, Left { no_buckets: 1, ..Left::default() });
+    }
+    let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
+    if !world.cache.is_packed() {
+        let number = world.cache.keys.place("video", target(damaged), VIEW).key;
+        let _: i64 = redis::cmd("RPUSH").arg(&number).arg("a hand").query_async(&mut redis).await.unwrap();
+        assert_eq!(apply(&world, &world.cache, 0, &rows).await, Left { no_numbers: 1, ..Left::default() });
+        let _: i64 = redis::cmd("DEL").arg(&number).query_async(&mut redis).await.unwrap();
+    }
+    let numbers = in_redis(&world, &world.cache, damaged.max(other)).await;
+    assert_eq!(numbers, [((other, VIEW.0), 3)].into());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_bucket_that_a_hand_damaged_holds_up_no_other_bucket() {
+    damaged_buckets("outbox_damaged", "").await;
+    damaged_buckets("outbox_damaged_entity", "layout = \"entity\"").await;
+    damaged_buckets("outbox_damaged_string", "layout = \"string\"").await;
+}
+
 async fn largest_numbers(name: &str, settings: &str) {
     const MAX: i64 = (1 << 53) - 1;
     let world = World::new(name, &format!("[redis]\nbucket_bits = 0\n{settings}\n{METRICS}")).await;
@@ -217,7 +258,9 @@ async fn passes_that_overlap_break_off_or_run_late_add_rows_once() {
                 }
             }
             if pass.is_done() {
-                assert_eq!(pass.ended().unwrap(), Left::default());
+                let applied = pass.ended();
+                applied.failed.unwrap();
+                assert_eq!(applied.left, Left::default());
                 added[daemon] = until;
             }
             if dice.percent(30)

@@ -1,8 +1,8 @@
 //! Tests the reads of the outbox in MySQL, the rows that jobs append to it, and the deletion of rows.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
+use sqlx::AssertSqlSafe;
 use tallyd_core::model::Addition;
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
 use tallyd_mysql::outbox::Asked;
@@ -59,7 +59,7 @@ async fn rows_are_deleted_only_once_they_are_added() {
     let numbers = store.outbox_numbers().await.unwrap();
     assert_eq!(store.outbox_applied().await.unwrap(), numbers);
     let last = numbers.of(0);
-    let since = async |after: u64| store.outbox_after(0, after, 1_000, Duration::ZERO).await.unwrap();
+    let since = async |after: u64| store.outbox_after(0, after, 1_000).await.unwrap();
     let all = since(0).await;
     let rows: Vec<u64> = all.iter().map(|row| row.number).collect();
     assert!(rows.len() > 20 && rows.is_sorted_by(|one, next| one < next) && rows.last() == Some(&last), "{rows:?}");
@@ -93,6 +93,14 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert_exact(&world, &publisher, &counts).await;
     super::eventually("all rows are noted as added", || async { store.outbox_applied().await.unwrap() == numbers })
         .await;
+    // One call deletes more rows than one statement.
+    let many: Vec<String> = (1..=2_500).map(|number| format!("(9, {number}, NOW(6), '1:1:3:1')")).collect();
+    let many = format!("INSERT INTO outbox (`partition`, number, written_at, body) VALUES {}", many.join(", "));
+    for sql in [many.as_str(), "INSERT INTO outbox_state (`partition`, applied) VALUES (9, 2400)"] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+    assert!(!store.prune_outbox(9, u64::MAX).await.unwrap());
+    assert_eq!(world.count("SELECT COUNT(*) FROM outbox WHERE `partition` = 9").await, 100);
     for (until, last) in [(rows[7], rows[7]), (rows[2], rows[7]), (u64::MAX, last)] {
         assert!(!store.prune_outbox(0, until).await.unwrap());
         assert_eq!(pruned(&world).await, last);

@@ -1,10 +1,12 @@
 //! Tests counters that only the daemon changes, on several masters of a Redis Cluster.
 
-use tallyd_core::event::encode_count;
-use tallyd_core::model::{CounterKey, Metric, TargetId, UserId};
+use tallyd_core::event::{LikeEvent, encode_count};
+use tallyd_core::model::{Addition, CounterKey, Metric, Target, TargetId, UserId};
+use tallyd_mysql::outbox;
+use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-use super::common::{World, eventually, target};
+use super::common::{World, body, eventually, target};
 use super::nodes::{MASTERS, Nodes};
 
 const VIEW: Metric = Metric(3);
@@ -57,4 +59,68 @@ async fn what_the_daemon_counts_is_added_once_though_masters_sleep() {
     assert_eq!(in_redis(&world).await, expected);
     assert!(daemon.stop().success());
     world.close().await;
+}
+
+/// Freezes a master while the outbox has more rows than one pass reads. All layouts on the other masters must get their
+/// numbers.
+async fn silent_master(nodes: &Nodes, name: &str, settings: &str) {
+    const LIKE: Metric = Metric(1);
+    let settings = format!("timeout_ms = 500\n{settings}\n[metrics]\nlike = 1\nview = 3\n");
+    let world = World::new(name, &nodes.settings(&settings)).await;
+    let also = world.cache.also(&world.config.redis, &world.config.metrics).unwrap();
+    let layouts: Vec<&Cache> = [&world.cache].into_iter().chain(&also).collect();
+    // For each layout, the targets whose counters are on the other nodes.
+    let mut awake = vec![Vec::new(); layouts.len()];
+    for (cache, awake) in layouts.iter().zip(&mut awake) {
+        for target in (1..=TARGETS).map(target) {
+            let key = cache.keys.counters("video", cache.keys.bucket(target));
+            if nodes.place_of(&key).await != 1 {
+                awake.push(target);
+            }
+        }
+    }
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    nodes.signal(1, "-STOP");
+    // The first pass reads 32 of these 40 rows.
+    let views: Vec<Addition> = (1..=40_000).map(|id| Addition { target: target(id), metric: VIEW, delta: 1 }).collect();
+    let mut tx = world.pool.begin().await.unwrap();
+    outbox::append(&mut tx, 0, &views).await.unwrap();
+    tx.commit().await.unwrap();
+    let likes: Vec<_> = (1..=TARGETS)
+        .map(|id| {
+            body(&LikeEvent { target: target(id), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true })
+        })
+        .collect();
+    world.publish(&publisher, &likes).await;
+    let names = KindNames::new(&world.config.kinds);
+    let are_counted = async |cache: &Cache, targets: &[Target]| {
+        let numbers: Vec<CounterKey> = targets.iter().flat_map(|target| [(*target, VIEW), (*target, LIKE)]).collect();
+        let samples = cache.sample(&names, &numbers).await.unwrap();
+        samples.into_iter().all(|sample| sample.unwrap().value == 1)
+    };
+    for (cache, awake) in layouts.iter().zip(&awake) {
+        assert!(awake.len() < TARGETS as usize);
+        eventually("the other masters have all rows", || are_counted(cache, awake)).await;
+    }
+    assert_eq!(world.count("SELECT COUNT(*) FROM outbox_state WHERE applied > 0").await, 0);
+    nodes.signal(1, "-CONT");
+    world.outbox_added().await;
+    for cache in layouts {
+        assert!(are_counted(cache, &(1..=TARGETS).map(target).collect::<Vec<_>>()).await);
+        let numbers: Vec<CounterKey> = (1..=40_000).map(|id| (target(id), VIEW)).collect();
+        let samples = cache.sample(&names, &numbers).await.unwrap();
+        assert!(samples.into_iter().all(|sample| sample.unwrap().value == 1));
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_master_holds_up_only_its_own_counters() {
+    let nodes = Nodes::start().await;
+    nodes.be_patient().await;
+    silent_master(&nodes, "cluster_silent", "[filter]\nlikes_min = 1000\ncron = \"\"").await;
+    silent_master(&nodes, "cluster_silent_also", "[redis.also]\nbucket_bits = 5").await;
 }

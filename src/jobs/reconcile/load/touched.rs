@@ -102,7 +102,7 @@ mod tests {
     fn row(partition: u16, number: u64, keys: impl IntoIterator<Item = CounterKey>) -> OutboxRow {
         let addition = |(target, metric)| Addition { target, metric, delta: 1 };
         let additions = keys.into_iter().map(addition).collect();
-        OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() }
+        OutboxRow { partition, number, written_at: Micros(0), additions, likers: Vec::new() }
     }
 
     /// The rows that were read with a page, after the last rows of the page before.

@@ -23,9 +23,12 @@
 //!   script finds that these buckets already have some of the rows. So the script adds nothing to these buckets, and
 //!   returns their marks. For each returned mark, the task sends the rows with higher numbers to the buckets with this
 //!   mark. If a bucket's mark has changed before this call, the script returns the new mark.
-//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. If a row of another
-//!   daemon's partition is younger than `OLD`, daemon 2 skips the row. If both daemons add a row, the marks prevent the
-//!   second addition.
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 finds these rows, too. Daemon 2 adds the rows
+//!   only if no daemon has recorded any of them as added since daemon 2 looked before. If both daemons add a row, the
+//!   marks prevent the second addition.
+//! * A: a node of a Redis Cluster fails. B: further rows are committed. In each pass, the task adds the rows again from
+//!   the first one that a bucket lacks, and then goes ahead with later rows. It sends no later rows to the buckets whose
+//!   calls failed, because such a call would raise a mark above rows that the bucket lacks.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
 //!   reader that finds row 8 also finds row 7.
 //! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
@@ -41,56 +44,44 @@
 //!   missing amounts in the same way as for counters that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
 //!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads the bucket.
-//!   Otherwise a reconcile adds the missing amounts. After any other failure, the task retries until the call succeeds.
+//!   Otherwise a reconcile adds the missing amounts. The same is true for boards. After any other failure, the task
+//!   retries until the call succeeds.
 //!
 //! If targets have Bloom filters, an outbox row also lists the new likes: the target and the user. The task adds these
-//! users to the target's filter before it records the row as added. It is harmless to add a user twice.
+//! users to the target's filter before it records the row as added. It is harmless to add a user twice. If the filter's
+//! keys are damaged, the task deletes the filter.
 //!
 //! The task must never add a row before its commit, delete a row before it is added to all buckets, or delay a batch.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod adding;
+mod kept;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::config::{Config, ConfigHandle, Rules};
-use crate::runtime::fault;
+use self::adding::Ahead;
+use self::kept::Kept;
+use crate::config::ConfigHandle;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::servers::control::Control;
-use crate::telemetry::{seconds_between, telemetry};
+use crate::telemetry::telemetry;
 use tallyd_core::control::Task;
-use tallyd_core::model::{Addition, Micros, Target, UserId};
-use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets, OutboxRow};
+use tallyd_core::outbox::OutboxOffsets;
 use tallyd_mysql::Store;
 use tallyd_mysql::outbox::End;
 use tallyd_redis::Cache;
-use tallyd_redis::apply::Left;
-use tallyd_redis::feed::{Gain, Refused};
-use tallyd_redis::keys::KindNames;
 
 /// If one of these tasks is paused, no rows are added.
 const PAUSED_BY: &[Task] = &[Task::Outbox];
 
 /// At this interval the task checks for rows that other daemons have not added, and records the last added row.
 const EVERY: Duration = Duration::from_secs(1);
-
-/// If a row is older than this, the daemon that wrote it is assumed to be down.
-const OLD: Duration = Duration::from_secs(2);
-
-/// Maximum number of rows per read.
-const ROWS_MAX: u64 = 32;
-
-/// For one pass, the task reads rows until these rows together contain this number of items (some megabytes). A large
-/// pass is efficient, because more of its items belong to the same bucket.
-const ITEMS_MAX: usize = 30_000;
-
-/// Rows are kept in MySQL for this time after they were added to Redis. A reconcile needs the rows that were added
-/// between its sample of Redis and its read of MySQL. A reconcile always reads MySQL within this time.
-const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
@@ -113,6 +104,10 @@ struct State {
     added: OutboxOffsets,
     /// The value of `added` that was last recorded in MySQL.
     noted: OutboxOffsets,
+    /// The partitions whose next rows were added only to some buckets.
+    ahead: BTreeMap<u16, Ahead>,
+    /// The partitions that had unread rows at the end of the last look, each with the last row recorded in MySQL then.
+    waited: BTreeMap<u16, u64>,
     kept: Kept,
     /// The partitions that still had unread rows after the last pass.
     more: BTreeSet<u16>,
@@ -120,6 +115,7 @@ struct State {
     pruned: Option<Instant>,
     left: Flood,
     unfed: Flood,
+    unnoted: Flood,
     went_back: Flood,
 }
 
@@ -181,8 +177,8 @@ impl Outbox {
         }
     }
 
-    /// Adds the next rows of each partition that has new rows. If one partition fails, the others continue, because
-    /// possibly only one node of the Redis Cluster is unreachable.
+    /// Adds the next rows of each partition that has new rows. If one partition fails, the others continue. The daemon
+    /// adds the rows of another daemon's partition only if no daemon added any of them since the last look.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
@@ -196,113 +192,22 @@ impl Outbox {
                 say_went_back(partition, state);
             }
         }
-        let mut failed = Ok(());
-        for End { partition, last, owner } in self.store.outbox_ends().await? {
-            let ours = owner.as_ref() == Some(&self.owner) || (ends && owner.is_none());
-            if last <= state.added.of(partition) {
-                // Other daemons may have added the remaining rows.
-                state.more.remove(&partition);
-            } else if ours || looks || state.more.contains(&partition) {
-                let added = self.add(partition, ours, state).await;
+        let (mut failed, outboxes) = (Ok(()), self.store.outbox_ends().await?);
+        for end in &outboxes {
+            let ours = end.owner.as_ref() == Some(&self.owner) || (ends && end.owner.is_none());
+            if end.last > state.added.of(end.partition) && (ours || state.is_left_to_us(end, looks)) {
+                let added = self.add(end.partition, ours && !ends, state).await;
                 failed = failed.and(added);
+            } else {
+                state.more.remove(&end.partition);
             }
         }
         if looks {
             self.note(state).await?;
+            state.note_waiting(&outboxes);
             self.prune(state).await?;
         }
         failed
-    }
-
-    async fn add(&self, partition: u16, ours: bool, state: &mut State) -> Result<()> {
-        state.more.remove(&partition);
-        let (rows, full) = self.read(partition, state.added.of(partition)).await?;
-        // The rows are added strictly in order, even if the clock jumped, because a skipped row would never be added.
-        let rows = rows.into_iter().take_while(|row| ours || row.is_old);
-        let rows: Vec<OutboxRow> = rows.collect();
-        let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
-        let config = self.live.current();
-        let kinds = KindNames::new(&config.kinds);
-        self.note_likers(&kinds, &rows).await?;
-        let fed = self.feed(&config, partition, &rows, state).await;
-        let (written, additions): (Vec<Micros>, Vec<usize>) =
-            rows.iter().map(|row| (row.written_at, row.additions.len())).unzip();
-        let additions = additions.iter().sum::<usize>() as u64;
-        let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
-        for cache in self.caches.iter().map(|cache| cache.named(&config.metrics)) {
-            fault::point("outbox:adding");
-            let mut applying = cache.applying(&kinds, partition, state.added.of(partition), &rows);
-            while !applying.is_done() {
-                cache.apply_some(&mut applying).await?;
-                fault::point("outbox:amidst");
-            }
-            let left = applying.ended()?;
-            say_left(left, state);
-            if left.unknown_marks > 0 {
-                say_went_back(partition, state);
-            }
-        }
-        fed?;
-        fault::point("outbox:added");
-        let now = crate::runtime::clock::now();
-        written.iter().for_each(|at| telemetry().outbox.lag.observe(seconds_between(*at, now)));
-        telemetry().outbox.added.inc_by(additions);
-        state.added.raise(partition, last);
-        if full {
-            state.more.insert(partition);
-        }
-        Ok(())
-    }
-
-    /// Reads the rows after `after` for one pass. Also returns whether more rows can follow.
-    async fn read(&self, partition: u16, after: u64) -> Result<(Vec<OutboxRow>, bool)> {
-        let (mut rows, mut items) = (Vec::<OutboxRow>::new(), 0);
-        loop {
-            let last = rows.last().map_or(after, |row| row.number);
-            let some = self.store.outbox_after(partition, last, ROWS_MAX, OLD).await?;
-            let full = some.len() as u64 == ROWS_MAX;
-            items += some.iter().map(|row| row.additions.len() + row.likers.len()).sum::<usize>();
-            rows.extend(some);
-            if !full || items >= ITEMS_MAX {
-                return Ok((rows, full));
-            }
-        }
-    }
-
-    /// Adds the users who like a target to the target's Bloom filter. The task does this before it records the outbox
-    /// rows as added. A filter build that begins later reads these likes in MySQL.
-    async fn note_likers(&self, kinds: &KindNames, rows: &[OutboxRow]) -> Result<()> {
-        let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
-        for (target, user) in rows.iter().flat_map(|row| &row.likers) {
-            likers.entry(*target).or_default().push(*user);
-        }
-        let Some(cache) = self.caches.first().filter(|_| !likers.is_empty()) else { return Ok(()) };
-        Ok(cache.note_likers(kinds, &likers).await?)
-    }
-
-    /// Adds the rows' amounts to the boards that the rules specify, in the periods in which the rows were written. A
-    /// job's corrections are not added to boards.
-    async fn feed(&self, config: &Config, partition: u16, rows: &[OutboxRow], state: &mut State) -> Result<()> {
-        let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
-        let rules = Rules::from(config);
-        let mut gains = Vec::new();
-        for OutboxRow { number, written_at: at, additions, .. } in rows {
-            for (place, Addition { target, metric, delta }) in (1..).zip(additions) {
-                let Some(board) = rules.board(target.kind, *metric) else { continue };
-                let member = target.id.to_string().into_bytes().into();
-                let column = config.metrics.name(*metric).into();
-                gains.push(((*number, place), Gain { board, member, column, delta: *delta, at: *at }));
-            }
-        }
-        let calls = cache.feed_calls(&config.boards, partition, gains.into_iter())?;
-        let Refused { additions, error: Some(error) } = cache.feed(calls).await? else { return Ok(()) };
-        if let Some(times) = state.unfed.note(additions, Instant::now()) {
-            warn!(
-                event = "board-refused",
-                times, error, "{times} additions to boards failed and were skipped: {error}"
-            );
-        }
-        Ok(())
     }
 
     async fn note(&self, state: &mut State) -> Result<()> {
@@ -319,29 +224,12 @@ impl Outbox {
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
             if self.store.prune_outbox(partition, number).await? {
-                // One prune deletes a limited number of rows, and more are left. The next pass prunes again.
+                // The next look continues.
                 state.pruned = None;
+                return Ok(());
             }
         }
         Ok(())
-    }
-}
-
-/// For several instants, the last row of each partition that was in Redis at this instant. The oldest instant is first.
-/// A row is deleted from MySQL after the row has been in Redis for `KEPT`.
-#[derive(Default)]
-struct Kept(VecDeque<(Instant, OutboxOffsets)>);
-
-impl Kept {
-    /// Returns the last rows that have been in Redis for at least `KEPT`. At `now`, the rows up to `noted` are in
-    /// Redis.
-    fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
-        self.0.push_back((now, noted.clone()));
-        let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;
-        while self.0.get(1).is_some_and(is_over) {
-            self.0.pop_front();
-        }
-        self.0.front().filter(|oldest| is_over(oldest)).map(|(_, offsets)| offsets.clone()).unwrap_or_default()
     }
 }
 
@@ -349,20 +237,19 @@ impl State {
     fn until_looks(&self) -> Duration {
         self.looked.map_or(Duration::ZERO, |looked| EVERY.saturating_sub(looked.elapsed()))
     }
-}
 
-fn say_left(left: Left, state: &mut State) {
-    let Left { unknown, no_numbers, no_buckets, .. } = left;
-    if let Some(times) = state.left.note(unknown + no_numbers + no_buckets, Instant::now()) {
-        warn!(
-            event = "outbox-left",
-            times,
-            unknown,
-            no_numbers,
-            no_buckets,
-            "{times} additions to Redis were skipped. Reasons in the last pass: the kind or metric is not in the configuration ({unknown}), \
-             the value in Redis is not a number ({no_numbers}), the bucket has another type ({no_buckets})"
-        );
+    /// Returns whether this daemon adds rows of a partition that another daemon writes, or that has no owner. If one of
+    /// several daemons adds the rows, the others stop at their next look.
+    fn is_left_to_us(&self, End { partition, owner, .. }: &End, looks: bool) -> bool {
+        match looks {
+            true => self.waited.get(partition) == Some(&self.noted.of(*partition)),
+            false => owner.is_none() && self.more.contains(partition),
+        }
+    }
+
+    fn note_waiting(&mut self, outboxes: &[End]) {
+        let noted = |end: &End| (end.partition, self.noted.of(end.partition));
+        self.waited = outboxes.iter().filter(|end| end.last > noted(end).1).map(noted).collect();
     }
 }
 
@@ -383,12 +270,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_kept_from_when_they_were_added() {
-        let (began, mut kept) = (Instant::now(), Kept::default());
-        let mut over = |after_s: u64, number: u64| {
-            kept.over(began + Duration::from_secs(after_s), &OutboxOffsets::from_iter([(0, number)])).of(0)
+    fn rows_of_another_daemon_are_added_once_it_adds_none() {
+        let end = |owner: Option<&str>| End { partition: 3, last: 9, owner: owner.map(str::to_owned) };
+        let (of_other, of_nobody) = (end(Some("other")), end(None));
+        let mut state = State::default();
+        let mut looks_at = |end: &End, noted: u64| {
+            state.noted.raise(3, noted);
+            let is_left = state.is_left_to_us(end, true);
+            state.note_waiting(std::slice::from_ref(end));
+            is_left
         };
-        assert_eq!([over(0, 5), over(300, 7), over(599, 9)], [0, 0, 0]);
-        assert_eq!([over(600, 9), over(899, 9), over(900, 9), over(2_000, 12)], [5, 5, 7, 9]);
+        assert!(!looks_at(&of_other, 4), "the rows can be new");
+        assert!(!looks_at(&of_other, 6), "the other daemon adds rows");
+        assert!(looks_at(&of_other, 6));
+        assert!(looks_at(&of_nobody, 6));
+        state.more.insert(3);
+        assert!(state.is_left_to_us(&of_nobody, false) && !state.is_left_to_us(&of_other, false));
     }
 }

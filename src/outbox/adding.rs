@@ -1,0 +1,226 @@
+//! Adds the next rows of one partition to Redis: to the counters, to the filters and to the boards.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result};
+use tracing::warn;
+
+use super::{Outbox, State};
+use crate::config::{Config, Rules};
+use crate::runtime::fault;
+use crate::telemetry::{seconds_between, telemetry};
+use tallyd_core::coalesce::Pair;
+use tallyd_core::model::{Addition, Micros, Target, UserId};
+use tallyd_core::outbox::CORRECTIONS;
+use tallyd_redis::apply::{Applied, Bucket, Left, Row};
+use tallyd_redis::feed::Gain;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::refused::Refused;
+
+/// Maximum number of rows per read.
+const ROWS_MAX: u64 = 32;
+
+/// For one pass, the task reads rows until these rows together contain this number of items (some megabytes). A large
+/// pass is efficient, because more of its items belong to the same bucket.
+const ITEMS_MAX: usize = 30_000;
+
+/// In one pass, a partition's task goes ahead for at most this time.
+const AHEAD_MAX: Duration = Duration::from_secs(1);
+
+/// The next rows of an outbox.
+#[derive(Default)]
+struct Window {
+    rows: Vec<Row>,
+    /// For each row, when it was written.
+    written: Vec<Micros>,
+    /// The new likes of all rows.
+    likers: Vec<Pair>,
+    /// Whether more rows can follow.
+    is_full: bool,
+}
+
+/// How far a partition's rows were added to counters although some calls failed.
+pub(super) struct Ahead {
+    /// All rows up to this one are in the counters, except in the buckets that are behind.
+    number: u64,
+    /// For each cache, the buckets that can lack some of these rows.
+    behind: Vec<BTreeSet<Bucket>>,
+}
+
+impl Outbox {
+    /// Adds the rows after `added`. If only some calls fail and `goes_ahead` is true, also adds later rows to the
+    /// counters.
+    pub(super) async fn add(&self, partition: u16, goes_ahead: bool, state: &mut State) -> Result<()> {
+        state.more.remove(&partition);
+        let after = state.added.of(partition);
+        let window = self.read(partition, after).await?;
+        let Some(last) = window.last() else { return Ok(()) };
+        let mut behind = vec![BTreeSet::new(); self.caches.len()];
+        let counted = self.count(partition, after, &window, &mut behind, state).await?;
+        let config = self.live.current();
+        let noted = self.note_likers(&config, &window, state).await;
+        let fed = self.feed(&config, partition, &window, state).await;
+        if let Err(error) = counted.and(noted).and(fed) {
+            if goes_ahead {
+                self.go_ahead(partition, Ahead { number: last, behind }, state).await?;
+            }
+            return Err(error);
+        }
+        fault::point("outbox:added");
+        let now = crate::runtime::clock::now();
+        window.written.iter().for_each(|at| telemetry().outbox.lag.observe(seconds_between(*at, now)));
+        telemetry().outbox.added.inc_by(window.rows.iter().map(|(_, additions)| additions.len() as u64).sum());
+        state.added.raise(partition, last);
+        state.ahead.retain(|of, ahead| *of != partition || ahead.number > last);
+        if window.is_full {
+            state.more.insert(partition);
+        }
+        Ok(())
+    }
+
+    /// Adds later rows to the buckets that lack no earlier rows: the rows after those that this pass or a former pass
+    /// has added. A board needs all rows in order, so it waits for the failed calls.
+    async fn go_ahead(&self, partition: u16, added: Ahead, state: &mut State) -> Result<()> {
+        let former = state.ahead.remove(&partition).filter(|ahead| ahead.number > added.number);
+        let (mut ahead, began, mut more) = (former.unwrap_or(added), Instant::now(), Ok(true));
+        while matches!(more, Ok(true)) && began.elapsed() < AHEAD_MAX {
+            more = self.count_ahead(partition, &mut ahead, state).await;
+        }
+        state.ahead.insert(partition, ahead);
+        more.map(drop)
+    }
+
+    /// Adds the next rows after `ahead`. Returns whether more rows can follow.
+    async fn count_ahead(&self, partition: u16, ahead: &mut Ahead, state: &mut State) -> Result<bool> {
+        let window = self.read(partition, ahead.number).await?;
+        let Some(last) = window.last() else { return Ok(false) };
+        // The next pass sends the failed calls again. Until then their buckets are behind.
+        let _failed = self.count(partition, ahead.number, &window, &mut ahead.behind, state).await?;
+        ahead.number = last;
+        Ok(window.is_full)
+    }
+
+    /// Reads the rows after `after` for one pass.
+    async fn read(&self, partition: u16, after: u64) -> Result<Window> {
+        let (mut window, mut items) = (Window::default(), 0);
+        loop {
+            let some = self.store.outbox_after(partition, window.last().unwrap_or(after), ROWS_MAX).await?;
+            window.is_full = some.len() as u64 == ROWS_MAX;
+            for row in some {
+                items += row.additions.len() + row.likers.len();
+                window.rows.push((row.number, row.additions));
+                window.written.push(row.written_at);
+                window.likers.extend(row.likers);
+            }
+            if !window.is_full || items >= ITEMS_MAX {
+                return Ok(window);
+            }
+        }
+    }
+
+    /// Adds the rows after `after` to the counters of all layouts, except to the buckets that are `behind`. Buckets for
+    /// which a call failed are then behind, too, and the inner result has the first error.
+    ///
+    /// # Errors
+    /// Redis answered no call.
+    async fn count(
+        &self,
+        partition: u16,
+        after: u64,
+        window: &Window,
+        behind: &mut [BTreeSet<Bucket>],
+        state: &mut State,
+    ) -> Result<Result<()>> {
+        let config = self.live.current();
+        let kinds = KindNames::new(&config.kinds);
+        let (mut unanswered, mut failed) = (Ok(()), Ok(()));
+        for (cache, behind) in self.caches.iter().zip(behind) {
+            let cache = cache.named(&config.metrics);
+            fault::point("outbox:adding");
+            let mut applying = cache.applying(&kinds, partition, after, &window.rows).without(behind);
+            while !applying.is_done() {
+                cache.apply_some(&mut applying).await?;
+                fault::point("outbox:amidst");
+            }
+            let Applied { left, behind: more, is_answered, failed: error } = applying.ended();
+            behind.extend(more);
+            match is_answered {
+                true => failed = failed.and(error),
+                false => unanswered = unanswered.and(error),
+            }
+            say_left(left, state);
+            if left.unknown_marks > 0 {
+                super::say_went_back(partition, state);
+            }
+        }
+        unanswered?;
+        Ok(failed.map_err(Error::from))
+    }
+
+    /// Adds the users who like a target to the target's Bloom filter. The task does this before it records the outbox
+    /// rows as added. A filter build that begins later reads these likes in MySQL.
+    async fn note_likers(&self, config: &Config, window: &Window, state: &mut State) -> Result<()> {
+        let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
+        for (target, user) in &window.likers {
+            likers.entry(*target).or_default().push(*user);
+        }
+        let Some(cache) = self.caches.first().filter(|_| !likers.is_empty()) else { return Ok(()) };
+        let refused = cache.note_likers(&KindNames::new(&config.kinds), &likers).await?;
+        let Refused { additions, error: Some(error) } = refused else { return Ok(()) };
+        if let Some(times) = state.unnoted.note(additions, Instant::now()) {
+            warn!(
+                event = "filter-refused",
+                times, error, "{times} likes could not be added to filters, so these filters were deleted: {error}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Adds the rows' amounts to the boards that the rules specify, in the periods in which the rows were written. A
+    /// job's corrections are not added to boards.
+    async fn feed(&self, config: &Config, partition: u16, window: &Window, state: &mut State) -> Result<()> {
+        let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
+        let rules = Rules::from(config);
+        let mut gains = Vec::new();
+        for ((number, additions), at) in window.rows.iter().zip(&window.written) {
+            for (place, Addition { target, metric, delta }) in (1..).zip(additions) {
+                let Some(board) = rules.board(target.kind, *metric) else { continue };
+                let member = target.id.to_string().into_bytes().into();
+                let column = config.metrics.name(*metric).into();
+                gains.push(((*number, place), Gain { board, member, column, delta: *delta, at: *at }));
+            }
+        }
+        let calls = cache.feed_calls(&config.boards, partition, gains.into_iter())?;
+        let Refused { additions, error: Some(error) } = cache.feed(calls).await? else { return Ok(()) };
+        if let Some(times) = state.unfed.note(additions, Instant::now()) {
+            warn!(
+                event = "board-refused",
+                times, error, "{times} additions to boards failed and were skipped: {error}"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Window {
+    /// Returns the number of the last row.
+    fn last(&self) -> Option<u64> {
+        self.rows.last().map(|(number, _)| *number)
+    }
+}
+
+fn say_left(left: Left, state: &mut State) {
+    let Left { unknown, no_numbers, no_buckets, .. } = left;
+    if let Some(times) = state.left.note(unknown + no_numbers + no_buckets, Instant::now()) {
+        warn!(
+            event = "outbox-left",
+            times,
+            unknown,
+            no_numbers,
+            no_buckets,
+            "{times} additions to Redis were skipped. Reasons in the last pass: the kind or metric is not in the configuration ({unknown}), \
+             the value in Redis is not a number ({no_numbers}), the bucket has another type or an invalid mark ({no_buckets})"
+        );
+    }
+}
