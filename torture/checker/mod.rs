@@ -16,7 +16,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-pub use boards::{HOT, PAST};
+pub use boards::{HOT, PAST, SEEN};
 pub use letters::mark;
 
 use crate::history::{Call, History, Micros, What};

@@ -18,6 +18,9 @@ const CHANGES: [(&str, &str); 5] = [
     ("cron = \"*/15 * * * * *\"", "cron = \"*/4 * * * * *\""),
 ];
 
+/// Within this time after a pause, Redis has all rows of the outboxes. Daemons read the end of a pause once a second.
+const BACKLOG_MAX: Duration = Duration::from_secs(60);
+
 pub fn all() -> Vec<Fault> {
     vec![
         Fault::new(Server::Daemon, "daemon-killed", "one daemon after the other gets SIGKILL", |site, dice, hold| {
@@ -48,6 +51,13 @@ pub fn all() -> Vec<Fault> {
             "daemons get SIGHUP with other settings, and with invalid settings",
             |site, dice, hold| Box::pin(reloads(site, dice, hold)),
         ),
+        Fault::new(
+            Server::Daemon,
+            "outbox-paused",
+            "an operator pauses the outbox, so its rows are added later",
+            |site, _, hold| Box::pin(outbox_paused(site, hold)),
+        )
+        .hold(60, 90),
     ]
 }
 
@@ -135,6 +145,26 @@ async fn reloads(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
         Ok(())
     };
     then_undo(changing, back).await
+}
+
+async fn outbox_paused(site: &Site, hold: Duration) -> Result<()> {
+    const PAUSE: &str = "REPLACE INTO control (task, command, ordered_at, until_at, ordered_by, reason) \
+                         VALUES ('outbox', 'pause', NOW(6), NOW(6) + INTERVAL ? SECOND, 'torture', '')";
+    let begun = async {
+        sqlx::query(PAUSE).bind(hold.as_secs()).execute(site.pool()).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    let undo = async {
+        sqlx::query("DELETE FROM control WHERE task = 'outbox'").execute(site.pool()).await?;
+        let until = Instant::now() + BACKLOG_MAX;
+        while site.outboxes_behind().await? > 0 {
+            ensure!(Instant::now() < until, "the outboxes have a backlog {BACKLOG_MAX:?} after their pause");
+            sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
+    };
+    then_undo(begun, undo).await
 }
 
 /// Sends SIGHUP and waits until the daemon's log contains `answer`.

@@ -6,13 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use redis::aio::MultiplexedConnection;
+use tallyd_core::keys::Keys;
+use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_redis::Cache;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use super::{Allows, Fault, Server, then_undo};
+use crate::checker::SEEN;
 use crate::dice::Dice;
 use crate::site::{Site, redis_at};
+use crate::users::TARGETS;
 
 /// The script with which a daemon repairs a counter. The script adds the measured drift (the counter's error) to the
 /// counter.
@@ -80,6 +84,13 @@ pub fn all() -> Vec<Fault> {
         ),
         Fault::new(
             Server::Redis,
+            "redis-other-type-beside",
+            "keys of other types replace the keys of a filter and of a board, until the fault deletes these keys",
+            |site, dice, hold| Box::pin(other_type_beside(site, dice, hold)),
+        )
+        .allows(Allows::WhatOnlyRedisKnew),
+        Fault::new(
+            Server::Redis,
             "redis-failover",
             "a replica that lacks the newest writes becomes the master; later the old master becomes the master again",
             |site, dice, hold| Box::pin(failover(site, dice, hold)),
@@ -127,16 +138,37 @@ async fn again(site: &Site, _: Dice, hold: Duration, command: &[&str]) -> Result
     Ok(())
 }
 
+fn keys(site: &Site) -> Result<Keys> {
+    let config = site.admin_config();
+    Ok(Cache::new(&config.redis, &config.metrics)?.keys)
+}
+
 /// Replaces some buckets with keys of another type.
 async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
-    const DELETE: &str = "if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end";
-    let config = site.admin_config();
-    let keys = Cache::new(&config.redis, &config.metrics)?.keys;
+    let keys = keys(site)?;
     let mut bucket = || u32::try_from(dice.below(u64::from(keys.buckets()))).unwrap();
     let chosen = [bucket(), bucket(), bucket()].map(|bucket| keys.counters("video", bucket));
+    replaced(site, hold, &chosen).await
+}
+
+/// Replaces the keys of a target's filter and of a board with keys of another type.
+async fn other_type_beside(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let keys = keys(site)?;
+    let target = Target { kind: Kind(1), id: TargetId(1 + dice.below(TARGETS)) };
+    let [_, config, added] = keys.filter("video", target);
+    let of_board = [keys.board(SEEN, "total"), keys.board_added(SEEN), keys.board_mark(SEEN, "total")];
+    let [board, places, mark] = of_board;
+    replaced(site, hold, &[config, added, board, places, mark]).await
+}
+
+/// Replaces keys with keys of another type.
+async fn replaced(site: &Site, hold: Duration, chosen: &[String]) -> Result<()> {
+    const DELETE: &str = "if redis.call('TYPE', KEYS[1]).ok == ARGV[1] then redis.call('DEL', KEYS[1]) end";
+    // The command that writes the key, and the key's type after that.
+    const WRITES: [(&str, &str); 3] = [("SET", "string"), ("RPUSH", "list"), ("SADD", "set")];
     let mut redis = site.stack.redis().await?;
     let begun = async {
-        for (key, write) in chosen.iter().zip(["SET", "RPUSH", "SADD"]) {
+        for (key, (write, _)) in chosen.iter().zip(WRITES.iter().cycle()) {
             let mut pipe = redis::pipe();
             pipe.atomic().del(key).cmd(write).arg(key).arg("nothing of tallyd");
             pipe.exec_async(&mut redis).await?;
@@ -146,8 +178,8 @@ async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     };
     let undo = async {
         let mut redis = site.stack.redis().await?;
-        for key in &chosen {
-            let () = redis::Script::new(DELETE).key(key).invoke_async(&mut redis).await?;
+        for (key, (_, of_type)) in chosen.iter().zip(WRITES.iter().cycle()) {
+            let () = redis::Script::new(DELETE).key(key).arg(of_type).invoke_async(&mut redis).await?;
         }
         Ok(())
     };

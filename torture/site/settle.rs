@@ -128,10 +128,18 @@ impl Site {
         if let Some(missing) = self.on_the_way().await? {
             return Ok(Some(missing));
         }
+        let behind = self.outboxes_behind().await?;
+        Ok((behind > 0).then(|| format!("the outboxes of {behind} partitions have rows that are not in Redis")))
+    }
+
+    /// Returns the number of partitions whose outbox has rows that are not in Redis.
+    ///
+    /// # Errors
+    /// Fails if MySQL doesn't answer.
+    pub async fn outboxes_behind(&self) -> Result<i64> {
         let sql = "SELECT CAST(COUNT(*) AS SIGNED) FROM partition_owner o LEFT JOIN outbox_state s USING (`partition`) \
             WHERE o.outbox > COALESCE(s.applied, 0)";
-        let behind: i64 = sqlx::query_scalar(sql).fetch_one(self.pool()).await?;
-        Ok((behind > 0).then(|| format!("the outboxes of {behind} partitions have rows that are not in Redis")))
+        Ok(sqlx::query_scalar(sql).fetch_one(self.pool()).await?)
     }
 
     /// Returns the number of messages that are in queues or unacknowledged.

@@ -23,7 +23,7 @@ use seat::Seat;
 use tallyd_testkit::scripts::{Changed, Clicked, CountError, Counted, Counting, LikeError, TakenBack};
 
 /// Number of targets, and number of users who click on these targets.
-const TARGETS: u64 = 60;
+pub const TARGETS: u64 = 60;
 const USERS: u64 = 400;
 
 /// The kind of all targets.
