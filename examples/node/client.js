@@ -267,7 +267,7 @@ export class Client {
   async #waitMs(userId) {
     const { keyPrefix, clicksMax, windowMs } = this.#settings;
     if (clicksMax === 0) return 0;
-    const [isAllowed, left] = await this.#call(LIMIT, [`${keyPrefix}limit:{${userId}}`], [clicksMax, windowMs]);
+    const [isAllowed, left] = await this.#call(LIMIT, [`${keyPrefix}limit:{${userId}}`], [clicksMax, windowMs, randomUUID()]);
     return isAllowed === 1 ? 0 : left;
   }
 

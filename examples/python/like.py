@@ -180,7 +180,7 @@ def wait_ms(server, user_id):
     if CLICKS_MAX == 0:
         return 0
     key = f"{KEY_PREFIX}limit:{{{an_id(user_id, 'user-id-out-of-range')}}}"
-    is_allowed, left = call(server, LIMIT_SCRIPT, 1, key, CLICKS_MAX, WINDOW_MS)
+    is_allowed, left = call(server, LIMIT_SCRIPT, 1, key, CLICKS_MAX, WINDOW_MS, str(uuid.uuid4()))
     return 0 if is_allowed else left
 
 
