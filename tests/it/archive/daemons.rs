@@ -9,6 +9,7 @@ use tallyd_mysql::jobs::Lock;
 
 use super::saved::add;
 use super::{Board, JOB, Stage, board, week};
+use crate::common::private::Private;
 use crate::common::scripts::OnBoard;
 use crate::common::{eventually, stderr};
 
@@ -44,6 +45,33 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     eventually("the board is saved again", async || stage.saved(&at).await == whole).await;
     let told = daemon.log().matches("\"board-lost\"").count();
     assert_eq!(told, 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_full_redis_hides_no_lost_board_and_keeps_no_other_unsaved() {
+    let redis = Private::start(&[]).await;
+    let board_of = |name| format!("[[board]]\nname = \"{name}\"\nperiod = \"total\"\nsnapshot_every = \"1s\"\n");
+    let boards = [board_of("likes"), board_of("other")].concat();
+    let settings = format!("[redis]\nurl = \"{}\"\n[archive]\ncron = \"\"\n{boards}", redis.url());
+    let mut stage = Stage::new("daemon_full", &settings).await;
+    let (lost, other) = (week("total"), BoardPeriod { board: "other".to_owned(), period: "total".to_owned() });
+    for at in [&lost, &other] {
+        stage.write(at, &board(20)).await;
+    }
+    let daemon = stage.world.daemon();
+    eventually("both boards are saved", async || {
+        stage.saved(&lost).await == board(20) && stage.saved(&other).await == board(20)
+    })
+    .await;
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec_async(&mut stage.redis).await.unwrap();
+    stage.lose(&lost).await;
+    daemon.logged("\"board-lost\"").await;
+    let began = "leaderboard_snapshot_period SET began_at = '2026-01-01', taken_at = began_at WHERE board = 'other'";
+    stage.execute(&format!("UPDATE {began}")).await;
+    let again = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE board = 'other' AND taken_at > '2026-01-02'";
+    eventually("the other board is saved again", async || stage.world.count(again).await == 1).await;
     assert!(daemon.stop().success());
     stage.close().await;
 }
