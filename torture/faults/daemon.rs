@@ -57,7 +57,7 @@ pub fn all() -> Vec<Fault> {
             "an operator pauses the outbox, so its rows are added later",
             |site, _, hold| Box::pin(outbox_paused(site, hold)),
         )
-        .hold(60, 90),
+        .hold(20, 40),
     ]
 }
 
