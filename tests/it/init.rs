@@ -114,7 +114,7 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
         (
             "TALLYD_INIT_AMQP_URL",
             &stack("AMQP_URL").replace("tally:tally@", "tally:s3cr3t@"),
-            75,
+            78,
             "in the environment): the server refused the administrator's login: connect to RabbitMQ: ",
         ),
         (
