@@ -66,7 +66,7 @@ impl Operator<'_> {
     pub async fn restore_boards(&self) -> Result<()> {
         for (board, period) in self.boards().await? {
             // If Redis has not lost a board, the command only reports this and does not restore the board.
-            let (code, text) = self.run(&["board", "restore", &board, &period, "--format", "json"]).await?;
+            let (code, text) = self.run(&["board", "restore", &board, &period, "--yes", "--format", "json"]).await?;
             if code != 0 && !text.contains("is not restored") {
                 println!("tallyd board restore {board} {period} exited with {code}: {}", text.trim());
             }

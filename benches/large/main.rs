@@ -125,15 +125,15 @@ async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     tell("reload", reloaded.clone());
     // If the broker delivered a click twice around the time of the loss, Redis counts that click twice until the next
     // reconcile.
-    site.reconcile(&["--changed", "--force"]).await?;
-    exact(site.reconcile(&["--changed", "--force"]).await?)?;
+    site.reconcile(&["--changed", "--force", "--yes"]).await?;
+    exact(site.reconcile(&["--changed", "--force", "--yes"]).await?)?;
     Ok((full, changed, reloaded, daemon_peak_rss_mib))
 }
 
 async fn wide(site: &Site) -> Result<(Ran, Ran)> {
     let full = tell("full, many buckets", exact(site.reconcile(&["--full"]).await?)?);
     site.flush().await?;
-    Ok((full, tell("reload, many buckets", exact(site.reconcile(&["--changed", "--force"]).await?)?)))
+    Ok((full, tell("reload, many buckets", exact(site.reconcile(&["--changed", "--force", "--yes"]).await?)?)))
 }
 
 fn tell(what: &str, ran: Ran) -> Ran {

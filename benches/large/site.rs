@@ -120,7 +120,7 @@ impl Site {
         let pid = running.pid()?;
         let beside = async {
             self.flush().await?;
-            self.reconcile(&["--changed", "--force"]).await
+            self.reconcile(&["--changed", "--force", "--yes"]).await
         };
         let talking = async {
             loop {

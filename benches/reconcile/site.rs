@@ -150,7 +150,7 @@ impl Site {
         let reconciles = async {
             // Waits until the run ends, because the lease of this run would block the next run.
             while let (Some(mode), false) = (beside, ended.get()) {
-                self.reconcile(&[mode, "--force"]).await?;
+                self.reconcile(&[mode, "--force", "--yes"]).await?;
             }
             Ok::<(), anyhow::Error>(())
         };
@@ -179,7 +179,7 @@ impl Site {
         let beside = async {
             let bare_s = self.bare_hset().await?;
             self.lose().await?;
-            let ran = self.reconcile(&["--changed", "--force"]).await?;
+            let ran = self.reconcile(&["--changed", "--force", "--yes"]).await?;
             Ok::<(f64, Ran), anyhow::Error>((bare_s, ran))
         };
         let talking = async {

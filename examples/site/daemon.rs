@@ -119,7 +119,7 @@ impl Tallyd {
 
     /// Returns the output of `tallyd board restore`.
     pub async fn restore(&self, board: &str) -> Result<String> {
-        let arguments = ["restore", board, "total"].map(str::to_owned).to_vec();
+        let arguments = ["restore", board, "total", "--yes"].map(str::to_owned).to_vec();
         Ok(String::from_utf8_lossy(&self.run("board", arguments).await?).into_owned())
     }
 

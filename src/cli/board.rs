@@ -32,7 +32,7 @@ pub(super) struct ArchiveArgs {
     /// Change nothing. Print which boards would be archived or removed, and why the other boards would not.
     #[arg(long)]
     dry_run: bool,
-    /// With --period: don't ask for confirmation on a terminal.
+    /// With --period: don't ask for confirmation. Needed without a terminal.
     #[arg(long)]
     yes: bool,
     /// Print the report as text or as JSON.
@@ -79,7 +79,7 @@ pub(super) enum BoardCommand {
         /// With --force: change nothing. Print the snapshot that would be replaced.
         #[arg(long, requires = "force")]
         dry_run: bool,
-        /// With --force: don't ask for confirmation on a terminal.
+        /// With --force: don't ask for confirmation. Needed without a terminal.
         #[arg(long)]
         yes: bool,
         /// Print the report as text or as JSON.
@@ -99,7 +99,7 @@ pub(super) enum BoardCommand {
         /// this board.
         #[arg(long)]
         add: bool,
-        /// Don't ask for confirmation on a terminal.
+        /// Don't ask for confirmation. Needed without a terminal.
         #[arg(long)]
         yes: bool,
         /// Print the report as text or as JSON.

@@ -1,12 +1,13 @@
-//! The rule for commands that delete, prune or take over: each has a dry run, asks on a terminal, and says the way back.
-//! Where it applies, each has a safety limit, and checks that what must be stopped is stopped.
+//! The rule for commands that delete, prune or take over: each has a dry run, asks on a terminal, needs `--yes`
+//! elsewhere, and says the way back. Where it applies, each has a safety limit, and checks that what must be stopped is
+//! stopped.
 
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{EXIT_DONE, EXIT_FAILED};
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_USAGE};
 use crate::jobs::JobError;
 use crate::partitions::InUse;
 use crate::servers::Servers;
@@ -85,20 +86,27 @@ pub(super) const RECOUNT: Rule =
 pub(super) const AFTER_RESTORE: Rule = Rule::new("after-restore", "numbers in Redis that MySQL lacks", "", NONE);
 
 impl Rule {
-    /// Prints the plan and the way back, and asks on a terminal. Returns an exit code if the command must end here.
+    /// Prints the plan and the way back, and asks unless `yes` was given. Returns an exit code if the command must end
+    /// here.
     pub(super) fn ends(&self, plan: &[String], yes: bool) -> Result<Option<u8>> {
         let mut out = std::io::stderr();
         writeln!(out, "{}\nway back: {}", plan.join("\n"), self.back).context("print")?;
-        if confirmed("continue? [y/N] ", yes)? {
+        let (code, why) = if yes {
             return Ok(None);
-        }
-        writeln!(out, "tallyd: nothing was changed").context("print")?;
-        Ok(Some(EXIT_FAILED))
+        } else if !std::io::stdin().is_terminal() {
+            (EXIT_USAGE, ": without a terminal, add --yes")
+        } else if asked("continue? [y/N] ", false)? {
+            return Ok(None);
+        } else {
+            (EXIT_FAILED, "")
+        };
+        writeln!(out, "tallyd: nothing was changed{why}").context("print")?;
+        Ok(Some(code))
     }
 
-    /// Does the same as [`Self::ends`] for a command whose report shows the details.
+    /// Does the same as [`Self::ends`] for a command whose dry run lists the details.
     pub(super) fn ends_unlisted(&self, yes: bool) -> Result<Option<u8>> {
-        self.ends(&[format!("tallyd {} removes {}", self.command, self.takes)], yes)
+        self.ends(&[format!("tallyd {} removes {}: --dry-run lists them", self.command, self.takes)], yes)
     }
 }
 
@@ -107,7 +115,7 @@ pub(super) struct Consent {
     /// Change nothing. Print the planned steps.
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Don't ask for confirmation on a terminal.
+    /// Don't ask for confirmation. Needed without a terminal.
     #[arg(long)]
     pub(super) yes: bool,
 }
@@ -121,11 +129,6 @@ impl Consent {
         }
         rule.ends(plan, self.yes)
     }
-}
-
-/// Asks on a terminal, unless `yes` was given.
-fn confirmed(question: &str, yes: bool) -> Result<bool> {
-    if yes || !std::io::stdin().is_terminal() { Ok(true) } else { asked(question, false) }
 }
 
 /// Asks on the terminal. `usual` is the result for an empty line. The end of input counts as "no".

@@ -123,7 +123,7 @@ pub(super) struct PurgeArgs {
     /// Delete nothing. Print the number of dead letters that would be deleted.
     #[arg(long)]
     dry_run: bool,
-    /// Don't ask for confirmation on a terminal.
+    /// Don't ask for confirmation. Needed without a terminal.
     #[arg(long)]
     yes: bool,
     /// Print the report as text or as JSON.

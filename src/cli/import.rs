@@ -31,7 +31,7 @@ pub(super) struct ImportArgs {
     /// With --deletions: ignore the limit repair_targets_max_percent of [reconcile].
     #[arg(long, requires = "deletions")]
     force: bool,
-    /// Don't ask for confirmation on a terminal.
+    /// Don't ask for confirmation. Needed without a terminal.
     #[arg(long)]
     yes: bool,
     /// Continue where the last run was stopped or killed, or ran out of time.

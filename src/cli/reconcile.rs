@@ -38,7 +38,7 @@ pub(super) struct ReconcileArgs {
     /// Ignore the limits repair_targets_max_percent and repair_abs_max.
     #[arg(long)]
     force: bool,
-    /// With --force: don't ask for confirmation on a terminal.
+    /// With --force: don't ask for confirmation. Needed without a terminal.
     #[arg(long)]
     yes: bool,
     /// Stop after this time, between two pages: 90s, 30m, 2h. The report contains the number of remaining targets.

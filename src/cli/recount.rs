@@ -29,7 +29,7 @@ pub(super) struct RecountArgs {
     /// Ignore the limits repair_targets_max_percent and repair_abs_max of [reconcile].
     #[arg(long)]
     force: bool,
-    /// With --force: don't ask for confirmation on a terminal.
+    /// With --force: don't ask for confirmation. Needed without a terminal.
     #[arg(long)]
     yes: bool,
     /// Print the report as text or as JSON.

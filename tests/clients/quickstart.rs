@@ -285,7 +285,7 @@ async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) 
         world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 45").await == 1
     })
     .await;
-    assert!(tallyd(&["dead", "purge", "--replayed"]).contains("1 dead letters deleted"));
+    assert!(tallyd(&["dead", "purge", "--replayed", "--yes"]).contains("1 dead letters deleted"));
 }
 
 /// Saves a board, loses it and restores it. Restores another board from its archive.
@@ -294,8 +294,8 @@ async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &
     tallyd(&["board", "snapshot", "first", "total"]);
     let (live, mark) = (world.cache.keys.board("first", "total"), world.cache.keys.board_mark("first", "total"));
     let () = redis::cmd("DEL").arg(&[&live, &mark]).query_async(redis).await.unwrap();
-    assert!(tallyd(&["board", "restore", "first", "total"]).contains("restored"));
-    assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
+    assert!(tallyd(&["board", "restore", "first", "total", "--yes"]).contains("restored"));
+    assert!(tallyd(&["board", "restore", "likes", "2026-W40", "--yes"]).contains("restored, 1 members"));
 }
 
 /// Returns the SQL block of docs/schema.md that contains this text.

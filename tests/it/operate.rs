@@ -58,7 +58,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     for (to, queues) in [(2, [Some(0), Some(0), None, None]), (1, [Some(0), None, None, None])] {
         set(&mut world, to);
         let before = queued(&world).await;
-        let command = ["partitions", "lower", "--to", &to.to_string()];
+        let command = ["partitions", "lower", "--yes", "--to", &to.to_string()];
         assert_exits(&world.tallyd(&[&command[..], &["--dry-run"]].concat()), 0, "delete the queue");
         assert_eq!(queued(&world).await, before, "a dry run changes nothing");
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
@@ -117,7 +117,7 @@ async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
         world.write(&format!("[amqp]\npartitions = 2\n{SEARCHED}"));
         assert_exits(&world.tallyd(&["partitions", "lower", "--to", "2"]), 75, said);
         world.write(&format!("[amqp]\npartitions = 4\n{FOUND}"));
-        assert_exits(&world.tallyd(&["names", "rename", "metric", "search", "find"]), 75, said);
+        assert_exits(&world.tallyd(&["names", "rename", "metric", "search", "find", "--yes"]), 75, said);
     };
     assert_exits(&world.tallyd(&["pause", "consumer", "--for", "10m"]), 0, "consumer is paused until");
     let consumed = async || {
@@ -141,7 +141,11 @@ async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
     refused(&world, "a daemon or a command uses MySQL");
     assert_eq!(world.count(IN_USE).await, 4);
     assert!(daemon.stop().success());
-    assert_exits(&world.tallyd(&["names", "rename", "metric", "search", "find"]), 0, "renamed: start the daemons");
+    assert_exits(
+        &world.tallyd(&["names", "rename", "metric", "search", "find", "--yes"]),
+        0,
+        "renamed: start the daemons",
+    );
     world.close().await;
 }
 
@@ -154,7 +158,7 @@ const FOUND: &str = "[metrics]\nlike = 1\nfind = 6\n";
 async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
     let mut world = World::new("rename", SEARCHED).await;
     let daemon = consuming(&world).await;
-    let rename = |from, to| ["names", "rename", "metric", from, to];
+    let rename = |from, to| ["names", "rename", "metric", from, to, "--yes"];
     assert_exits(&world.tallyd(&rename("search", "find")), 78, "[metrics] has no find = 6");
     world.write(FOUND);
     assert_exits(&world.tallyd(&rename("search", "find")), 75, "a daemon consumes");
@@ -178,7 +182,11 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
     assert!(consuming(&world).await.stop().success());
 
     world.write(&format!("{FOUND}[kinds]\nfilm = 1\n"));
-    assert_exits(&world.tallyd(&["names", "rename", "kind", "video", "film"]), 0, "renamed: start the daemons");
+    assert_exits(
+        &world.tallyd(&["names", "rename", "kind", "video", "film", "--yes"]),
+        0,
+        "renamed: start the daemons",
+    );
     assert_exits(&world.tallyd(&["archive"]), 0, "");
     world.close().await;
 }
@@ -226,6 +234,7 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
     assert_exits(&world.tallyd(&["after-restore", "--dry-run"]), 2, "video:42");
     assert_exits(&world.tallyd(&["reconcile"]), 1, "");
     assert_exits(&typed(&world, "after-restore", "n"), 1, "nothing was changed");
+    assert_exits(&world.tallyd(&["after-restore"]), 64, "nothing was changed: without a terminal, add --yes");
     let marks = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (30, 1));
 

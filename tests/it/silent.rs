@@ -84,7 +84,7 @@ async fn partitions_lower_deletes_no_queue_whose_leader_is_silent() {
     publisher.publish("", &queue, &body(&event).1).await.unwrap();
     world.set(&settings(1));
     world.broker = Broker::new(&world.config.amqp).unwrap();
-    let lower = ["partitions", "lower", "--to", "1"];
+    let lower = ["partitions", "lower", "--yes", "--to", "1"];
     let silent = SilentLeader::of(&queue);
     assert_exits(&world.tallyd(&lower), 75, &format!("the queue {queue} stays"));
     drop(silent);

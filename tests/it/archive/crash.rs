@@ -31,7 +31,7 @@ pub fn dies(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
 }
 
 fn dies_at(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
-    dies(stage, &["archive", "--period", &at.period], fault_point)
+    dies(stage, &["archive", "--period", &at.period, "--yes"], fault_point)
 }
 
 /// Returns one closed week for each fault point.

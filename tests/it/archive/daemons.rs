@@ -32,7 +32,7 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     assert!(stage.world.cache.is_board_lost(&at).await.unwrap());
     // The daemon is sometimes making a snapshot at this moment, so the test retries.
     let restored = || async {
-        let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
+        let output = stage.world.tallyd(&["board", "restore", "likes", "total", "--yes"]);
         assert!([Some(0), Some(75)].contains(&output.status.code()), "{}", stderr(&output));
         output.status.success()
     };
@@ -142,7 +142,7 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     // Redis gives the better place to the member whose name is later in the alphabet.
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
-    assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());
+    assert!(stage.world.tallyd(&["board", "restore", "likes", "total", "--yes"]).status.success());
     let page = client.board_page(("likes", tallyd_core::period::PeriodKind::Total), 1, 9, Default::default()).await;
     let places: Vec<(Vec<u8>, u64)> =
         page.unwrap().entries.into_iter().map(|entry| (entry.member, entry.columns.unwrap().primary)).collect();

@@ -93,7 +93,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let mut whole = board(1_500);
     stage.write(&at, &whole).await;
     let mut tallyd = stage.world.command();
-    tallyd.args(["archive", "--period", "2026-W46"]).stdout(Stdio::null()).stderr(Stdio::null());
+    tallyd.args(["archive", "--period", "2026-W46", "--yes"]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Process(tallyd.spawn().unwrap());
     eventually("the process copies the board", async || stage.rows().await > 0).await;
     process.signal("STOP");

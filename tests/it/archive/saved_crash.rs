@@ -78,7 +78,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
         let since: Board = (2_000..2_700).map(|id| (format!("member-{id}").into_bytes(), 2.0)).collect();
         stage.write(&at, &since).await;
         add(&mut whole, &since);
-        let restore = ["board", "restore", "likes", "total"];
+        let restore = ["board", "restore", "likes", "total", "--yes"];
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;
@@ -97,7 +97,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
     // A crashed restore can also be repeated if Redis has older data of the board.
     let mark = stage.mark(&at);
     stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
-    assert!(survives(&stage, &["board", "restore", "likes", "total"], "restore:raised-page").await);
+    assert!(survives(&stage, &["board", "restore", "likes", "total", "--yes"], "restore:raised-page").await);
     assert_eq!(stage.in_redis(&at).await, whole);
     stage.close().await;
 }
@@ -112,8 +112,8 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
         let at = BoardPeriod { board: "likes".to_owned(), period: period.unwrap().to_string() };
         period = period.and_then(Period::previous);
         stage.write(&at, &board(2_500)).await;
-        assert!(!dies(&stage, &["archive", "--board", "likes", "--period", &at.period], "none"));
-        let restore = ["board", "restore", "likes", &at.period];
+        assert!(!dies(&stage, &["archive", "--board", "likes", "--period", &at.period, "--yes"], "none"));
+        let restore = ["board", "restore", "likes", &at.period, "--yes"];
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;

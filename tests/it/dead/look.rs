@@ -172,7 +172,7 @@ async fn servers_that_are_away_are_said() {
     let port = free_port();
     let mysql = ("TALLYD__MYSQL__URL", format!("mysql://root@127.0.0.1:{port}/tally"));
     let amqp = ("TALLYD__AMQP__URL", format!("amqp://u@127.0.0.1:{port}/%2f"));
-    for arguments in [&["list"][..], &["show", "1"], &["replay", "--all"], &["purge", "1"]] {
+    for arguments in [&["list"][..], &["show", "1"], &["replay", "--all"], &["purge", "1", "--yes"]] {
         let output = world.command().arg("dead").args(arguments).env(mysql.0, &mysql.1).output().unwrap();
         assert_exits(&output, 75, "connect to MySQL");
     }

@@ -30,7 +30,7 @@ async fn fill(world: &World, count: u64) {
 async fn what_was_never_replayed_is_deleted_only_by_number_or_with_open() {
     let world = World::new("dead_purge", "").await;
     fill(&world, 16).await;
-    let purge = |arguments: &[&str]| world.report(&[&["dead", "purge"], arguments].concat());
+    let purge = |arguments: &[&str]| world.report(&[&["dead", "purge", "--yes"], arguments].concat());
     let report = |dry_run: bool, deleted: u64, open_left: u64| json!({ "dry_run": dry_run, "deleted": deleted, "open_left": open_left, "stopped": false });
 
     assert_eq!(purge(&["--older-than", "30d", "--dry-run"]), report(true, 4, 4));
@@ -39,7 +39,7 @@ async fn what_was_never_replayed_is_deleted_only_by_number_or_with_open() {
     assert_eq!(ids(&world).await.len(), 16);
 
     assert_eq!(purge(&["--older-than", "30d", "--reason", "at-too-old"]), report(false, 2, 0));
-    let output = world.tallyd(&["dead", "purge", "--older-than", "30d"]);
+    let output = world.tallyd(&["dead", "purge", "--yes", "--older-than", "30d"]);
     assert_exits(&output, 0, "2 dead letters deleted\n4 more were never replayed and are kept: --open");
     assert_eq!(purge(&["1", "3", "3"]), report(false, 2, 0));
     assert_eq!(purge(&["--reason", "unknown-kind", "--older-than", "30d", "--open"]), report(false, 2, 0));
@@ -57,13 +57,13 @@ async fn a_purge_that_is_killed_is_gone_on_with() {
     fill(&world, 1_000).await;
     let killed = world
         .command()
-        .args(["dead", "purge", "--replayed"])
+        .args(["dead", "purge", "--yes", "--replayed"])
         .env("TALLYD_FAULT_POINT", "dead:deleted")
         .output()
         .unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
     assert_eq!(ids(&world).await.len(), 900, "one statement must delete a hundred letters");
-    assert_exits(&world.tallyd(&["dead", "purge", "--replayed"]), 0, "400 dead letters deleted");
+    assert_exits(&world.tallyd(&["dead", "purge", "--yes", "--replayed"]), 0, "400 dead letters deleted");
     assert_eq!((open(&world).await, ids(&world).await.len()), (500, 500));
     world.close().await;
 }

@@ -112,7 +112,7 @@ async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
     succeeds(&world, &["archive"]);
     let state = "SELECT COUNT(*) FROM leaderboard_period WHERE state = 'ended'";
     assert_eq!(world.count(state).await, 1);
-    succeeds(&world, &["board", "restore", "people", &closed.period]);
+    succeeds(&world, &["board", "restore", "people", &closed.period, "--yes"]);
     let mut redis = world.redis().await;
     let frozen = world.cache.keys.frozen_board(&closed.board, &closed.period);
     let restored: Vec<(String, f64)> = redis.zrevrange_withscores(frozen, 0, -1).await.unwrap();

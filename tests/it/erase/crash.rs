@@ -36,7 +36,8 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
 
         let name = format!("video:{VIDEO}");
         let mut command = world.command();
-        let killed = command.args(["erase", "--target", &name]).env("TALLYD_FAULT_POINT", point).output().unwrap();
+        let killed =
+            command.args(["erase", "--yes", "--target", &name]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
         // The test ends the leases of the killed run.
         world.end_leases().await;
@@ -65,7 +66,8 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     world.drained(&publisher).await;
     let user = USER.to_string();
     let mut command = world.command();
-    let killed = command.args(["erase", "--user", &user]).env("TALLYD_FAULT_POINT", "erase:page").output().unwrap();
+    let killed =
+        command.args(["erase", "--yes", "--user", &user]).env("TALLYD_FAULT_POINT", "erase:page").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 500, "one page is done");
     world.end_leases().await;
@@ -92,7 +94,7 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
     world.drained(&publisher).await;
     let name = format!("video:{VIDEO}");
     let mut command = world.command();
-    let command = command.args(["erase", "--target", &name, "--format", "json"]);
+    let command = command.args(["erase", "--yes", "--target", &name, "--format", "json"]);
     let stopped = command.env("TALLYD_PAUSE_POINT", "erase:published").stdout(Stdio::piped()).spawn().unwrap();
     let stands = || async {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", stopped.id())).unwrap();

@@ -66,7 +66,7 @@ fn report(output: &Output, code: i32) -> Value {
 }
 
 fn erase(world: &World, arguments: &[&str]) -> Output {
-    world.tallyd(&[&["erase"], arguments, &["--format", "json"]].concat())
+    world.tallyd(&[&["erase", "--yes"], arguments, &["--format", "json"]].concat())
 }
 
 /// Returns the names of all columns in MySQL and all keys in Redis that contain the id.

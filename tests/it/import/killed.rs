@@ -53,7 +53,7 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
             continue;
         }
         run(&world, "DELETE FROM old_like WHERE user_id IN (3, 33, 63, 90)").await;
-        let quickly = ["old", "--deletions", "--look-again", "1s"];
+        let quickly = ["old", "--deletions", "--look-again", "1s", "--yes"];
         die(&world, &quickly, of_deletions[0]).await;
         for point in &of_deletions[1..] {
             die(&world, &[&quickly[..], &["--resume"]].concat(), point).await;

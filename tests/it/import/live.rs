@@ -88,7 +88,7 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
             click(&world, schema, 1)
         );
         assert!(import["rows"].as_u64().unwrap() > 15_000, "{import}");
-        report(&world, 0, &["--deletions", "--look-again", "2s"]);
+        report(&world, 0, &["--deletions", "--look-again", "2s", "--yes"]);
         world.drained(&publisher).await;
         assert_brought_over(&world).await;
         // Redis does not have the imported likes. For a reconcile this is a large difference, which an operator must

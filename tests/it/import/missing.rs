@@ -7,7 +7,7 @@ use super::{
 };
 use crate::common::stderr;
 
-const QUICKLY: [&str; 3] = ["--deletions", "--look-again", "1s"];
+const QUICKLY: [&str; 4] = ["--deletions", "--look-again", "1s", "--yes"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_site_deleted_is_taken_out_and_nothing_else() {

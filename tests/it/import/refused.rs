@@ -93,7 +93,7 @@ async fn names_and_options_that_do_not_fit_are_refused() {
         (["import", "new"].as_slice(), 64, "no [[import]] is named new: the configured names are old"),
         (&["import", "--verify", "--dry-run"], 64, "cannot be used with"),
         (&["import", "--resume"], 1, "there is nothing to resume"),
-        (&["import", "--deletions"], 1, "the table keeps its deleted rows"),
+        (&["import", "--deletions", "--yes"], 1, "the table keeps its deleted rows"),
     ] {
         let output = world.tallyd(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));

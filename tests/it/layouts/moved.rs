@@ -93,11 +93,11 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         let refused = world.tallyd(&["layout", "drop", name(to)]);
         assert_eq!(refused.status.code(), Some(64), "{}", stderr(&refused));
         let counted = stdout(&world.tallyd(&["layout", "drop", name(from), "--dry-run"]));
-        let dropped = stdout(&world.tallyd(&["layout", "drop", name(from)]));
+        let dropped = stdout(&world.tallyd(&["layout", "drop", "--yes", name(from)]));
         assert_eq!(counted.replace("to be deleted", "deleted"), dropped);
         assert!(!dropped.starts_with(&format!("{}: 0 keys", name(from))), "{dropped}");
         assert_eq!(world.tallyd(&["layout", "drop", &name(to).replace(':', ":0")]).status.code(), Some(64));
-        let again = stdout(&world.tallyd(&["layout", "drop", name(from)]));
+        let again = stdout(&world.tallyd(&["layout", "drop", "--yes", name(from)]));
         assert_eq!(again, format!("{}: 0 keys deleted\n", name(from)));
         assert_read(&world, &model).await;
         assert!(daemon.stop().success());

@@ -170,7 +170,7 @@ async fn one_metric_that_stops_leaves_the_repairs_of_others_and_force() {
     count(&[1, 2, 3]).await;
     let report = world.reconcile("--full").await;
     assert_eq!((&report["repaired"], &report["left"]), (&3.into(), &STILL_COUNTED.into()), "{report}");
-    let forced = world.tallyd(&["reconcile", "--full", "--force"]);
+    let forced = world.tallyd(&["reconcile", "--full", "--force", "--yes"]);
     assert!(forced.status.success(), "{}", stderr(&forced));
     assert_eq!(ask::<i64>(&mut world.redis().await, &["GET", &key(&world, 7)]).await, 1);
     assert!(daemon.stop().success());

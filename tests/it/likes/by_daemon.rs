@@ -263,7 +263,7 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     let dry: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&dry["counters_off"], &dry["repaired"]), (&2.into(), &0.into()), "{dry}");
     assert_eq!(stderr(&output).matches("\"counter-off\"").count(), 1, "{}", stderr(&output));
-    let report = world.report(&["reconcile", "--full", "--force"]);
+    let report = world.report(&["reconcile", "--full", "--force", "--yes"]);
     assert_eq!(report["counters_off"], 2, "{report}");
     world.outbox_added().await;
     let expected: BTreeMap<Target, i64> = (1..=10).map(|id| (target(id), if id == 1 { 2 } else { 5 })).collect();

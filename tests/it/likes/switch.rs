@@ -97,7 +97,7 @@ async fn settle(world: &World) {
         status["rate"]["lag_p99_s"].as_f64().is_some_and(|lag_s| lag_s < 1.0)
     })
     .await;
-    world.succeeds(&["reconcile", "--changed", "--force"]).await;
+    world.succeeds(&["reconcile", "--changed", "--force", "--yes"]).await;
     world.succeeds(&["filters", "rebuild"]).await;
     let before = world.count(LAST_RUN).await;
     // The first of these runs can have begun before the command.

@@ -51,7 +51,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_is_removed_once_nobody_needs_its_queue() {
     let mut site = Site::new("map_remove", "ms").await;
-    let remove = ["map", "remove", "site"];
+    let remove = ["map", "remove", "site", "--yes"];
     let assert_exits = |site: &Site, arguments: &[&str], code: i32, said: &str| {
         let output = site.world.tallyd(arguments);
         let text = stdout(&output) + &stderr(&output);
@@ -94,7 +94,7 @@ async fn map_remove_deletes_no_queue_whose_leader_is_silent() {
     let silent = SilentLeader::of(&queue);
     for with_messages in [&[][..], &["--with-messages"]] {
         let mut remove = site.world.command();
-        remove.args(["map", "remove", "site"]).args(with_messages).env("TALLYD__AMQP__TIMEOUT_MS", "1500");
+        remove.args(["map", "remove", "site", "--yes"]).args(with_messages).env("TALLYD__AMQP__TIMEOUT_MS", "1500");
         let output = remove.output().unwrap();
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(75), "{text}");

@@ -171,7 +171,7 @@ async fn slices_go_through_all_metrics() {
     }
     let mut repaired = 0;
     for _ in 0..4 {
-        repaired += product.world.report(&["reconcile", "--scrub", "--force"])["repaired"].as_u64().unwrap();
+        repaired += product.world.report(&["reconcile", "--scrub", "--force", "--yes"])["repaired"].as_u64().unwrap();
     }
     assert_eq!(repaired, 8);
     product.assert_equal().await;

@@ -329,6 +329,7 @@ fn names(world: &World, account: &str, database: &str) -> Names {
         // The test uses the current time in the samples, fewer buckets, and a shorter pause before the second pass.
         ("1795251385004", now),
         ("packed:13", "packed:4".to_owned()),
-        ("--deletions", "--deletions --look-again 2s".to_owned()),
+        ("--deletions", "--deletions --look-again 2s --yes".to_owned()),
+        ("--full --force", "--full --force --yes".to_owned()),
     ]
 }

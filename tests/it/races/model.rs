@@ -151,7 +151,7 @@ impl Operator {
 /// Runs a reconcile. If the reconcile has not ended after the time `dies`, kills it.
 async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     let mut command = tokio::process::Command::from(world.command());
-    command.args(["reconcile", mode, "--force", "--format", "json"]).kill_on_drop(true);
+    command.args(["reconcile", mode, "--force", "--yes", "--format", "json"]).kill_on_drop(true);
     let run = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let output = match dies {
         None => run.wait_with_output().await,
@@ -233,7 +233,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     let Operator { world, daemon, .. } = operator;
     world.drained(&publisher).await;
 
-    let last = world.report(&["reconcile", "--full", "--force"]);
+    let last = world.report(&["reconcile", "--full", "--force", "--yes"]);
     let again = world.report(&["reconcile", "--full"]);
     assert_eq!(
         (&again["drifted"], &again["left"], &again["unknown"], &again["transient"]),

@@ -28,7 +28,7 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
             drift(&stage.world, target(*id), 1 + dice.below(3) as i64).await;
         }
         kill_at_pages(&stage, &mut dice, seed).await;
-        let report = stage.world.report(&["reconcile", "--resume", "--force"]);
+        let report = stage.world.report(&["reconcile", "--resume", "--force", "--yes"]);
         assert!(report["resumed_run"].is_u64(), "seed {seed}: {report}");
         assert_eq!(report["repaired"], off.len() as u64, "seed {seed}: {off:?}: {report}");
         let checked = report["checked"].as_u64().unwrap();
@@ -43,7 +43,7 @@ async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
     for kill in 0..4 {
         let pages = 2 + dice.below(3) as usize;
         let points = vec!["reconcile:compared"; pages].join(",");
-        let mut arguments = vec!["--full", "--force"];
+        let mut arguments = vec!["--full", "--force", "--yes"];
         if kill > 0 {
             arguments.push("--resume");
         }

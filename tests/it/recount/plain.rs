@@ -95,7 +95,7 @@ async fn what_is_too_much_to_be_true_changes_nothing_until_it_is_forced() {
     assert_eq!(braked.status.code(), Some(1));
     assert!(stdout(&braked).contains("off by 52, more than [reconcile] repair_abs_max = 50"), "{}", stdout(&braked));
     assert_eq!(added(&world).await.len(), 0);
-    assert!(world.tallyd(&["recount", "--force"]).status.success());
+    assert!(world.tallyd(&["recount", "--force", "--yes"]).status.success());
     assert_eq!(added(&world).await, BTreeMap::from([(7, -52), (101, 1)]));
     assert_eq!(counters(&world).await, comments(&world).await);
     world.close().await;

@@ -16,11 +16,12 @@ async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is
         let videos: Vec<(u64, usize)> = (1..=150).map(|id| (id, 1 + (id % 3) as usize)).collect();
         comment(&world, &videos).await;
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
-        let killed = world.command().args(["recount", "--force"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
+        let killed =
+            world.command().args(["recount", "--force", "--yes"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
         // The test ends the lease of the killed run.
         world.end_leases().await;
-        assert!(world.tallyd(&["recount", "--force"]).status.success());
+        assert!(world.tallyd(&["recount", "--force", "--yes"]).status.success());
         assert_eq!(counters(&world).await, comments(&world).await, "{point}");
         let mut expected: BTreeMap<u64, i64> = videos.iter().map(|(id, count)| (*id, *count as i64)).collect();
         expected.insert(7, 2 - 100);

@@ -52,7 +52,7 @@ async fn a_run_that_would_change_a_counter_by_too_much_brakes_and_force_goes_on(
     assert_eq!(world.redis_counters().await[&target(3)], 53, "nothing was changed");
     assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0);
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 1);
-    assert_eq!(world.report(&["reconcile", "--force"])["repaired"], 1);
+    assert_eq!(world.report(&["reconcile", "--force", "--yes"])["repaired"], 1);
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -139,7 +139,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     for id in 60..=100 {
         drift(&world, target(id), if id % 2 == 0 { 1 } else { 2 }).await;
     }
-    let mut run = world.command().args(["reconcile", "--force"]).spawn().unwrap();
+    let mut run = world.command().args(["reconcile", "--force", "--yes"]).spawn().unwrap();
     eventually("some pages are compared", || async {
         world
             .count("SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND checkpoint IS NOT NULL AND outcome IS NULL")
@@ -151,7 +151,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     run.wait().unwrap();
     // The lease of the killed run would end later. The test ends it now, so that the next run can start.
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'").execute(&world.pool).await.unwrap();
-    let resumed = world.report(&["reconcile", "--resume", "--force"]);
+    let resumed = world.report(&["reconcile", "--resume", "--force", "--yes"]);
     assert!(resumed["resumed_run"].is_u64(), "{resumed}");
     assert!(resumed["checked"].as_u64().unwrap() < 100, "{resumed}");
     world.assert_redis_equals(&model).await;
@@ -254,7 +254,7 @@ async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     let braked = world.tallyd(&["reconcile"]);
     assert_eq!(braked.status.code(), Some(1), "{}", stdout(&braked));
-    let report = world.report(&["reconcile", "--force"]);
+    let report = world.report(&["reconcile", "--force", "--yes"]);
     assert_eq!((&report["counters_off"], &report["repaired"]), (&11_000.into(), &0.into()), "{report}");
     world.outbox_added().await;
     let again = world.report(&["reconcile"]);

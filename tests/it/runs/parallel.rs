@@ -18,7 +18,7 @@ async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
     sqlx::raw_sql("LOCK TABLES like_record WRITE").execute(&mut *locker).await.unwrap();
     let run = world
         .command()
-        .args(["reconcile", "--force", "--format", "json"])
+        .args(["reconcile", "--force", "--yes", "--format", "json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -152,7 +152,7 @@ async fn a_board_that_a_cluster_lost_is_restored_with_what_was_added_since() {
         nodes.command(redis::cmd("DEL").arg(key)).await;
     }
     add(b"new", 1).await;
-    assert!(world.tallyd(&["board", "restore", "videos", "total"]).status.success());
+    assert!(world.tallyd(&["board", "restore", "videos", "total", "--yes"]).status.success());
     assert_eq!(nodes.command(redis::cmd("ZREM").arg(&total).arg("new")).await, Value::Int(1));
     assert_eq!(nodes.command(redis::cmd("ZRANGE").arg(&total).arg(0).arg(-1).arg("WITHSCORES")).await, before);
     world.close().await;
