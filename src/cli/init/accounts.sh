@@ -106,7 +106,7 @@ redis_node() {
 @REDIS@
     # Saves the accounts in the ACL file or in redis.conf. Otherwise Redis loses the accounts at its next restart.
     [ "$(redis_ask "$1" 'ACL SAVE')" = OK ] || [ "$(redis_ask "$1" 'CONFIG REWRITE')" = OK ] ||
-        echo "accounts.sh: Redis at $1 loses the accounts at its next restart: give it an aclfile or a configuration file, and run this again" >&2
+        echo "accounts.sh: Redis at $1 loses the accounts at its next restart: give it an aclfile or a configuration file, restart it, and run 'sh accounts.sh redis'" >&2
 }
 
 make_redis() {
