@@ -18,9 +18,9 @@ pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 /// of the snapshot's best members with their scores in Redis.
 const TOLD_BY: u64 = 200;
 
-/// A board with fewer saved members than this is not treated as lost because of its members: withdrawn likes can leave
-/// none of them.
-pub(in crate::jobs) const FEW_MEMBERS: u64 = 10;
+/// Withdrawn likes can leave no member of a board with fewer saved members than this. So such a board is treated as lost
+/// only if Redis evicts boards.
+const FEW_MEMBERS: u64 = 10;
 
 /// The length of the column `member` in MySQL.
 const MEMBER_BYTES_MAX: usize = 255;
@@ -45,8 +45,16 @@ pub(in crate::jobs) async fn complete(store: &Store, at: &BoardPeriod) -> Step<O
 pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<Backup> {
     let Some(snapshot) = complete(run.store, at).await? else { return Ok(Backup::None) };
     let evicts = run.evicts().await;
-    let is_intact = snapshot.is_marked(run.mark(at).await?) && has_best(run, at, rule, evicts).await?;
+    let (members, _) = run.cache.count_board(at).await?;
+    let is_intact = snapshot.is_marked(run.mark(at).await?)
+        && members >= members_min(snapshot.members)
+        && has_best(run, at, rule, evicts).await?;
     Ok(if is_intact { Backup::Intact } else { Backup::Lost })
+}
+
+/// Returns the least number of members that a board with `saved` members must still have.
+pub(in crate::jobs) fn members_min(saved: u64) -> u64 {
+    if saved < FEW_MEMBERS { 0 } else { saved / 2 }
 }
 
 /// Whether the live zset is still the board of the snapshot. If Redis evicts boards (`evicts`), the snapshot's mark in
@@ -67,7 +75,8 @@ pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule
 fn are_of_board(saved: &[f64], live: &[f64], evicts: bool) -> bool {
     let (before, now) = (saved.iter().sum::<f64>(), live.iter().sum::<f64>());
     let fell = evicts && before > 0.0 && now * 2.0 < before;
-    (saved.len() as u64) < FEW_MEMBERS || !(live.is_empty() || fell)
+    let is_small = saved.is_empty() || (!evicts && (saved.len() as u64) < FEW_MEMBERS);
+    is_small || !(live.is_empty() || fell)
 }
 
 /// Checks that MySQL can store the members.
@@ -143,7 +152,8 @@ mod tests {
     fn a_board_is_lost_only_if_most_of_many_points_are_gone() {
         let of = |members: usize, score: f64| vec![score; members];
         for (saved, live, if_evicted, otherwise) in [
-            (of(9, 5.0), vec![], true, true),
+            (of(9, 5.0), vec![], false, true),
+            (of(9, 5.0), of(1, 5.0), false, true),
             (of(10, 5.0), vec![], false, false),
             (of(10, 5.0), of(5, 5.0), true, true),
             (of(10, 5.0), of(4, 5.0), false, true),

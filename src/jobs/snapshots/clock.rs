@@ -69,10 +69,11 @@ impl SnapshotClock {
             self.request.make();
         }
         // A full Redis refuses these writes, so they come last.
+        let mut told = Ok(());
         for lost in lost {
-            cache.tell_lost(&lost.at, lost.mark).await?;
+            told = told.and(cache.tell_lost(&lost.at, lost.mark).await);
         }
-        Ok(())
+        Ok(told?)
     }
 }
 

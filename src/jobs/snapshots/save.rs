@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::health::{Savable, savable};
 use crate::config::Board;
-use crate::jobs::board_run::backup::{FEW_MEMBERS, PAGE_MEMBERS, check_storable, forget, has_best};
+use crate::jobs::board_run::backup::{PAGE_MEMBERS, check_storable, forget, has_best, members_min};
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
 use crate::runtime::fault;
@@ -133,7 +133,7 @@ impl Saver<'_> {
             return Ok(PeriodReport::new(at, Outcome::Nothing));
         }
         let saved = snapshot.map_or(0, |snapshot| snapshot.members);
-        let members_min = if force || saved < FEW_MEMBERS { 0 } else { saved / 2 };
+        let members_min = if force { 0 } else { members_min(saved) };
         let Some(members) = self.save_all(savable, Known { saved, members_min }).await? else {
             return Ok(PeriodReport::new(at, Outcome::Nothing).because("the board was frozen during the snapshot"));
         };
