@@ -31,7 +31,7 @@ pub(super) struct BoardPage {
     pub board: String,
     /// 2026-11-21, 2026-W47, 2026-11 or total.
     pub period: String,
-    /// Whether Redis has lost the board since its last snapshot. If so, members or points are missing until an operator
+    /// Whether Redis has lost this open board since its last snapshot. If so, members or points are missing until an operator
     /// restores the board.
     pub lost: bool,
     /// The first members, best first.

@@ -38,7 +38,7 @@ pub struct Page {
     pub members: u64,
     /// The requested members, the best place first.
     pub entries: Vec<Entry>,
-    /// Redis has lost the board since its last snapshot, so members or points are missing until an operator restores
+    /// Redis has lost this open board since its last snapshot, so members or points are missing until an operator restores
     /// it. A daemon finds this within ten seconds.
     pub is_lost: bool,
 }
