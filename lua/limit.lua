@@ -5,7 +5,7 @@
 -- KEYS[1]  the user's window, for instance tally:limit:{7}.
 -- ARGV[1]  how many clicks a window allows.
 -- ARGV[2]  the length of a window in milliseconds. A window begins with its first click.
--- ARGV[3]  a text that only a retry of the same click repeats, for instance the `at` of its event. The window counts a
+-- ARGV[3]  a text that only a retry of the same click repeats, for instance its event. The window counts a
 --          retry once, because a retry comes after an outage and not after another click.
 --
 -- If this click is allowed, returns { 1, left }: the number of clicks that are left. If this click is not allowed,

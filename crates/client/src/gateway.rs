@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{BrokerError, Client, ClientError, Result, traced};
 use tallyd_connect::fate::Fate;
-use tallyd_core::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
 use tallyd_redis::{Call, LIMIT};
 
 /// A message: its routing key and its body.
@@ -62,19 +62,20 @@ impl Client {
         Ok(results)
     }
 
-    /// Counts a user's clicks, each with the `at` of its event, and returns how long the user must wait for each. The wait
-    /// is `None` if the click is allowed. A click that was counted before is allowed, because it is a retry.
+    /// Counts the clicks of users, and returns how long the user must wait for each click. The wait is `None` if the click
+    /// is allowed. An equal click that was counted before is allowed, because it is a retry.
     ///
     /// # Errors
     /// [`ClientError::Redis`].
-    pub async fn limits_of(&self, clicks: &[(UserId, Micros)]) -> Result<Vec<Option<Duration>>> {
+    pub async fn limits_of(&self, clicks: &[LikeEvent]) -> Result<Vec<Option<Duration>>> {
         let (max, window) = (self.limits.rate_likes_max, self.limits.rate_window.as_millis());
         if max == 0 {
             return Ok(vec![None; clicks.len()]);
         }
         let cache = &self.sites.current().await.cache;
-        let call = |(user, at): &(UserId, Micros)| {
-            Call::new(&LIMIT, cache.keys.limit(*user)).number(max).number(window).number(at)
+        let call = |LikeEvent { target, user, at, liked }: &LikeEvent| {
+            let click = format!("{at}:{}:{}:{}", target.kind, target.id, u8::from(*liked));
+            Call::new(&LIMIT, cache.keys.limit(*user)).number(max).number(window).arg(click)
         };
         let calls: Vec<Call> = clicks.iter().map(call).collect();
         let answers = cache.eval("check a user's limit", &calls).await?;

@@ -46,7 +46,7 @@ impl Client {
         let event = Event::Like(like);
         let message = self.checked(&event, None, true).await.map_err(PublishError::NotSent)?;
         // While Redis is unreachable, the number of a user's clicks is not limited.
-        let limited = timeout(HINT_MAX, self.limits_of(&[(like.user, like.at)])).await.ok().and_then(Result::ok);
+        let limited = timeout(HINT_MAX, self.limits_of(&[like])).await.ok().and_then(Result::ok);
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
             return Ok(Clicked::Limited { wait });
         }

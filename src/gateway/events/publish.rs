@@ -11,7 +11,7 @@ use crate::config::Writes;
 use tallyd_client::BrokerError;
 use tallyd_client::gateway::Message as Sent;
 use tallyd_core::event::{LikeEvent, Message, Reason, Refusal};
-use tallyd_core::model::{Micros, UserId};
+use tallyd_core::model::Micros;
 use tallyd_core::site::Site;
 
 /// The reason for a like without `at` that API servers should have counted.
@@ -104,8 +104,8 @@ async fn limited(gate: &Gate, site: &Site, events: &mut Vec<Placed<'_>>) -> Vec<
     if !gate.has_limit {
         return Vec::new();
     }
-    let click = |event: &Judged<'_>| like_of_daemon(site, event).map(|like| (like.user, like.at));
-    let clicks: Vec<(UserId, Micros)> = events.iter().filter_map(|(_, event)| click(event)).collect();
+    let click = |event: &Judged<'_>| like_of_daemon(site, event);
+    let clicks: Vec<LikeEvent> = events.iter().filter_map(|(_, event)| click(event)).collect();
     let waits = gate.hints.ask(gate.client.limits_of(&clicks)).await.unwrap_or_default();
     let (mut waits, mut verdicts) = (waits.into_iter(), Vec::new());
     events.retain(|(place, event)| {

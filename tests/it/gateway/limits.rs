@@ -176,6 +176,8 @@ async fn a_user_who_clicks_too_often_is_told_how_long_to_wait() {
     let at = &answer.json()["events"][0]["at"];
     let retried = list[0].replacen('{', &format!("{{\"at\":{at},"), 1);
     assert_eq!(gateway.post(&retried).await.verdicts(), ["confirmed"], "a retry is no further click");
+    let other = retried.replacen("\"like\"", "\"unlike\"", 1);
+    assert_eq!(gateway.post(&other).await.verdicts(), ["limited"], "an unlike of the same instant is a further click");
     assert!(gateway.process.stop().success());
     world.close().await;
 }

@@ -88,9 +88,8 @@ impl ApiServer {
     /// returns the event to publish. If the click changes nothing, the returned event is the user's last event, which
     /// perhaps was never published.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
-        if let Some(wait) =
-            self.client.limits_of(&[(wish.user, Micros::from(SystemTime::now()))]).await?.pop().flatten()
-        {
+        let click = LikeEvent { at: Micros::from(SystemTime::now()), ..wish };
+        if let Some(wait) = self.client.limits_of(&[click]).await?.pop().flatten() {
             return Ok((Clicked::Limited { wait }, None));
         }
         let mut answer = self.ask(wish, None).await?;
