@@ -15,6 +15,7 @@ use tallyd_core::coalesce::Entry;
 use tallyd_core::event::EventId;
 use tallyd_core::model::Micros;
 
+use super::text::Text;
 use super::{Context, Result, Store};
 
 /// The maximum number of entries in one statement: about 200 KiB.
@@ -49,16 +50,15 @@ pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -
 pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
     const ACTION: &str = "read which events were applied";
     let mut applied = HashSet::new();
-    for packet in entries.chunks(STATEMENT_ENTRIES) {
-        let select = |piece| format!("SELECT at_s, id FROM applied_event WHERE (at_s, id) IN ({})", listed(piece));
-        let sql: Vec<String> = packet.chunks(ASKED_ENTRIES).map(select).collect();
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql.join("; "))).fetch_all(&mut *connection).await.context(ACTION)?;
-        for row in rows {
-            let (second, id): (u32, Vec<u8>) = (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
-            // The column always contains 16 bytes.
-            if let Ok(id) = id.try_into() {
-                applied.insert(Entry { second: second.into(), id: EventId(id) });
-            }
+    let mut text = Text::default();
+    for piece in entries.chunks(ASKED_ENTRIES) {
+        text.statement(&format!("SELECT at_s, id FROM applied_event WHERE (at_s, id) IN ({})", listed(piece)));
+    }
+    for row in text.run(connection, ACTION).await? {
+        let (second, id): (u32, Vec<u8>) = (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
+        // The column always contains 16 bytes.
+        if let Ok(id) = id.try_into() {
+            applied.insert(Entry { second: second.into(), id: EventId(id) });
         }
     }
     Ok(applied)

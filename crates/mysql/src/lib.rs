@@ -305,6 +305,11 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
         )
         .await?;
     connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+    let galera = connection.fetch_optional("SHOW SESSION VARIABLES LIKE 'wsrep_on'").await?;
+    let state: Option<String> = galera.map(|row| row.try_get(1)).transpose()?;
+    if state.as_deref() == Some("ON") {
+        text::note_galera();
+    }
     Ok(())
 }
 

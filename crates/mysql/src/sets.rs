@@ -18,6 +18,7 @@ use tallyd_core::model::{CounterKey, Metric, Micros};
 use tallyd_core::resolve_sets::{LastSet, Standing};
 
 use super::applied_events::{DAYS, day, partition_of};
+use super::text::Text;
 use super::{Context, Result, micros, target};
 
 /// The maximum number of rows in one statement.
@@ -38,18 +39,18 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
         // To lock an existing row, the statement writes to the row. The header of `partitions` explains the reason.
         // INSERT IGNORE would take only a read lock. Two writers could hold the read lock at the same time, and would
         // then deadlock.
-        let mut sql = format!(
+        let mut text = Text::default();
+        text.statement(&format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
-        );
+        ));
         for asked in piece.chunks(ASKED_NUMBERS) {
-            let _ = write!(
-                sql,
-                "; SELECT kind, target_id, metric, at_us, value FROM number_set WHERE (kind, target_id, metric) IN ({})",
+            text.statement(&format!(
+                "SELECT kind, target_id, metric, at_us, value FROM number_set WHERE (kind, target_id, metric) IN ({})",
                 keys(asked.iter())
-            );
+            ));
         }
-        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
+        for row in text.run(connection, ACTION).await? {
             let read = || Ok((number(&row)?, LastSet { at: Micros(row.try_get(3)?), value: row.try_get(4)? }));
             let (number, last) = read().context(ACTION)?;
             known.insert(number, last);

@@ -2,15 +2,16 @@
 
 use std::process::id;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnection, MySqlPool};
 use sqlx::{AssertSqlSafe, Connection};
 use tallyd::config::Config;
 use tallyd_core::coalesce::State;
-use tallyd_core::model::{Metric, Micros, UserId};
+use tallyd_core::model::{Addition, Difference, Metric, Micros, UserId};
 use tallyd_mysql::jobs::{self, Lock};
 use tallyd_mysql::repairs::{Intent, RedisFollows};
-use tallyd_mysql::{Store, StoreError, likes, partitions};
+use tallyd_mysql::{Store, StoreError, Text, likes, outbox, partitions};
 
 use super::common::ports::free_ports;
 use super::common::proxy::Proxy;
@@ -229,6 +230,57 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         .await;
     }
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 0);
+    world.close().await;
+}
+
+/// Another node writes the partition's row every few milliseconds, so many batches are rolled back between two statements.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_a_commit_elsewhere_aborts_leaves_no_part() {
+    if !super::servers::are_here() {
+        return;
+    }
+    const TRIES: usize = 4_000;
+    let galera = Galera::start(2).await;
+    let world = World::on(galera.nodes[0].admin_url(), "galera_abort", "").await;
+    has_caught_up(&galera.pools[1]).await;
+    let there = store(&world.config, galera.url(1, &world));
+    let mut one = MySqlConnection::connect(&galera.url(0, &world)).await.unwrap();
+    partitions::take_partition(&mut one, 0, 1, "one").await.unwrap();
+    has_caught_up(&galera.pools[1]).await;
+    let rival = tokio::spawn(async move {
+        loop {
+            let _ = sqlx::raw_sql("UPDATE partition_owner SET batches = batches + 1").execute(&mut one).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    let mut committed = 0;
+    for _ in 0..TRIES {
+        let mut conn = there.acquire().await.unwrap();
+        let batch = async |connection: &mut MySqlConnection| {
+            let owner = partitions::begin(connection, 0).await?.unwrap();
+            let mut text = Text::default();
+            let addition = Addition { target: target(1), metric: Metric(1), delta: 1 };
+            let difference = Difference { target: target(1), metric: Metric(1), delta: 1, at: owner.now };
+            likes::add_differences(&mut text, 0, &[difference]);
+            outbox::append_after(&mut text, 0, owner.outbox, &[addition], &[]);
+            text.run(connection, "add to counters").await?;
+            partitions::commit(connection).await
+        };
+        let ended = conn
+            .limit("write a batch", async |connection| {
+                let ended = batch(connection).await;
+                tallyd_mysql::or_rollback(connection, ended).await
+            })
+            .await;
+        committed += i64::from(ended.is_ok());
+    }
+    rival.abort();
+    has_caught_up(&galera.pools[1]).await;
+    let of = async |sql: &str| number(&galera.pools[1], &sql.replace("{}", &world.name)).await;
+    let counted = of("SELECT CAST(SUM(value) AS SIGNED) FROM {}.counter").await;
+    let rows = of("SELECT COUNT(*) FROM {}.outbox").await;
+    assert!((100..TRIES as i64 - 100).contains(&committed), "{committed}");
+    assert_eq!((counted, rows), (committed, committed));
     world.close().await;
 }
 
