@@ -40,8 +40,9 @@
 //!   partition's last committed row. The job then loads values that include exactly the rows up to these marks
 //!   (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). The marks and the counters then have the
-//!   same older state. The task does not send rows again if MySQL has recorded them as added. A reconcile finds the
-//!   missing amounts in the same way as for counters that API servers write.
+//!   same older state. The task does not send rows again if MySQL has recorded them as added, or if they were
+//!   added while a call for an earlier row failed. A reconcile finds the missing amounts in the same way as for counters
+//!   that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
 //!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads the bucket.
 //!   Otherwise a reconcile adds the missing amounts. The same is true for boards. After any other failure, the task

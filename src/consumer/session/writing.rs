@@ -101,10 +101,11 @@ impl Session<'_> {
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
         let mut last = None;
         let written = self.write_rest(&mut last).await;
-        if let Some(last) = last {
-            self.acknowledge_until(&last).await?;
-        }
-        written
+        let acknowledged = match last {
+            Some(last) => self.acknowledge_until(&last).await,
+            None => Ok(()),
+        };
+        written.and(acknowledged.map_err(Into::into))
     }
 
     /// Writes all delivered messages. Sets `last` to the acker of the last message that is committed.
