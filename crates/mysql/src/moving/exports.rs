@@ -6,6 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, Row};
 use tallyd_core::model::{Kind, Micros, TargetId, UserId};
 
 use crate::site_query::QueryError;
+use crate::text::Text;
 use crate::{Context, Result, Store, datetime, micros};
 
 /// A row of `like_record`, without the kind, which the caller knows.
@@ -74,9 +75,10 @@ impl Store {
         const ACTION: &str = "write to the site's table";
         let written = self.tried(ACTION, async |connection| {
             let mut tx = connection.begin().await.context(ACTION)?;
+            let mut text = Text::default();
             // Without the line break, a comment at the end of a statement would hide the statements after it.
-            let text = AssertSqlSafe(statements.join("\n; "));
-            sqlx::raw_sql(text).execute(&mut *tx).await.context(ACTION)?;
+            statements.iter().for_each(|statement| text.statement(&format!("{statement}\n")));
+            text.run(&mut tx, ACTION).await?;
             tx.commit().await.context(ACTION)
         });
         match written.await {
