@@ -76,7 +76,7 @@ async fn what_can_not_be_shown_is_said_and_is_a_mistake_of_usage() {
         (vec!["top", "likes", "2026-11"], "likes has no periods of the length month"),
         (vec!["top", "likes", "yesterday"], "is not a period"),
         (vec!["top", "users", "--count", "0"], "0 is not in 1..=100000"),
-        (vec!["archive", "--period", "total"], "the period total never ends, so tallyd does not archive it"),
+        (vec!["archive", "--period", "total", "--yes"], "the period total never ends, so tallyd does not archive it"),
     ] {
         let archive = arguments.first() == Some(&"archive");
         let before: &[&str] = if archive { &[] } else { &["board"] };

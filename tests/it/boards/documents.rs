@@ -51,7 +51,12 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
                 .unwrap();
             assert!(world.tallyd(&["archive"]).status.success());
         }
-        let output = world.tallyd(&arguments.split(' ').collect::<Vec<_>>());
+        let mut arguments: Vec<&str> = arguments.split(' ').collect();
+        // On a terminal this command asks.
+        if arguments.contains(&"restore") {
+            arguments.push("--yes");
+        }
+        let output = world.tallyd(&arguments);
         assert!(output.status.success(), "{line}: {}{}", stdout(&output), stderr(&output));
         ran.push((line.to_owned(), stdout(&output)));
     }

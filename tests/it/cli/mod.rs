@@ -80,12 +80,15 @@ fn a_command_line_that_is_wrong_exits_with_64() {
 async fn a_board_or_period_that_is_not_there_exits_with_64() {
     let world = World::new("cli_scope", "[[board]]\nname = \"likes\"\nperiod = \"week\"").await;
     for (arguments, said) in [
-        (["archive", "--board", "like"], "no board is called \"like\"; configured boards: likes"),
-        (["archive", "--period", "2026-W60"], "is not a period"),
-        (["archive", "--period", "2026-11-18"], "is a day, but the requested boards have no periods of that length"),
-        (["archive", "--period", "2999-W01"], "is not closed"),
+        (&["archive", "--board", "like"][..], "no board is called \"like\"; configured boards: likes"),
+        (&["archive", "--yes", "--period", "2026-W60"], "is not a period"),
+        (
+            &["archive", "--yes", "--period", "2026-11-18"],
+            "is a day, but the requested boards have no periods of that length",
+        ),
+        (&["archive", "--yes", "--period", "2999-W01"], "is not closed"),
     ] {
-        assert_exits(&world.tallyd(&arguments), 64, said);
+        assert_exits(&world.tallyd(arguments), 64, said);
     }
     world.close().await;
 }
