@@ -172,6 +172,9 @@ async fn a_server_that_is_away_exits_with_75() {
         assert_eq!(output.status.code(), Some(75), "{arguments:?} without {}: {}", away.0, stderr(&output));
         assert!(begun.elapsed() < Duration::from_secs(8), "{arguments:?} waited {:?}", begun.elapsed());
     }
+    // Where the daemon counts all numbers, a reconcile asks RabbitMQ for nothing.
+    let output = world.command().arg("reconcile").env(amqp.0, &amqp.1).output().unwrap();
+    assert_exits(&output, 0, "16 lost buckets loaded");
     world.close().await;
 }
 
