@@ -242,21 +242,20 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     let publishing = async { world.publish(&publisher, &bodies).await };
     let emptying = async {
         let old = tallyd::runtime::clock::now().0 / 1_000_000 - 20 * 86_400;
-        let mut emptied = 0;
         for number in 0..10 {
             let insert = format!("INSERT INTO applied_event VALUES ({}, REPEAT('x', 16))", old + number);
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
             let keep = world.config.consumer.applied_event_keep.0;
-            eventually("a day is emptied", || async {
-                store.forget_applied(tallyd::runtime::clock::now(), keep).await.unwrap() == 1
+            eventually("the old day is emptied", || async {
+                // If another session uses the table, the deletion waits for a few seconds and then fails. The daemon
+                // also empties old days when it starts.
+                store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok()
+                    && world.count("SELECT COUNT(*) FROM applied_event WHERE id = REPEAT('x', 16)").await == 0
             })
             .await;
-            emptied += 1;
         }
-        emptied
     };
-    let ((), emptied) = tokio::join!(publishing, emptying);
-    assert_eq!(emptied, 10);
+    tokio::join!(publishing, emptying);
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, sums);
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 3_000);
