@@ -71,6 +71,10 @@ impl Inbox {
         Some(message)
     }
 
+    pub(super) fn next(&self) -> Option<&Arrived> {
+        self.messages.front()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.messages.len()
     }

@@ -68,7 +68,7 @@ use crate::servers::control::Control;
 use crate::telemetry::{PartitionState, Standing, Unacked, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;
-use tallyd_core::prefetch::{self, MessageSizes, PrefetchLimit};
+use tallyd_core::prefetch::{self, Prefetch};
 use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
@@ -110,12 +110,8 @@ enum SessionEnd {
     Stopped,
     #[error("an operator has paused the consumers")]
     Paused,
-    #[error("another prefetch fits the size of the messages better")]
+    #[error("another prefetch fits the messages better")]
     OtherPrefetch,
-    /// The next session must use a smaller prefetch, because a message was redelivered too often. The open batch has
-    /// not been sent to MySQL.
-    #[error("a message was redelivered {0} times")]
-    Redelivered(i64),
     /// The session chose the prefetch for smaller messages than the messages that arrived. The value is the size of the
     /// inbox in bytes.
     #[error("the received messages exceed the memory limit: they have {0} bytes")]
@@ -137,7 +133,7 @@ impl SessionEnd {
     }
 
     pub(crate) fn takes_fewer(&self) -> bool {
-        matches!(self, Self::Redelivered(_) | Self::LargeMessages(_))
+        matches!(self, Self::LargeMessages(_))
     }
 }
 
@@ -155,27 +151,38 @@ struct Learned {
     /// Whether old rows are read before rows are written. This slower way is used if the server does not support the
     /// faster way, or if the configuration forbids the faster way.
     reads_first: bool,
-    sizes: MessageSizes,
-    limit: PrefetchLimit,
+    prefetch: Prefetch,
     /// The count of partitions in use, or 1 before the first session.
     partitions: u16,
 }
 
 impl Learned {
-    /// Returns how many messages can be in flight. Together these messages are at most as large as [`PREFETCH_BATCHES`]
-    /// full batches.
-    fn prefetch(&self, config: &Config) -> u16 {
-        let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
-        self.limit.of(self.sizes.prefetch(prefetch::share(config.amqp.prefetch, self.partitions), bytes_max))
+    /// Begins a session, and returns its prefetch.
+    fn begin(&mut self, config: &Config) -> u16 {
+        self.prefetch.begin(self.share(config), Self::bytes_max(config))
+    }
+
+    /// Returns true if another prefetch would suit the messages better.
+    fn is_off(&mut self, config: &Config) -> bool {
+        self.prefetch.is_off(self.share(config), Self::bytes_max(config))
+    }
+
+    /// Returns how many bytes the messages in flight can have: as many as [`PREFETCH_BATCHES`] full batches.
+    fn bytes_max(config: &Config) -> usize {
+        config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES)
+    }
+
+    fn share(&self, config: &Config) -> u16 {
+        prefetch::share(config.amqp.prefetch, self.partitions)
     }
 
     /// Lowers the prefetch after a session that received too many messages, or that failed before its first
     /// acknowledgement.
     fn lower_prefetch(&mut self, took: u16, partition: u16, config: &Config, end: &SessionEnd) {
         if !end.takes_fewer() {
-            self.limit.failed(took);
+            self.prefetch.failed();
         }
-        let prefetch = self.prefetch(config);
+        let prefetch = self.prefetch.wanted(self.share(config), Self::bytes_max(config));
         if prefetch < took {
             warn!(
                 event = "prefetch-lowered",
@@ -201,8 +208,7 @@ impl Partition {
     pub async fn run(self) {
         let config = self.live.current();
         let reads_first = config.consumer.reads_first;
-        let (sizes, limit) = (MessageSizes::default(), PrefetchLimit::default());
-        let mut learned = Learned { reads_first, sizes, limit, partitions: 1 };
+        let mut learned = Learned { reads_first, prefetch: Prefetch::default(), partitions: 1 };
         let mut broker = Outage::new(Work::Consuming(self.name()));
         let mut database = Outage::new(Work::Database(self.name()));
         let vitals = telemetry().partition(self.number);
@@ -233,11 +239,7 @@ impl Partition {
     /// Logs why a session failed, and waits until the next session should begin.
     async fn recover(&self, end: SessionEnd, outage: &mut Outage) {
         match end {
-            SessionEnd::Stopped
-            | SessionEnd::Paused
-            | SessionEnd::OtherPrefetch
-            | SessionEnd::Redelivered(_)
-            | SessionEnd::LargeMessages(_) => {}
+            SessionEnd::Stopped | SessionEnd::Paused | SessionEnd::OtherPrefetch | SessionEnd::LargeMessages(_) => {}
             SessionEnd::TakenOver => {
                 info!(
                     event = "partition-taken-over",

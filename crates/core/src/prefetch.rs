@@ -1,19 +1,31 @@
-//! Calculates the prefetch from the sizes of messages and from the number of redeliveries. Pure: no I/O, no clock.
+//! Calculates how many messages a session receives, and how many it writes together, from the sizes of messages and from
+//! the number of their returns. Pure: no I/O, no clock.
 //!
 //! The broker limits the number of messages and not their bytes, but a list of events can be a thousand times larger
 //! than one event.
 //!
 //! A quorum queue counts how often each message is returned, and dead-letters a message after twenty returns. If one
-//! message crashes the daemon, all messages that the daemon holds return to the queue, again and again. So after many
-//! redeliveries the daemon reduces its prefetch, finally to one message. Then the daemon applies the other messages,
-//! and only the message that crashes the daemon returns to the queue.
+//! message crashes the daemon, all messages that the daemon holds return to the queue, again and again. So a daemon
+//! starts with a prefetch of one message, and keeps it while the messages were returned often. Where such a message
+//! arrives among others, the daemon writes it alone. It does not return the others for that: this would count as much
+//! as a crash, and would also bring them behind the bad message.
 
-/// The prefetch while the size of messages is unknown.
-const FIRST_PREFETCH: u16 = 200;
+/// The prefetch of a daemon's first session. A daemon that has just started does not know the size of messages. It also
+/// does not know whether its predecessor died of a message that is still in the queue. If the first session received
+/// more messages and returned them, they could come behind the deadly message again and again, until the queue drops
+/// them.
+const FIRST_PREFETCH: u16 = 1;
 
 /// The smallest prefetch, for messages of any size. With a prefetch of two, the next message can arrive while the
 /// daemon writes the first one.
-pub const PREFETCH_MIN: u16 = 2;
+const PREFETCH_MIN: u16 = 2;
+
+/// A session takes at least this many messages before it ends for another prefetch, because a new session needs as much
+/// time as these messages one by one.
+const SEEN_MIN: u16 = 10;
+
+/// After this many messages in a row that may be written together, the limit on the prefetch ends.
+const CALM_MESSAGES: u16 = 500;
 
 /// If a session fails before it acknowledges a message, the next session's prefetch is divided by sixteen. The session
 /// may have failed at a message that the AMQP library cannot read. For such a message, the daemon does not know how
@@ -33,20 +45,20 @@ pub fn share(configured: u16, partitions: u16) -> u16 {
 
 /// Measures the size of a partition's messages.
 #[derive(Debug, Default)]
-pub struct MessageSizes {
+struct MessageSizes {
     /// The moving mean of the messages' sizes, in bytes. It is 0 before the first message.
     mean: usize,
 }
 
 impl MessageSizes {
     /// Includes a message's size in the moving mean.
-    pub fn note(&mut self, bytes: usize) {
+    fn note(&mut self, bytes: usize) {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
     /// Computes the mean size again after the received messages have needed too much memory. The new mean weights each
     /// message by its size, so that a few large messages raise the mean.
-    pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
+    fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
         if let Some(mean) = squares.checked_div(bytes) {
@@ -56,7 +68,7 @@ impl MessageSizes {
 
     /// Returns how many messages can be in flight: at most `configured`, and only as many messages of the mean size as
     /// fit into `bytes_max` bytes.
-    pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
+    fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.mean {
             0 => configured.min(FIRST_PREFETCH),
             mean => {
@@ -66,36 +78,88 @@ impl MessageSizes {
     }
 }
 
-/// A limit on the prefetch, which the daemon sets after redeliveries. By default there is no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrefetchLimit(u16);
-
-impl Default for PrefetchLimit {
-    fn default() -> Self {
-        Self(u16::MAX)
+/// Returns how many messages can be written together, if one of them was returned so often. If hosts crash or daemons
+/// stop normally, a message can be returned up to five times.
+pub fn portion(returns: i64) -> u16 {
+    match returns {
+        ..=5 => u16::MAX,
+        6..=10 => 100,
+        _ => 1,
     }
 }
 
-impl PrefetchLimit {
-    /// Returns `prefetch`, or the limit if `prefetch` is above the limit.
-    pub fn of(self, prefetch: u16) -> u16 {
-        self.0.min(prefetch)
+/// The prefetch of one partition's sessions, and what the daemon has learned from the messages of earlier sessions.
+#[derive(Debug)]
+pub struct Prefetch {
+    sizes: MessageSizes,
+    /// Limits the prefetch after messages that were returned often, and after sessions that failed.
+    limit: u16,
+    /// How many messages in a row may be written together with any number of others.
+    calm: u16,
+    /// The prefetch of the present session.
+    messages: u16,
+    /// The number of messages since the prefetch was last compared with the wanted one.
+    seen: u16,
+}
+
+impl Default for Prefetch {
+    fn default() -> Self {
+        Self { sizes: MessageSizes::default(), limit: u16::MAX, calm: 0, messages: 0, seen: 0 }
+    }
+}
+
+impl Prefetch {
+    /// Returns the prefetch that the next session should have: at most `configured`, and only as many messages of the
+    /// mean size as fit into `bytes_max` bytes.
+    pub fn wanted(&self, configured: u16, bytes_max: usize) -> u16 {
+        self.limit.min(self.sizes.prefetch(configured, bytes_max))
     }
 
-    /// Adapts the limit to the number of times that a message was returned. If the number is at most five, the limit
-    /// grows by one.
-    pub fn note(&mut self, returns: i64) {
-        self.0 = match returns {
-            // If hosts crash or daemons stop normally, a message can be returned up to five times.
-            ..=5 => self.0.saturating_add(1),
-            6..=10 => self.0.min(100),
-            _ => 1,
-        };
+    /// Begins a session, and returns its prefetch.
+    pub fn begin(&mut self, configured: u16, bytes_max: usize) -> u16 {
+        (self.messages, self.seen) = (self.wanted(configured, bytes_max), 0);
+        self.messages
     }
 
-    /// Lowers the limit after a session ended before it acknowledged a message. `prefetch` is this session's prefetch.
-    pub fn failed(&mut self, prefetch: u16) {
-        self.0 = (prefetch / FAILED_LEAVES).max(1);
+    /// Includes a message that will be written: how often it was returned, and its size.
+    pub fn note(&mut self, returns: i64, bytes: usize) {
+        self.sizes.note(bytes);
+        self.seen = self.seen.saturating_add(1);
+        let portion = portion(returns);
+        if portion < u16::MAX {
+            (self.limit, self.calm) = (self.limit.min(portion), 0);
+        } else if self.calm < CALM_MESSAGES {
+            self.calm += 1;
+        } else {
+            self.limit = u16::MAX;
+        }
+    }
+
+    /// Returns true if the session should end, because another prefetch would suit the messages much better. This is
+    /// checked once after each `prefetch` messages. A session that holds messages that were returned often does not end
+    /// for that, because its end would return them once more.
+    pub fn is_off(&mut self, configured: u16, bytes_max: usize) -> bool {
+        if self.seen < self.messages.max(SEEN_MIN) {
+            return false;
+        }
+        self.seen = 0;
+        let by_size = self.sizes.prefetch(configured, bytes_max);
+        self.limit.min(by_size) / 2 > self.messages || self.messages / 2 > by_size
+    }
+
+    /// Returns true if the messages that the session holds are too large for its prefetch, and the prefetch can be
+    /// lowered. `bytes` are all their bytes, and `sizes` the size of each.
+    pub fn is_overfull(&mut self, bytes: usize, bytes_max: usize, sizes: impl Iterator<Item = usize>) -> bool {
+        let is_overfull = bytes > bytes_max.saturating_mul(2) && self.messages > PREFETCH_MIN;
+        if is_overfull {
+            self.sizes.learn(sizes);
+        }
+        is_overfull
+    }
+
+    /// Lowers the limit after a session ended before it acknowledged a message.
+    pub fn failed(&mut self) {
+        (self.limit, self.calm) = ((self.messages / FAILED_LEAVES).max(1), 0);
     }
 }
 
@@ -106,7 +170,7 @@ mod tests {
     #[test]
     fn large_messages_are_taken_in_smaller_numbers() {
         let mut sizes = MessageSizes::default();
-        assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(50, 1 << 25)), (200, 50));
+        assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(0, 1 << 25)), (1, 0));
         sizes.note(120);
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
         (0..1_000).for_each(|_| sizes.note(1 << 20));
@@ -126,7 +190,7 @@ mod tests {
     fn of_too_much_the_large_ones_are_what_is_learned() {
         let mut sizes = MessageSizes::default();
         sizes.learn([].into_iter());
-        assert_eq!(sizes.prefetch(10_000, 1 << 25), 200, "nothing was seen");
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), FIRST_PREFETCH, "nothing was seen");
         sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 32);
         sizes.learn([120, 40 << 20, 40 << 20].into_iter());
@@ -135,24 +199,23 @@ mod tests {
 
     #[test]
     fn what_came_back_often_is_taken_in_small_portions() {
-        let mut limit = PrefetchLimit::default();
-        for (returns, taken) in [(0, 5_000), (5, 5_000), (6, 100), (0, 101), (10, 100), (11, 1), (6, 1), (0, 2), (5, 3)]
-        {
-            limit.note(returns);
-            assert_eq!(limit.of(5_000), taken, "after {returns}");
+        let mut prefetch = Prefetch::default();
+        for (returns, taken) in [(0, 5_000), (5, 5_000), (6, 100), (0, 100), (10, 100), (11, 1), (6, 1), (0, 1)] {
+            prefetch.note(returns, 120);
+            assert_eq!(prefetch.wanted(5_000, 1 << 25), taken, "after {returns}");
         }
-        assert_eq!(limit.of(2), 2);
-        (0..5_000).for_each(|_| limit.note(0));
-        assert_eq!(limit.of(5_000), 5_000);
+        (0..CALM_MESSAGES).for_each(|_| prefetch.note(5, 120));
+        assert_eq!(prefetch.wanted(5_000, 1 << 25), 5_000);
     }
 
     /// RabbitMQ dead-letters a message that was returned more than twenty times.
     #[test]
     fn four_daemons_take_one_by_one_before_a_queue_drops_neighbours() {
-        let (mut limit, mut with_neighbours) = (PrefetchLimit::default(), 0);
-        while limit.of(u16::MAX) > 1 {
+        let (mut prefetch, mut with_neighbours) = (Prefetch::default(), 0);
+        prefetch.sizes.note(1);
+        while prefetch.begin(u16::MAX, usize::MAX) > 1 {
             with_neighbours += 1;
-            limit.failed(limit.of(u16::MAX));
+            prefetch.failed();
         }
         assert!(with_neighbours * 4 <= 20, "four daemons in turn must not return a message more than twenty times");
     }

@@ -25,7 +25,7 @@ use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
 use super::counting::{InBatches, ReceivedCounts};
 use super::decode::decode;
-use super::{Learned, PAUSED_BY, PREFETCH_BATCHES, Partition, SessionEnd};
+use super::{Learned, PAUSED_BY, Partition, SessionEnd};
 use crate::config::{Config, Derived};
 use crate::letter;
 use crate::runtime::clock;
@@ -34,7 +34,7 @@ use crate::runtime::retry::Outage;
 use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::event::{Message, Terms};
 use tallyd_core::model::Micros;
-use tallyd_core::prefetch::PREFETCH_MIN;
+use tallyd_core::prefetch::portion;
 use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
 
@@ -61,6 +61,8 @@ struct Open {
     /// The oldest `at` of the batch's events, for the metric of the lag.
     oldest: Option<Micros>,
     received: ReceivedCounts,
+    /// How often one of the batch's messages was returned.
+    returns_max: i64,
 }
 
 /// Runs one session, from connecting to its end. The broker keeps messages that were received and not acknowledged.
@@ -71,7 +73,7 @@ pub(super) async fn run(
     outage: &mut Outage,
 ) -> SessionEnd {
     let number = partition.number;
-    let prefetch = learned.prefetch(config);
+    let prefetch = learned.begin(config);
     let queue = partition.queue();
     // `listen` makes many calls, and each has a timeout.
     let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
@@ -88,18 +90,17 @@ pub(super) async fn run(
         link: &link,
         ends,
         terms: partition.live.derive(|config| Terms::from(config)),
-        prefetch,
         deliveries,
         inbox: Inbox::default(),
         open: Open::default(),
         arrival_rate: ArrivalRate::default(),
         writer: Some(writer),
         writing: None,
+        committed: None,
         learned,
         outage,
         began: Instant::now(),
         is_proven: false,
-        seen: 0,
         refused: Flood::default(),
         stall_detector: StallDetector::default(),
         unacked: InBatches::default(),
@@ -140,7 +141,6 @@ struct Session<'a> {
     /// These settings are read again for each message, so that a reload of the configuration applies to the next
     /// message.
     terms: Derived<Terms>,
-    prefetch: u16,
     deliveries: lapin::Consumer,
     /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
@@ -149,6 +149,8 @@ struct Session<'a> {
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
+    /// Acknowledges the last message that is committed and not acknowledged.
+    committed: Option<Acker>,
     learned: &'a mut Learned,
     /// The current outage of the connection to the broker. The outage ends when a batch is written, or after some time
     /// without a failure. Until then, a new session begins after a delay, because a connection can seem to work
@@ -158,8 +160,6 @@ struct Session<'a> {
     /// True as soon as the connection has proved that it works. There are three proofs: a batch was written, a batch
     /// failed in MySQL, or nothing has failed for some time.
     is_proven: bool,
-    /// Count of messages since the prefetch was last checked.
-    seen: u16,
     refused: Flood,
     stall_detector: StallDetector,
     unacked: InBatches,
@@ -181,7 +181,7 @@ impl Session<'_> {
                 self.partition.heartbeat.beat();
             }
             self.unacked.note(self.inbox.len(), &self.vitals);
-            if self.fill()? {
+            if self.fill() {
                 return Err(SessionEnd::OtherPrefetch);
             }
             if self.starts_if_due()? {
@@ -193,12 +193,10 @@ impl Session<'_> {
                 () = stop.cancelled() => return Err(SessionEnd::Stopped),
                 () = &mut paused => return Err(SessionEnd::Paused),
                 written = join(&mut self.writing) => {
-                    let last = self.committed(written?)?;
+                    self.committed(written?)?;
                     // The writer must not wait for the acknowledgement.
                     let started = self.start_next();
-                    if let Some(last) = last {
-                        self.acknowledge_until(&last).await?;
-                    }
+                    self.acknowledge().await?;
                     started?;
                 }
                 delivery = self.deliveries.next(), if gather.is_none() => {
@@ -241,12 +239,6 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
-    /// Returns true if the inbox has more than twice the intended number of bytes, and if the prefetch can be reduced.
-    fn is_overfull(&self) -> bool {
-        let bytes_max = self.config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2);
-        self.inbox.bytes > bytes_max && self.prefetch > PREFETCH_MIN
-    }
-
     fn lingers_until(&self) -> Option<Instant> {
         let linger_ms = if self.arrival_rate.is_fast { self.config.consumer.linger_ms } else { 0 };
         self.open.since.map(|since| since + Duration::from_millis(linger_ms))
@@ -263,8 +255,8 @@ impl Session<'_> {
             self.inbox.push(delivery.inspect_err(|error| self.link.note(error)).context("receive")?);
             // The messages are much larger than the session expected when it chose the prefetch. The session ends
             // before the messages fill the memory.
-            if self.is_overfull() {
-                self.learned.sizes.learn(self.inbox.sizes());
+            let (bytes, bytes_max) = (self.inbox.bytes, Learned::bytes_max(self.config));
+            if self.learned.prefetch.is_overfull(bytes, bytes_max, self.inbox.sizes()) {
                 return Err(SessionEnd::LargeMessages(self.inbox.bytes));
             }
             next = self.deliveries.next().now_or_never();
@@ -272,39 +264,34 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Moves messages from the inbox into the open batch. Returns true if a different prefetch would suit the size of
-    /// these messages better.
-    fn fill(&mut self) -> Result<bool, SessionEnd> {
+    /// Moves messages from the inbox into the open batch. Returns true if a different prefetch would suit these messages
+    /// better.
+    fn fill(&mut self) -> bool {
         while !self.is_full() {
-            let Some(message) = self.inbox.pop() else { break };
-            let returns = message.returns;
-            self.learned.limit.note(returns);
-            if self.learned.limit.of(self.prefetch) < self.prefetch {
-                return Err(SessionEnd::Redelivered(returns));
+            if !self.inbox.next().is_some_and(|next| self.may_join(next.returns)) {
+                break;
             }
+            let Some(message) = self.inbox.pop() else { break };
+            self.learned.prefetch.note(message.returns, message.bytes());
             self.push(message);
-            if self.prefetch_is_off() {
-                return Ok(true);
+            if self.learned.is_off(self.config) {
+                return true;
             }
         }
-        Ok(false)
+        false
     }
 
-    /// Whether the prefetch should change, because the message sizes are different or because redelivered messages have
-    /// been handled. This is checked once after each `prefetch` messages.
-    fn prefetch_is_off(&mut self) -> bool {
-        self.seen += 1;
-        if self.seen < self.prefetch {
-            return false;
-        }
-        self.seen = 0;
-        let wanted = self.learned.prefetch(self.config);
-        wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
+    /// Whether a message that was returned so often can be written together with the open batch. Before a message that
+    /// may crash the daemon is decoded, the batches before it are acknowledged.
+    fn may_join(&self, returns: i64) -> bool {
+        let portion = portion(self.open.returns_max.max(returns));
+        let is_acknowledged = self.writing.is_none() && self.committed.is_none();
+        portion == u16::MAX || (is_acknowledged && self.open.batch.messages < usize::from(portion))
     }
 
     fn push(&mut self, message: Arrived) {
         let bytes = message.bytes();
-        let Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
+        let Arrived { body, headers, returns, redelivered, is_direct, acker } = message;
         let now = clock::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
@@ -314,10 +301,10 @@ impl Session<'_> {
         open.received.redelivered += u64::from(redelivered);
         open.last = Some(acker);
         open.batch.messages += 1;
+        open.returns_max = open.returns_max.max(returns);
         open.batch.bytes += bytes;
         open.batch.clock.note(now);
         open.batch.belongs_to(headers.traceparent);
-        self.learned.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
         let map = self.partition.map.as_deref();
         decode(&origin.body, is_direct, map, (self.terms.get(), now), |verdict, range| {

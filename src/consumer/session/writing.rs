@@ -45,7 +45,7 @@ impl Session<'_> {
         if let Some(delivery) = self.deliveries.next().now_or_never() {
             self.take_in(delivery)?;
         }
-        if self.fill()? {
+        if self.fill() {
             return Err(SessionEnd::OtherPrefetch);
         }
         self.starts_if_due()?;
@@ -64,8 +64,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes the writer back. Returns the acker of the batch's last message, unless the batch was empty.
-    pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>, SessionEnd> {
+    /// Takes the writer back.
+    pub(super) fn committed(&mut self, written: Written) -> Result<(), SessionEnd> {
         let (writer, last, result) = written;
         self.writer = Some(writer);
         self.unacked.writing = Unacked::default();
@@ -79,11 +79,13 @@ impl Session<'_> {
                 "{refused} messages can never be applied: they become dead letters, up to the quota"
             );
         }
-        Ok(last)
+        self.committed = last.or(self.committed.take());
+        Ok(())
     }
 
-    /// Acknowledges this message and all messages before it.
-    pub(super) async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
+    /// Acknowledges all messages that are committed.
+    pub(super) async fn acknowledge(&mut self) -> Result<()> {
+        let Some(last) = self.committed.take() else { return Ok(()) };
         let began = Instant::now();
         let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
         let acknowledged = self.partition.heartbeat.during(ack).await?;
@@ -99,31 +101,31 @@ impl Session<'_> {
     /// returned. Acknowledges these messages together at the end, because the broker sends more messages after each
     /// acknowledgement. If a batch fails, the batches before it are acknowledged.
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
-        let mut last = None;
-        let written = self.write_rest(&mut last).await;
-        let acknowledged = match last {
-            Some(last) => self.acknowledge_until(&last).await,
-            None => Ok(()),
-        };
+        let written = self.write_rest().await;
+        let acknowledged = self.acknowledge().await;
         written.and(acknowledged.map_err(Into::into))
     }
 
-    /// Writes all delivered messages. Sets `last` to the acker of the last message that is committed.
-    async fn write_rest(&mut self, last: &mut Option<Acker>) -> Result<(), SessionEnd> {
+    async fn write_rest(&mut self) -> Result<(), SessionEnd> {
         loop {
             if let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
                 self.take_in_rest(delivery)?;
             }
-            self.fill()?;
+            self.fill();
             if self.writing.is_none() {
-                if self.open.batch.is_empty() {
+                if self.open.batch.is_empty() && self.inbox.len() == 0 {
                     return Ok(());
+                }
+                if self.open.batch.is_empty() {
+                    // The next message was returned often.
+                    self.acknowledge().await?;
+                    continue;
                 }
                 self.start_writing(Close::Stop)?;
             }
             self.partition.heartbeat.beat();
             let written = self.written().await?;
-            *last = self.committed(written)?.or(last.take());
+            self.committed(written)?;
         }
     }
 

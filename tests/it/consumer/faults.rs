@@ -6,7 +6,7 @@ use tallyd_core::model::{Micros, UserId};
 
 use super::common::proxy::Proxy;
 use super::common::{Dice, Model, World, body, eventually, servers, target};
-use super::{NOW, assert_dead_letters, traffic};
+use super::{NOW, assert_dead_letters, prefetch_of, receive_and_die, traffic};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
@@ -216,31 +216,30 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     world.close().await;
 }
 
-/// After each crash the broker redelivers the messages that were in flight. The consumer takes these messages one by
-/// one if they have many redeliveries. Later the consumer takes as many messages as usual.
-#[cfg(feature = "fault-points")]
+/// The consumer writes messages one by one if they were returned often. Later the consumer takes as many messages as
+/// usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {
-    let world = World::new("care", "[amqp]\nprefetch = 1000\n[consumer]\nbatch_events_max = 500\n").await;
+    let settings = "[amqp]\nprefetch = 1000\n[consumer]\nbatch_events_max = 500\n[log]\nlevel = \"debug\"\n";
+    let world = World::new("care", settings).await;
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(300, 16);
     world.publish(&publisher, &bodies).await;
     for _ in 0..12 {
-        let crashed = world.command().env("TALLYD_FAULT_POINT", "consumer:before-commit").output().unwrap();
-        assert!(!crashed.status.success());
+        receive_and_die(&world, 300).await;
     }
     let daemon = world.daemon();
-    daemon.logged("to 1 messages").await;
     world.drained(&publisher).await;
-    // After enough messages without a redelivery, the consumer takes almost as many messages as usual again.
+    let log = daemon.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let batches: Vec<u64> =
+        lines.filter(|line| line["event"] == "batch-committed").filter_map(|line| line["messages"].as_u64()).collect();
+    assert_eq!(batches[..300], [1; 300], "{batches:?}");
+    // After enough messages without a redelivery, the consumer takes as many messages as usual again.
     let (calm, more, also_malformed) = traffic(3_000, 17);
     world.publish(&publisher, &calm).await;
-    let prefetch = |line: &str| -> Option<u64> {
-        let line: serde_json::Value = serde_json::from_str(line).ok()?;
-        line["prefetch"].as_u64().filter(|_| line["event"] == "consuming")
-    };
     eventually("the consumer takes as many messages as usual", || async {
-        daemon.log().lines().filter_map(prefetch).next_back().is_some_and(|prefetch| prefetch >= 500)
+        daemon.log().lines().filter_map(prefetch_of).next_back().is_some_and(|prefetch| prefetch >= 500)
     })
     .await;
     world.drained(&publisher).await;
