@@ -62,7 +62,8 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     let resumed = "SELECT COUNT(*) FROM job_run AS ended \
          JOIN job_run AS failed ON failed.run = JSON_VALUE(ended.report, '$.resumed_run') \
          WHERE ended.outcome = 'done' AND failed.outcome = 'failed'";
-    eventually("a reconcile resumes the failed run and ends", || async { world.count(resumed).await == 1 }).await;
+    // The second daemon can also die during a reconcile run, which the third daemon resumes.
+    eventually("a reconcile resumes the failed run and ends", || async { world.count(resumed).await >= 1 }).await;
     let failed = "SELECT COUNT(*) FROM job_run WHERE outcome = 'failed' AND report LIKE '%its process ended%'";
     assert!(world.count(failed).await >= 2, "the crashed runs are noted as failed");
     assert!(daemon.stop().success());
