@@ -1,20 +1,21 @@
-//! Holds delivered messages: first in the inbox, then in the batch that one transaction writes.
+//! A delivered message, and the batch of messages that one transaction writes.
 //!
 //! The broker limits the count of messages in flight, not their bytes, and the AMQP library takes every message that
 //! arrives. Suppose that MySQL does not answer, and lists of 1 MiB each arrive after millions of single events. These
 //! lists can fill the memory. So the session takes each message from the library immediately and counts its bytes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::AMQPValue;
-use lapin::{Acker, BasicProperties};
 
 use super::clock::Clock;
 use crate::letter::{self, Headers};
 use tallyd_core::event::{CountEvent, LikeEvent, SetEvent};
+use tallyd_core::flow::Message;
 use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
@@ -32,55 +33,24 @@ pub(super) struct Arrived {
     pub redelivered: bool,
     /// Whether the message was published directly to the queue, not through an events exchange.
     pub is_direct: bool,
-    pub acker: Acker,
 }
 
-impl Arrived {
-    /// Returns the bytes of the body and of the received headers. A message with an empty body can have 128 KiB of
-    /// headers.
-    pub(super) fn bytes(&self) -> usize {
+impl Message for Arrived {
+    fn returns(&self) -> i64 {
+        self.returns
+    }
+
+    /// The bytes of the body and of the received headers. A message with an empty body can have 128 KiB of headers.
+    fn bytes(&self) -> usize {
         self.body.len() + self.headers.bytes
     }
 }
 
 impl From<Delivery> for Arrived {
     fn from(delivery: Delivery) -> Self {
-        let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
+        let Delivery { data: body, redelivered, properties, exchange, .. } = delivery;
         let (headers, returns) = (letter::headers(&properties), returns(redelivered, &properties));
-        Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
-    }
-}
-
-/// Messages in the order of arrival, with their total size.
-#[derive(Debug, Default)]
-pub(super) struct Inbox {
-    messages: VecDeque<Arrived>,
-    pub bytes: usize,
-}
-
-impl Inbox {
-    pub(super) fn push(&mut self, delivery: Delivery) {
-        let message = Arrived::from(delivery);
-        self.bytes += message.bytes();
-        self.messages.push_back(message);
-    }
-
-    pub(super) fn pop(&mut self) -> Option<Arrived> {
-        let message = self.messages.pop_front()?;
-        self.bytes -= message.bytes();
-        Some(message)
-    }
-
-    pub(super) fn next(&self) -> Option<&Arrived> {
-        self.messages.front()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.messages.len()
-    }
-
-    pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
-        self.messages.iter().map(Arrived::bytes)
+        Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty() }
     }
 }
 

@@ -68,7 +68,7 @@ use crate::servers::control::Control;
 use crate::telemetry::{PartitionState, Standing, Unacked, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;
-use tallyd_core::prefetch::{self, Prefetch};
+use tallyd_core::prefetch::{self, Limits, Prefetch};
 use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
@@ -157,23 +157,13 @@ struct Learned {
 }
 
 impl Learned {
-    /// Begins a session, and returns its prefetch.
-    fn begin(&mut self, config: &Config) -> u16 {
-        self.prefetch.begin(self.share(config), Self::bytes_max(config))
-    }
-
-    /// Returns true if another prefetch would suit the messages better.
-    fn is_off(&mut self, config: &Config) -> bool {
-        self.prefetch.is_off(self.share(config), Self::bytes_max(config))
-    }
-
-    /// Returns how many bytes the messages in flight can have: as many as [`PREFETCH_BATCHES`] full batches.
-    fn bytes_max(config: &Config) -> usize {
-        config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES)
-    }
-
-    fn share(&self, config: &Config) -> u16 {
-        prefetch::share(config.amqp.prefetch, self.partitions)
+    /// Returns the limits on the messages that a session holds: this partition's share of the configured prefetch, and
+    /// the bytes of [`PREFETCH_BATCHES`] full batches.
+    fn limits(&self, config: &Config) -> Limits {
+        Limits {
+            messages: prefetch::share(config.amqp.prefetch, self.partitions),
+            bytes: config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES),
+        }
     }
 
     /// Lowers the prefetch after a session that received too many messages, or that failed before its first
@@ -182,7 +172,7 @@ impl Learned {
         if !end.takes_fewer() {
             self.prefetch.failed();
         }
-        let prefetch = self.prefetch.wanted(self.share(config), Self::bytes_max(config));
+        let prefetch = self.prefetch.wanted(self.limits(config));
         if prefetch < took {
             warn!(
                 event = "prefetch-lowered",

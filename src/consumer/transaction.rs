@@ -16,7 +16,7 @@ use crate::runtime::fault;
 use crate::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
-use tallyd_core::partition::PartitionName;
+use tallyd_core::partition::{Hold, PartitionName};
 use tallyd_mysql::{Store, StoreError, Text, changed, fences, letters, likes, outbox, partitions};
 
 /// Maximum number of hints (counters that the next reconcile must check) that one batch records.
@@ -165,14 +165,13 @@ impl Ownership {
             partitions::make_owner(tx, self.partition).await?;
             row = partitions::lock_owner(tx, self.partition).await?;
         }
-        match (row, self.epoch) {
-            (Some(row), Some(ours)) if ours == row.epoch => Ok(row),
-            (Some(row), None) => {
-                let epoch = row.epoch + 1;
+        match row.map(|row| (row, Hold::of(row.epoch, self.epoch))) {
+            Some((row, Hold::Keeps)) => Ok(row),
+            Some((row, Hold::Takes(epoch))) => {
                 partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
                 Ok(partitions::Ownership { epoch, ..row })
             }
-            _ => Err(StoreError::TakenOver(self.name.to_string())),
+            Some((_, Hold::TakenOver)) | None => Err(StoreError::TakenOver(self.name.to_string())),
         }
     }
 

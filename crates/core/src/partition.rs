@@ -90,6 +90,28 @@ impl PartitionBy {
     }
 }
 
+/// What a daemon may do with a partition, according to the partition's row in MySQL. The row is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// The daemon holds the partition.
+    Keeps,
+    /// The daemon takes over the partition with this epoch.
+    Takes(u64),
+    /// Another daemon has taken over the partition since this daemon's first batch. This daemon must write nothing.
+    TakenOver,
+}
+
+impl Hold {
+    /// `row` is the epoch in the partition's row. `ours` is the epoch of the session's first batch; `None` before it.
+    pub fn of(row: u64, ours: Option<u64>) -> Self {
+        match ours {
+            Some(ours) if ours == row => Self::Keeps,
+            Some(_) => Self::TakenOver,
+            None => Self::Takes(row + 1),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -43,6 +43,15 @@ pub fn share(configured: u16, partitions: u16) -> u16 {
     (configured / partitions.max(1)).max(configured.min(SHARE_MIN))
 }
 
+/// Limits on the messages that a session receives and has not acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The number of messages.
+    pub messages: u16,
+    /// The bytes of all messages. The daemon estimates them from the mean size of the last messages.
+    pub bytes: usize,
+}
+
 /// Measures the size of a partition's messages.
 #[derive(Debug, Default)]
 struct MessageSizes {
@@ -66,13 +75,13 @@ impl MessageSizes {
         }
     }
 
-    /// Returns how many messages can be in flight: at most `configured`, and only as many messages of the mean size as
-    /// fit into `bytes_max` bytes.
-    fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
+    /// Returns how many messages can be in flight.
+    fn prefetch(&self, limits: Limits) -> u16 {
         match self.mean {
-            0 => configured.min(FIRST_PREFETCH),
+            0 => limits.messages.min(FIRST_PREFETCH),
             mean => {
-                u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(PREFETCH_MIN, configured.max(PREFETCH_MIN))
+                let most = limits.messages.max(PREFETCH_MIN);
+                u16::try_from(limits.bytes / mean).unwrap_or(u16::MAX).clamp(PREFETCH_MIN, most)
             }
         }
     }
@@ -109,15 +118,14 @@ impl Default for Prefetch {
 }
 
 impl Prefetch {
-    /// Returns the prefetch that the next session should have: at most `configured`, and only as many messages of the
-    /// mean size as fit into `bytes_max` bytes.
-    pub fn wanted(&self, configured: u16, bytes_max: usize) -> u16 {
-        self.limit.min(self.sizes.prefetch(configured, bytes_max))
+    /// Returns the prefetch that the next session should have.
+    pub fn wanted(&self, limits: Limits) -> u16 {
+        self.limit.min(self.sizes.prefetch(limits))
     }
 
     /// Begins a session, and returns its prefetch.
-    pub fn begin(&mut self, configured: u16, bytes_max: usize) -> u16 {
-        (self.messages, self.seen) = (self.wanted(configured, bytes_max), 0);
+    pub fn begin(&mut self, limits: Limits) -> u16 {
+        (self.messages, self.seen) = (self.wanted(limits), 0);
         self.messages
     }
 
@@ -138,19 +146,19 @@ impl Prefetch {
     /// Returns true if the session should end, because another prefetch would suit the messages much better. This is
     /// checked once after each `prefetch` messages. A session that holds messages that were returned often does not end
     /// for that, because its end would return them once more.
-    pub fn is_off(&mut self, configured: u16, bytes_max: usize) -> bool {
+    pub fn is_off(&mut self, limits: Limits) -> bool {
         if self.seen < self.messages.max(SEEN_MIN) {
             return false;
         }
         self.seen = 0;
-        let by_size = self.sizes.prefetch(configured, bytes_max);
+        let by_size = self.sizes.prefetch(limits);
         self.limit.min(by_size) / 2 > self.messages || self.messages / 2 > by_size
     }
 
     /// Returns true if the messages that the session holds are too large for its prefetch, and the prefetch can be
     /// lowered. `bytes` are all their bytes, and `sizes` the size of each.
-    pub fn is_overfull(&mut self, bytes: usize, bytes_max: usize, sizes: impl Iterator<Item = usize>) -> bool {
-        let is_overfull = bytes > bytes_max.saturating_mul(2) && self.messages > PREFETCH_MIN;
+    pub fn is_overfull(&mut self, bytes: usize, limits: Limits, sizes: impl Iterator<Item = usize>) -> bool {
+        let is_overfull = bytes > limits.bytes.saturating_mul(2) && self.messages > PREFETCH_MIN;
         if is_overfull {
             self.sizes.learn(sizes);
         }
@@ -167,16 +175,20 @@ impl Prefetch {
 mod tests {
     use super::*;
 
+    fn limits(messages: u16) -> Limits {
+        Limits { messages, bytes: 1 << 25 }
+    }
+
     #[test]
     fn large_messages_are_taken_in_smaller_numbers() {
         let mut sizes = MessageSizes::default();
-        assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(0, 1 << 25)), (1, 0));
+        assert_eq!((sizes.prefetch(limits(10_000)), sizes.prefetch(limits(0))), (1, 0));
         sizes.note(120);
-        assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
+        assert_eq!(sizes.prefetch(limits(10_000)), 10_000);
         (0..1_000).for_each(|_| sizes.note(1 << 20));
-        assert!((31..=33).contains(&sizes.prefetch(10_000, 1 << 25)), "{}", sizes.prefetch(10_000, 1 << 25));
+        assert!((31..=33).contains(&sizes.prefetch(limits(10_000))), "{}", sizes.prefetch(limits(10_000)));
         (0..1_000).for_each(|_| sizes.note(1 << 40));
-        assert_eq!(sizes.prefetch(10_000, 1 << 25), 2);
+        assert_eq!(sizes.prefetch(limits(10_000)), 2);
     }
 
     #[test]
@@ -190,11 +202,11 @@ mod tests {
     fn of_too_much_the_large_ones_are_what_is_learned() {
         let mut sizes = MessageSizes::default();
         sizes.learn([].into_iter());
-        assert_eq!(sizes.prefetch(10_000, 1 << 25), FIRST_PREFETCH, "nothing was seen");
+        assert_eq!(sizes.prefetch(limits(10_000)), FIRST_PREFETCH, "nothing was seen");
         sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));
-        assert_eq!(sizes.prefetch(10_000, 1 << 25), 32);
+        assert_eq!(sizes.prefetch(limits(10_000)), 32);
         sizes.learn([120, 40 << 20, 40 << 20].into_iter());
-        assert_eq!(sizes.prefetch(10_000, 1 << 25), PREFETCH_MIN);
+        assert_eq!(sizes.prefetch(limits(10_000)), PREFETCH_MIN);
     }
 
     #[test]
@@ -202,10 +214,10 @@ mod tests {
         let mut prefetch = Prefetch::default();
         for (returns, taken) in [(0, 5_000), (5, 5_000), (6, 100), (0, 100), (10, 100), (11, 1), (6, 1), (0, 1)] {
             prefetch.note(returns, 120);
-            assert_eq!(prefetch.wanted(5_000, 1 << 25), taken, "after {returns}");
+            assert_eq!(prefetch.wanted(limits(5_000)), taken, "after {returns}");
         }
         (0..CALM_MESSAGES).for_each(|_| prefetch.note(5, 120));
-        assert_eq!(prefetch.wanted(5_000, 1 << 25), 5_000);
+        assert_eq!(prefetch.wanted(limits(5_000)), 5_000);
     }
 
     /// RabbitMQ dead-letters a message that was returned more than twenty times.
@@ -213,7 +225,7 @@ mod tests {
     fn four_daemons_take_one_by_one_before_a_queue_drops_neighbours() {
         let (mut prefetch, mut with_neighbours) = (Prefetch::default(), 0);
         prefetch.sizes.note(1);
-        while prefetch.begin(u16::MAX, usize::MAX) > 1 {
+        while prefetch.begin(Limits { messages: u16::MAX, bytes: usize::MAX }) > 1 {
             with_neighbours += 1;
             prefetch.failed();
         }

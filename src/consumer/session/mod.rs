@@ -1,13 +1,12 @@
 //! One session with the broker: it receives, writes and acknowledges messages until it ends ([`SessionEnd`]).
 //!
-//! While the writer writes one batch, the session fills the next one, so there are at most two batches. The broker
-//! holds back messages beyond the prefetch. A batch closes when it is full, or when the daemon stops. A batch also
-//! closes when the writer is free and `linger_ms` has passed since the batch's first message. While few events arrive,
-//! a batch closes as soon as the writer is free.
+//! [`Flow`] decides what to do next. While the writer writes one batch, the session fills the next one. The broker holds
+//! back messages beyond the prefetch. A batch closes when it is full, or when the session ends. A batch also closes when
+//! the writer is free and `linger_ms` has passed since the batch's first message. While few events arrive, a batch closes
+//! as soon as the writer is free.
 
 mod writing;
 
-use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use tracing::debug;
 
 use self::writing::{Writing, join};
 use super::arrival_rate::ArrivalRate;
-use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
+use super::batch::{Arrived, Batch, Event, Origin, Received};
 use super::batch_writer::BatchWriter;
 use super::counting::{InBatches, ReceivedCounts};
 use super::decode::decode;
@@ -32,9 +31,9 @@ use crate::runtime::clock;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{PartitionState, Standing, telemetry};
-use tallyd_core::event::{Message, Terms};
+use tallyd_core::event::{self, Terms};
+use tallyd_core::flow::{Flow, Message, Open, Step};
 use tallyd_core::model::Micros;
-use tallyd_core::prefetch::portion;
 use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
 
@@ -51,18 +50,14 @@ const TICK: Duration = Duration::from_secs(1);
 /// A session that has lasted for this time is considered to work, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
 
-/// A batch that the session fills, and the handle that acknowledges the batch's last message.
+/// A batch that the session fills.
 #[derive(Default)]
-struct Open {
+struct Filling {
     batch: Batch,
-    /// Acknowledges the last message and, with `multiple`, all before it.
-    last: Option<Acker>,
     since: Option<Instant>,
     /// The oldest `at` of the batch's events, for the metric of the lag.
     oldest: Option<Micros>,
     received: ReceivedCounts,
-    /// How often one of the batch's messages was returned.
-    returns_max: i64,
 }
 
 /// Runs one session, from connecting to its end. The broker keeps messages that were received and not acknowledged.
@@ -73,7 +68,7 @@ pub(super) async fn run(
     outage: &mut Outage,
 ) -> SessionEnd {
     let number = partition.number;
-    let prefetch = learned.begin(config);
+    let prefetch = learned.prefetch.begin(learned.limits(config));
     let queue = partition.queue();
     // `listen` makes many calls, and each has a timeout.
     let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
@@ -82,6 +77,7 @@ pub(super) async fn run(
         Err(error) => return error.into(),
     };
     learned.partitions = partitions;
+    let limits = learned.limits(config);
     let ends = partition.stop.child_token();
     let writer = BatchWriter::new(partition, config, partitions, learned.reads_first, ends.clone());
     let mut session = Session {
@@ -91,13 +87,12 @@ pub(super) async fn run(
         ends,
         terms: partition.live.derive(|config| Terms::from(config)),
         deliveries,
-        inbox: Inbox::default(),
-        open: Open::default(),
+        is_cancelled: false,
+        flow: Flow::new(std::mem::take(&mut learned.prefetch), limits),
+        open: Filling::default(),
         arrival_rate: ArrivalRate::default(),
         writer: Some(writer),
         writing: None,
-        committed: None,
-        learned,
         outage,
         began: Instant::now(),
         is_proven: false,
@@ -107,17 +102,18 @@ pub(super) async fn run(
         vitals: telemetry().partition(number),
     };
     session.vitals.stands(Standing::Listening);
-    let Err(mut end) = session.consume().await;
-    if matches!(end, SessionEnd::Paused) {
-        // A pause does not wait for an unresponsive database, and neither does the stop.
-        session.ends.cancel();
-    }
-    if end.is_orderly()
-        && let Err(failed) = session.write_delivered().await
-    {
-        end = failed;
-    }
+    let end = match session.consume().await {
+        Ok(end) => end,
+        Err(failed) => {
+            // Messages are acknowledged even if a later batch failed.
+            if let Some(last) = session.flow.failed() {
+                let _ = session.acknowledge(last).await;
+            }
+            failed
+        }
+    };
     let is_proven = session.is_proven;
+    learned.prefetch = session.flow.close();
     let writer = session.close().await;
     if end.is_orderly() {
         if let Some(writer) = writer {
@@ -142,16 +138,14 @@ struct Session<'a> {
     /// message.
     terms: Derived<Terms>,
     deliveries: lapin::Consumer,
-    /// Received messages that have not been added to a batch yet.
-    inbox: Inbox,
-    open: Open,
+    /// True if the queue was deleted while the session was ending.
+    is_cancelled: bool,
+    flow: Flow<Arrived, Acker>,
+    open: Filling,
     arrival_rate: ArrivalRate,
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
-    /// Acknowledges the last message that is committed and not acknowledged.
-    committed: Option<Acker>,
-    learned: &'a mut Learned,
     /// The current outage of the connection to the broker. The outage ends when a batch is written, or after some time
     /// without a failure. Until then, a new session begins after a delay, because a connection can seem to work
     /// although it does not.
@@ -167,46 +161,55 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Receives, writes and acknowledges until the session ends.
-    async fn consume(&mut self) -> Result<Infallible, SessionEnd> {
+    /// Receives, writes and acknowledges until the session ends. Returns why it ended in order.
+    async fn consume(&mut self) -> Result<SessionEnd, SessionEnd> {
         let mut tick = tokio::time::interval(TICK);
         let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
         let mut paused = pin!(control.until_paused(PAUSED_BY));
         // The loop lets messages gather until this instant.
         let mut gather: Option<Instant> = None;
+        let mut end = SessionEnd::OtherPrefetch;
         loop {
             if self.writing.is_none() {
                 // While the writer writes a batch, only the writer updates the heartbeat, at each try. Otherwise a
                 // writer that hangs would not be noticed.
                 self.partition.heartbeat.beat();
             }
-            self.unacked.note(self.inbox.len(), &self.vitals);
-            if self.fill() {
-                return Err(SessionEnd::OtherPrefetch);
+            self.unacked.note(self.flow.waiting(), &self.vitals);
+            while let Some(step) = self.flow.next(self.open()) {
+                match step {
+                    Step::Join(message) => self.push(message),
+                    Step::Write => self.start_writing()?,
+                    Step::Acknowledge(last) => self.acknowledge(last).await?,
+                    Step::Close => return Ok(end),
+                }
             }
-            if self.starts_if_due()? {
-                continue;
-            }
-            let lingers_until = self.lingers_until();
+            let (lingers_until, is_ending) = (self.lingers_until(), self.flow.is_ending());
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Err(SessionEnd::Stopped),
-                () = &mut paused => return Err(SessionEnd::Paused),
+                () = stop.cancelled(), if !is_ending => {
+                    end = SessionEnd::Stopped;
+                    self.flow.end();
+                }
+                () = &mut paused, if !is_ending => {
+                    end = SessionEnd::Paused;
+                    self.flow.end();
+                    // A pause does not wait for an unresponsive database, and neither does the stop.
+                    self.ends.cancel();
+                }
                 written = join(&mut self.writing) => {
                     self.committed(written?)?;
-                    // The writer must not wait for the acknowledgement.
-                    let started = self.start_next();
-                    self.acknowledge().await?;
-                    started?;
+                    self.take_in_arrived()?;
                 }
-                delivery = self.deliveries.next(), if gather.is_none() => {
+                delivery = self.deliveries.next(), if gather.is_none() && !self.is_cancelled => {
                     self.take_in(delivery)?;
+                    self.take_in_arrived()?;
                     // While the writer is busy, waiting costs no time.
                     gather = (self.arrival_rate.is_fast || self.writing.is_some()).then(|| Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
                 () = until(lingers_until), if self.writing.is_none() => {}
-                _ = tick.tick() => self.check_idle().await?,
+                _ = tick.tick(), if !is_ending => self.check_idle().await?,
             }
         }
     }
@@ -234,9 +237,12 @@ impl Session<'_> {
         self.is_proven = true;
     }
 
-    fn is_full(&self) -> bool {
+    fn open(&self) -> Open {
         let limits = &self.config.consumer;
-        self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
+        Open {
+            is_full: self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max),
+            has_lingered: self.lingers_until().is_some_and(|until| until <= Instant::now()),
+        }
     }
 
     fn lingers_until(&self) -> Option<Instant> {
@@ -244,54 +250,33 @@ impl Session<'_> {
         self.open.since.map(|since| since + Duration::from_millis(linger_ms))
     }
 
-    /// Takes one message, and all messages that have already arrived. Messages must not stay inside the library,
-    /// because their bytes are not counted there. Fails with `Cancelled` if the queue was deleted: the library reports
-    /// this once.
+    /// Takes one message. If the queue was deleted, the library reports this once. This does not matter if the session is
+    /// ending.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<(), SessionEnd> {
+        let Some(delivery) = delivery else {
+            self.is_cancelled = true;
+            return if self.flow.is_ending() { Ok(()) } else { Err(SessionEnd::Cancelled) };
+        };
         self.stall_detector.received(Instant::now());
-        let mut next = Some(delivery);
-        while let Some(delivery) = next {
-            let delivery = delivery.ok_or(SessionEnd::Cancelled)?;
-            self.inbox.push(delivery.inspect_err(|error| self.link.note(error)).context("receive")?);
-            // The messages are much larger than the session expected when it chose the prefetch. The session ends
-            // before the messages fill the memory.
-            let (bytes, bytes_max) = (self.inbox.bytes, Learned::bytes_max(self.config));
-            if self.learned.prefetch.is_overfull(bytes, bytes_max, self.inbox.sizes()) {
-                return Err(SessionEnd::LargeMessages(self.inbox.bytes));
-            }
-            next = self.deliveries.next().now_or_never();
+        let delivery = delivery.inspect_err(|error| self.link.note(error)).context("receive")?;
+        let acker = delivery.acker.clone();
+        self.flow.received(Arrived::from(delivery), acker).map_err(SessionEnd::LargeMessages)
+    }
+
+    /// Takes all messages that have already arrived. Messages must not stay inside the library, because their bytes are
+    /// not counted there.
+    fn take_in_arrived(&mut self) -> Result<(), SessionEnd> {
+        while !self.is_cancelled
+            && let Some(delivery) = self.deliveries.next().now_or_never()
+        {
+            self.take_in(delivery)?;
         }
         Ok(())
     }
 
-    /// Moves messages from the inbox into the open batch. Returns true if a different prefetch would suit these messages
-    /// better.
-    fn fill(&mut self) -> bool {
-        while !self.is_full() {
-            if !self.inbox.next().is_some_and(|next| self.may_join(next.returns)) {
-                break;
-            }
-            let Some(message) = self.inbox.pop() else { break };
-            self.learned.prefetch.note(message.returns, message.bytes());
-            self.push(message);
-            if self.learned.is_off(self.config) {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Whether a message that was returned so often can be written together with the open batch. Before a message that
-    /// may crash the daemon is decoded, the batches before it are acknowledged.
-    fn may_join(&self, returns: i64) -> bool {
-        let portion = portion(self.open.returns_max.max(returns));
-        let is_acknowledged = self.writing.is_none() && self.committed.is_none();
-        portion == u16::MAX || (is_acknowledged && self.open.batch.messages < usize::from(portion))
-    }
-
     fn push(&mut self, message: Arrived) {
         let bytes = message.bytes();
-        let Arrived { body, headers, returns, redelivered, is_direct, acker } = message;
+        let Arrived { body, headers, redelivered, is_direct, .. } = message;
         let now = clock::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
@@ -299,9 +284,7 @@ impl Session<'_> {
         self.unacked.open.messages += 1;
         open.received.messages += 1;
         open.received.redelivered += u64::from(redelivered);
-        open.last = Some(acker);
         open.batch.messages += 1;
-        open.returns_max = open.returns_max.max(returns);
         open.batch.bytes += bytes;
         open.batch.clock.note(now);
         open.batch.belongs_to(headers.traceparent);
@@ -309,12 +292,12 @@ impl Session<'_> {
         let map = self.partition.map.as_deref();
         decode(&origin.body, is_direct, map, (self.terms.get(), now), |verdict, range| {
             let event = match verdict {
-                Ok(Message::Like(event)) => Event::Like(event),
-                Ok(Message::Count(event)) => Event::Count(event),
-                Ok(Message::Set(event)) => Event::Set(event),
+                Ok(event::Message::Like(event)) => Event::Like(event),
+                Ok(event::Message::Count(event)) => Event::Count(event),
+                Ok(event::Message::Set(event)) => Event::Set(event),
                 // The queue can have returned earlier events behind this fence.
-                Ok(Message::Fence(_)) if redelivered => return,
-                Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
+                Ok(event::Message::Fence(_)) if redelivered => return,
+                Ok(event::Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
                     // The error's text is left out, because it can quote the message.
                     debug!(

@@ -5,55 +5,33 @@ use std::pin::pin;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use futures_util::{FutureExt, StreamExt};
+use futures_util::StreamExt;
 use lapin::Acker;
-use lapin::message::Delivery;
 use lapin::options::BasicAckOptions;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
-use super::{Open, REPLY_SUCCESS, Session};
+use super::{Filling, REPLY_SUCCESS, Session};
 use crate::consumer::SessionEnd;
-use crate::consumer::batch::Inbox;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, Unacked, telemetry};
+use tallyd_core::flow::Open;
 
 /// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
 
-/// A task returns the writer, the handle that acknowledges the batch's last message, and the result of the batch.
-type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
+/// A task returns the writer and the result of the batch.
+type Written = (BatchWriter, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
-    /// Hands the open batch to the writer if the writer is idle, and the batch is full or has lingered. Returns whether
-    /// a write has started.
-    pub(super) fn starts_if_due(&mut self) -> Result<bool, SessionEnd> {
-        let has_lingered = || self.lingers_until().is_some_and(|until| until <= Instant::now());
-        let why = match self.writing {
-            Some(_) => return Ok(false),
-            None if self.is_full() => Close::Size,
-            None if has_lingered() => Close::Linger,
-            None => return Ok(false),
-        };
-        self.start_writing(why)?;
-        Ok(true)
-    }
-
-    /// Hands the next batch to the idle writer, with all messages that have arrived, if the batch is due.
-    pub(super) fn start_next(&mut self) -> Result<(), SessionEnd> {
-        if let Some(delivery) = self.deliveries.next().now_or_never() {
-            self.take_in(delivery)?;
-        }
-        if self.fill() {
-            return Err(SessionEnd::OtherPrefetch);
-        }
-        self.starts_if_due()?;
-        Ok(())
-    }
-
     /// Hands the open batch to the idle writer, in a separate task.
-    fn start_writing(&mut self, why: Close) -> Result<()> {
+    pub(super) fn start_writing(&mut self) -> Result<()> {
+        let why = match self.open() {
+            _ if self.flow.is_ending() => Close::Stop,
+            Open { is_full: true, .. } => Close::Size,
+            Open { .. } => Close::Linger,
+        };
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
         open.received.note();
@@ -66,7 +44,7 @@ impl Session<'_> {
 
     /// Takes the writer back.
     pub(super) fn committed(&mut self, written: Written) -> Result<(), SessionEnd> {
-        let (writer, last, result) = written;
+        let (writer, result) = written;
         self.writer = Some(writer);
         self.unacked.writing = Unacked::default();
         self.is_proven |= result.is_err();
@@ -79,13 +57,12 @@ impl Session<'_> {
                 "{refused} messages can never be applied: they become dead letters, up to the quota"
             );
         }
-        self.committed = last.or(self.committed.take());
+        self.flow.committed();
         Ok(())
     }
 
-    /// Acknowledges all messages that are committed.
-    pub(super) async fn acknowledge(&mut self) -> Result<()> {
-        let Some(last) = self.committed.take() else { return Ok(()) };
+    /// Acknowledges this message and all messages before it.
+    pub(super) async fn acknowledge(&mut self, last: Acker) -> Result<()> {
         let began = Instant::now();
         let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
         let acknowledged = self.partition.heartbeat.during(ack).await?;
@@ -97,58 +74,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Writes all delivered messages instead of returning them, because the broker counts how often each message is
-    /// returned. Acknowledges these messages together at the end, because the broker sends more messages after each
-    /// acknowledgement. If a batch fails, the batches before it are acknowledged.
-    pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
-        let written = self.write_rest().await;
-        let acknowledged = self.acknowledge().await;
-        written.and(acknowledged.map_err(Into::into))
-    }
-
-    async fn write_rest(&mut self) -> Result<(), SessionEnd> {
-        loop {
-            if let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
-                self.take_in_rest(delivery)?;
-            }
-            self.fill();
-            if self.writing.is_none() {
-                if self.open.batch.is_empty() && self.inbox.len() == 0 {
-                    return Ok(());
-                }
-                if self.open.batch.is_empty() {
-                    // The next message was returned often.
-                    self.acknowledge().await?;
-                    continue;
-                }
-                self.start_writing(Close::Stop)?;
-            }
-            self.partition.heartbeat.beat();
-            let written = self.written().await?;
-            self.committed(written)?;
-        }
-    }
-
-    /// Waits for the running transaction. During the wait, the session takes in the messages that still arrive.
-    /// Otherwise these messages would stay in the library, and their bytes would not be counted.
-    async fn written(&mut self) -> Result<Written, SessionEnd> {
-        loop {
-            tokio::select! {
-                biased;
-                written = join(&mut self.writing) => return Ok(written?),
-                Some(delivery) = self.deliveries.next() => self.take_in_rest(delivery)?,
-            }
-        }
-    }
-
-    /// Takes in messages at the end of a session. A queue that is deleted meanwhile does not matter.
-    fn take_in_rest(&mut self, delivery: lapin::Result<Delivery>) -> Result<(), SessionEnd> {
-        match self.take_in(Some(delivery)) {
-            Err(SessionEnd::Cancelled) => Ok(()),
-            taken => taken,
-        }
-    }
-
     /// Closes the channel. When the channel is closed, the broker requeues the unacknowledged messages and activates
     /// the next consumer in one step. So no new fence message overtakes an event that this session has received. If the
     /// session only cancelled this consumer, the consumer would keep its messages while the next consumer is active.
@@ -157,9 +82,9 @@ impl Session<'_> {
         self.ends.cancel();
         self.open.received.note();
         fault::point("consumer:ending");
-        // The session drops the messages of the inbox and of the open batch. The loop below drops the messages that
-        // still arrive. The broker requeues all these messages.
-        (self.inbox, self.open) = (Inbox::default(), Open::default());
+        // The session drops the messages that are not written. The loop below drops the messages that still arrive. The
+        // broker requeues all these messages.
+        self.open = Filling::default();
         let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
         let mut closed = pin!(self.partition.heartbeat.during(self.link.call("close the channel", closed)));
         let closed = loop {
@@ -190,7 +115,7 @@ pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     written.context("the writer panicked")
 }
 
-async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: Close) -> Written {
+async fn write(partition: u16, mut writer: BatchWriter, open: Filling, why: Close) -> Written {
     let started = Instant::now();
     let (messages, events) = (open.batch.messages, open.batch.events.len());
     let result = writer.write(open.batch).await;
@@ -210,5 +135,5 @@ async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: Close) 
             "{messages} messages committed as {rows} rows in {write_ms:.1} ms"
         );
     }
-    (writer, open.last, result)
+    (writer, result)
 }

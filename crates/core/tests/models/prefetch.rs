@@ -4,17 +4,14 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use tallyd_core::prefetch::{Prefetch, portion};
+use tallyd_core::flow::{self, Flow, Open};
+use tallyd_core::prefetch::{Limits, Prefetch};
 
 use super::queue::{Message, Queue};
 
-/// The defaults of `[amqp] prefetch` and `[consumer] batch_events_max`.
-const CONFIGURED: u16 = 20_000;
-const BATCH: usize = 10_000;
-const BYTES_MAX: usize = 32 << 20;
-
-/// The size of a message.
-const BYTES: usize = 150;
+/// A tenth of the limits of a daemon with the default configuration.
+const LIMITS: Limits = Limits { messages: 2_000, bytes: 3 << 20 };
+const BATCH: usize = 1_000;
 
 /// A queue that needs more sessions than this is never emptied.
 const SESSIONS_MAX: usize = 20_000;
@@ -28,7 +25,7 @@ struct Outcome {
 }
 
 /// What the daemon does when a message kills it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Receive,
     Decode,
@@ -45,90 +42,82 @@ struct Daemon<'q> {
     written: usize,
 }
 
-#[derive(PartialEq)]
-enum End {
-    Empty,
-    OtherPrefetch,
-    Died,
-}
-
 impl Daemon<'_> {
     /// Works until the queue is empty.
     fn empties(mut self) -> Outcome {
         let mut outcome = Outcome::default();
         while !self.queue.is_empty() && outcome.sessions < SESSIONS_MAX {
             outcome.sessions += 1;
-            let end = self.session();
-            self.queue.close();
-            if end == End::Died {
+            let channel = self.queue.consume(self.learned.begin(LIMITS));
+            let is_dead = self.session(channel);
+            self.queue.close(channel);
+            if is_dead {
                 outcome.deaths += 1;
                 (self.learned, self.written) = (Prefetch::default(), 0);
             }
         }
-        outcome.dropped = self.queue.dropped.iter().map(|message| message.id).collect();
+        outcome.dropped = self.queue.dropped.clone();
         outcome.dropped.sort_unstable();
         outcome
     }
 
-    /// As the real session, this one decodes a batch while the batch before it is not acknowledged. Both stay unacknowledged
-    /// if the daemon dies.
-    fn session(&mut self) -> End {
-        let prefetch = self.learned.begin(CONFIGURED, BYTES_MAX);
-        let (mut inbox, mut committed, mut ends) = (VecDeque::new(), 0, false);
+    /// Returns true if the daemon dies.
+    fn session(&mut self, channel: u64) -> bool {
+        let mut flow = Flow::new(std::mem::take(&mut self.learned), LIMITS);
+        let mut open = Vec::new();
         loop {
-            let delivered = self.queue.deliver(prefetch);
-            if self.dies_of(Step::Receive, &delivered) {
-                return End::Died;
+            let delivered = self.queue.deliver(channel, usize::MAX);
+            if self.dies_of(Step::Receive, delivered.iter().map(|(message, _)| message)) {
+                return true;
             }
-            inbox.extend(delivered);
-            if ends && inbox.is_empty() {
-                self.queue.acknowledge(committed);
-                // The queue delivers again before the channel is closed.
-                let delivered = self.queue.deliver(prefetch);
-                return if self.dies_of(Step::Receive, &delivered) { End::Died } else { End::OtherPrefetch };
+            for (message, tag) in delivered {
+                flow.received(message, tag).unwrap();
             }
-            let mut batch = Vec::new();
-            ends |= self.fill(&mut inbox, &mut batch, committed == 0);
-            if self.dies_of(Step::Decode, &batch) {
-                return End::Died;
-            }
-            if !ends || batch.is_empty() {
-                self.queue.acknowledge(std::mem::take(&mut committed));
-            }
-            self.written += batch.len();
-            if self.dies_of(Step::Write, &batch) {
-                return End::Died;
-            }
-            committed += batch.len();
-            if inbox.is_empty() && committed == 0 && self.queue.is_empty() {
-                return End::Empty;
+            let is_full = open.len() >= BATCH;
+            match flow.next(Open { is_full, has_lingered: true }) {
+                Some(flow::Step::Join(message)) => {
+                    if self.dies_of(Step::Decode, [&message]) {
+                        return true;
+                    }
+                    open.push(message);
+                }
+                Some(flow::Step::Write) => {
+                    self.written += open.len();
+                    if self.dies_of(Step::Write, &open) {
+                        return true;
+                    }
+                    open.clear();
+                }
+                Some(flow::Step::Acknowledge(tag)) => {
+                    self.queue.acknowledge(channel, tag).unwrap();
+                }
+                Some(flow::Step::Close) => break,
+                // The batch that is written is committed before the next step.
+                None if flow.is_writing() => flow.committed(),
+                None => break,
             }
         }
+        self.learned = flow.close();
+        false
     }
 
-    fn fill(&mut self, inbox: &mut VecDeque<Message>, batch: &mut Vec<Message>, is_acknowledged: bool) -> bool {
-        let (mut is_off, mut returns_max) = (false, 0);
-        while let Some(message) = inbox.front().filter(|_| batch.len() < BATCH) {
-            let portion = portion(message.returns.max(returns_max));
-            if portion < u16::MAX && !(is_acknowledged && batch.len() < usize::from(portion)) {
-                break;
-            }
-            returns_max = message.returns.max(returns_max);
-            self.learned.note(message.returns, BYTES);
-            is_off |= self.learned.is_off(CONFIGURED, BYTES_MAX);
-            batch.extend(inbox.pop_front());
-        }
-        is_off
-    }
-
-    fn dies_of(&mut self, step: Step, messages: &[Message]) -> bool {
+    fn dies_of<'m>(&mut self, step: Step, messages: impl IntoIterator<Item = &'m Message>) -> bool {
         if self.deaths.front().is_some_and(|after| *after < self.written) {
             self.deaths.pop_front();
             return true;
         }
         let (at, deadly) = self.deadly;
-        at as u8 == step as u8 && messages.iter().any(|message| deadly.contains(&message.id))
+        at == step && !deadly.is_empty() && messages.into_iter().any(|message| deadly.contains(&message.id))
     }
+}
+
+/// A queue with messages that were returned so often.
+fn queue_of(returns: impl IntoIterator<Item = i64>) -> Queue {
+    let mut queue = Queue::default();
+    for returns in returns {
+        queue.publish(returns);
+    }
+    queue
 }
 
 fn emptied(queue: &mut Queue, deadly: (Step, &[usize]), deaths: Vec<usize>) -> Outcome {
@@ -146,7 +135,7 @@ fn sessions_max(deaths: usize) -> usize {
 fn messages_of_many_returns_between_others_cost_few_sessions() {
     for (often, every) in [(11, 2), (11, 3), (11, 7), (7, 2), (12, 100), (11, 499), (11, 501), (7, 2_000)] {
         let returns = (0..20_000).map(|place| if place % every == 0 { often } else { 0 });
-        let outcome = emptied(&mut Queue::with(returns), (Step::Write, &[]), Vec::new());
+        let outcome = emptied(&mut queue_of(returns), (Step::Write, &[]), Vec::new());
         assert!(outcome.sessions <= sessions_max(0), "{often} returns, one of {every}: {outcome:?}");
         assert_eq!(outcome.dropped, [0; 0]);
     }
@@ -157,25 +146,25 @@ proptest! {
 
     #[test]
     fn sessions_grow_with_deaths_and_not_with_messages(
-        messages in 1_usize..120_000,
-        deaths in prop::collection::vec(0_usize..30_000, 0..12),
+        messages in 1_usize..12_000,
+        deaths in prop::collection::vec(0_usize..3_000, 0..12),
     ) {
         let count = deaths.len();
-        let outcome = emptied(&mut Queue::with(std::iter::repeat_n(0, messages)), (Step::Write, &[]), deaths);
+        let outcome = emptied(&mut queue_of(std::iter::repeat_n(0, messages)), (Step::Write, &[]), deaths);
         prop_assert!(outcome.sessions <= sessions_max(count), "{:?}", outcome);
         prop_assert_eq!(outcome.dropped, Vec::<usize>::new());
     }
 
     #[test]
     fn a_deadly_message_takes_no_other_message_with_it(
-        messages in 1_usize..60_000,
+        messages in 1_usize..6_000,
         step in prop::sample::select(vec![Step::Receive, Step::Decode, Step::Write]),
         deadly in prop::collection::vec(any::<prop::sample::Index>(), 1..4),
     ) {
         let mut deadly: Vec<usize> = deadly.iter().map(|place| place.index(messages)).collect();
         deadly.sort_unstable();
         deadly.dedup();
-        let outcome = emptied(&mut Queue::with(std::iter::repeat_n(0, messages)), (step, &deadly), Vec::new());
+        let outcome = emptied(&mut queue_of(std::iter::repeat_n(0, messages)), (step, &deadly), Vec::new());
         prop_assert_eq!(&outcome.dropped, &deadly);
         prop_assert!(outcome.sessions <= sessions_max(outcome.deaths), "{:?}", outcome);
     }

@@ -1,0 +1,167 @@
+//! Decides what a session with the broker does next: which message joins the open batch, when the batch is written, when
+//! messages are acknowledged, and when the session ends. Pure: no I/O, no clock.
+//!
+//! There are at most two batches: the open one, and the one that is written. Messages are acknowledged after their
+//! batch is committed. At the end of a session all received messages are written, and only then acknowledged: the
+//! broker delivers more messages after each acknowledgement, and counts each message that is returned.
+
+use std::collections::VecDeque;
+
+use crate::prefetch::{Limits, Prefetch, portion};
+
+/// A message of the broker.
+pub trait Message {
+    /// How often the message was returned to the broker.
+    fn returns(&self) -> i64;
+    /// The size of the message in memory.
+    fn bytes(&self) -> usize;
+}
+
+/// What the session does next.
+#[derive(Debug)]
+pub enum Step<M, T> {
+    /// Decodes this message and adds it to the open batch.
+    Join(M),
+    /// Hands the open batch to the idle writer.
+    Write,
+    /// Acknowledges all messages that are committed. The tag is that of the last one.
+    Acknowledge(T),
+    /// Closes the channel. Nothing is left to be written or acknowledged.
+    Close,
+}
+
+/// The open batch, as the session knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Open {
+    /// No other message may be added, because of the batch's events or bytes.
+    pub is_full: bool,
+    /// The batch need not wait for more messages.
+    pub has_lingered: bool,
+}
+
+/// The messages of a session, from their arrival to their acknowledgement. `T` is the tag of a message, which acknowledges
+/// it and all messages before it.
+#[derive(Debug)]
+pub struct Flow<M, T> {
+    prefetch: Prefetch,
+    limits: Limits,
+    /// Received messages that have not joined a batch.
+    inbox: VecDeque<(M, T)>,
+    inbox_bytes: usize,
+    /// The number of messages in the open batch.
+    open: usize,
+    /// How often one of these messages was returned, at most.
+    open_returns: i64,
+    open_last: Option<T>,
+    /// The last message of the batch that is written.
+    writing_last: Option<T>,
+    /// The last message that is committed and not acknowledged.
+    committed_last: Option<T>,
+    is_ending: bool,
+}
+
+impl<M: Message, T> Flow<M, T> {
+    /// Begins a session. Its prefetch is that of `prefetch`, and `limits` are those of the next session.
+    pub fn new(prefetch: Prefetch, limits: Limits) -> Self {
+        Self {
+            prefetch,
+            limits,
+            inbox: VecDeque::new(),
+            inbox_bytes: 0,
+            open: 0,
+            open_returns: 0,
+            open_last: None,
+            writing_last: None,
+            committed_last: None,
+            is_ending: false,
+        }
+    }
+
+    /// Ends the session. Returns what the next session needs. The messages that are not written are dropped.
+    pub fn close(&mut self) -> Prefetch {
+        self.inbox = VecDeque::new();
+        std::mem::take(&mut self.prefetch)
+    }
+
+    /// A message has arrived. Returns the bytes of all messages that wait if they are too many, because the messages
+    /// are much larger than the session expected when it chose the prefetch. The session must then fail.
+    pub fn received(&mut self, message: M, tag: T) -> Result<(), usize> {
+        self.inbox_bytes += message.bytes();
+        self.inbox.push_back((message, tag));
+        let sizes = self.inbox.iter().map(|(message, _)| message.bytes());
+        let is_overfull = self.prefetch.is_overfull(self.inbox_bytes, self.limits, sizes);
+        if is_overfull { Err(self.inbox_bytes) } else { Ok(()) }
+    }
+
+    /// The batch is committed.
+    pub fn committed(&mut self) {
+        self.committed_last = self.writing_last.take().or(self.committed_last.take());
+    }
+
+    /// The session must end once it has written what it has received.
+    pub fn end(&mut self) {
+        self.is_ending = true;
+    }
+
+    /// Whether the session is ending.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// Whether a batch is being written.
+    pub fn is_writing(&self) -> bool {
+        self.writing_last.is_some()
+    }
+
+    /// Returns the tag of the last message that is committed, if a later step fails.
+    pub fn failed(&mut self) -> Option<T> {
+        self.committed_last.take()
+    }
+
+    /// The number of messages that have not joined a batch.
+    pub fn waiting(&self) -> usize {
+        self.inbox.len()
+    }
+
+    /// Returns what the session must do now, or `None` if it must wait. The caller does it before the next call.
+    pub fn next(&mut self, open: Open) -> Option<Step<M, T>> {
+        if !open.is_full
+            && let Some(message) = self.joining()
+        {
+            return Some(Step::Join(message));
+        }
+        let is_due = open.is_full || open.has_lingered || self.is_ending;
+        let is_idle = self.writing_last.is_none();
+        if is_idle && is_due && self.open_last.is_some() {
+            self.writing_last = self.open_last.take();
+            (self.open, self.open_returns) = (0, 0);
+            return Some(Step::Write);
+        }
+        let is_last = is_idle && self.open_last.is_none();
+        // The writer does not wait for an acknowledgement.
+        if (is_last || !self.is_ending)
+            && let Some(tag) = self.committed_last.take()
+        {
+            return Some(Step::Acknowledge(tag));
+        }
+        (self.is_ending && is_last && self.inbox.is_empty()).then_some(Step::Close)
+    }
+
+    /// Takes the next message if it can be written together with the open batch. Before a message that may crash the
+    /// daemon is decoded, the messages before it are acknowledged.
+    fn joining(&mut self) -> Option<M> {
+        let returns = self.open_returns.max(self.inbox.front()?.0.returns());
+        let portion = portion(returns);
+        let is_acknowledged = self.writing_last.is_none() && self.committed_last.is_none();
+        if portion < u16::MAX && !(is_acknowledged && self.open < usize::from(portion)) {
+            return None;
+        }
+        let (message, tag) = self.inbox.pop_front()?;
+        self.inbox_bytes -= message.bytes();
+        (self.open, self.open_returns) = (self.open + 1, returns);
+        self.open_last = Some(tag);
+        self.prefetch.note(message.returns(), message.bytes());
+        self.is_ending |= self.prefetch.is_off(self.limits);
+        Some(message)
+    }
+}
