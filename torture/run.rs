@@ -338,6 +338,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn half_an_hour_can_pause_the_outbox_for_minutes() {
+        let items = items(&crate::faults::all());
+        let paused_s = |seed| {
+            let steps = plan(seed, Duration::from_secs(30 * 60), &items);
+            assert_eq!(left_out(&steps, &items), Vec::<&str>::new(), "seed {seed}");
+            let pauses = steps.iter().filter(|step| items[step.item].name == "outbox-paused");
+            pauses.map(|step| step.hold.as_secs()).max().unwrap()
+        };
+        let long = (0..1_000).filter(|seed| paused_s(*seed) > 60).count();
+        assert!(long > 700, "{long} of 1000 seeds");
+    }
+
+    #[test]
     fn each_fault_fits_into_one_of_three_landings_with_any_seed() {
         let ci = include_str!("../.ci/run");
         let minutes = ci.lines().find_map(|line| line.strip_prefix("TORTURE_MINUTES=")).unwrap();

@@ -19,7 +19,7 @@ const CHANGES: [(&str, &str); 5] = [
 ];
 
 /// Within this time after a pause, Redis has all rows of the outboxes. Daemons read the end of a pause once a second.
-const BACKLOG_MAX: Duration = Duration::from_secs(60);
+const BACKLOG_MAX: Duration = Duration::from_secs(120);
 
 pub fn all() -> Vec<Fault> {
     vec![
@@ -57,7 +57,7 @@ pub fn all() -> Vec<Fault> {
             "an operator pauses the outbox, so its rows are added later",
             |site, _, hold| Box::pin(outbox_paused(site, hold)),
         )
-        .hold(20, 40),
+        .hold(20, 150),
     ]
 }
 
