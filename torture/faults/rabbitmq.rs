@@ -40,6 +40,13 @@ pub fn all() -> Vec<Fault> {
         ),
         Fault::new(
             Server::Rabbitmq,
+            "rabbitmq-stopped-redis-flushed",
+            "stop_app, then FLUSHALL of Redis, then start_app",
+            |site, dice, hold| Box::pin(stopped_and_flushed(site, dice, hold)),
+        )
+        .allows(Allows::WhatOnlyRedisKnew),
+        Fault::new(
+            Server::Rabbitmq,
             "rabbitmq-memory-alarm",
             "RabbitMQ's memory alarm: publishers are blocked",
             |site, dice, hold| Box::pin(memory_alarm(site, dice, hold)),
@@ -83,6 +90,17 @@ pub fn all() -> Vec<Fault> {
 async fn stopped(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     let begun = async {
         site.stack.rabbitmqctl(&["stop_app"]).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, async { site.stack.rabbitmqctl(&["start_app"]).await.map(drop) }).await
+}
+
+async fn stopped_and_flushed(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let begun = async {
+        site.stack.rabbitmqctl(&["stop_app"]).await?;
+        let mut redis = site.stack.redis().await?;
+        let () = redis::cmd("FLUSHALL").query_async(&mut redis).await?;
         sleep(hold).await;
         Ok(())
     };
