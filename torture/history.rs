@@ -62,6 +62,8 @@ pub enum Loses {
     Ahead,
     /// The fault restored a copy of MySQL. Rows that MySQL got after that copy was taken are lost.
     Tables,
+    /// Views on their board. Their counters have them.
+    BoardOfViews,
 }
 
 /// The value of `[consumer] future_max`. An event whose `at` is further in the future is dead-lettered.

@@ -253,6 +253,7 @@ async fn inject(
         Allows::WhatOnlyRedisKnew => Loses::Boards,
         Allows::WhatIsAhead => Loses::Ahead,
         Allows::WhatMysqlKnew => Loses::Tables,
+        Allows::WhatNoRuleNames => Loses::BoardOfViews,
     };
     let loses_until = match fault.allows {
         // Scores that users add before the boards are restored may be lost.

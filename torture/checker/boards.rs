@@ -54,11 +54,9 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     }
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
     for event in applied.values().filter(|event| event.metric == VIEW) {
-        let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
-        // The daemon adds the view to the board after the commit in MySQL. Without a fault, the daemon adds the view
-        // within `LATE` after the end of the last call.
-        of.end = of.end.max(event.ended.saturating_add(LATE));
-        seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
+        let of = until_added(&Call { begin: event.began, end: event.ended, ..NOBODY });
+        let is_certain = ![Loses::Boards, Loses::BoardOfViews].iter().any(|loses| history.excuses(*loses, &of));
+        seen.entry(event.target).or_default().add(event.delta, is_certain);
     }
     for (target, delta) in undone(history) {
         seen.entry(target).or_default().add(delta, false);
@@ -69,6 +67,12 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
         }
     }
     check_past(&past, state, found);
+}
+
+/// Returns the call with the time until the daemon has added its event to the board. The daemon does this after the
+/// commit in MySQL.
+fn until_added(call: &Call) -> Call {
+    Call { end: call.end.saturating_add(LATE), ..*call }
 }
 
 /// Finds the views that MySQL may have lost after the daemon had added these views to the board. A lost view stays on

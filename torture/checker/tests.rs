@@ -332,6 +332,14 @@ fn a_window_excuses_what_it_may_lose_and_nothing_else() {
     assert_eq!(story.verdict(), [(Class::Lost, About::Gain { member: 4 })]);
     story.window(Loses::Boards);
     assert_eq!(story.verdict(), []);
+    // No rule named the board of this view.
+    let mut story = Story::new();
+    story.count(1, VIEW, 2, 9_000, None);
+    *story.state.redis.get_mut(&(1, VIEW)).unwrap() += 2;
+    *story.state.boards.get_mut(&board(SEEN, "total")).unwrap().get_mut(&1).unwrap() -= 2;
+    assert_eq!(story.verdict(), [(Class::Lost, About::Views { target: 1 })]);
+    story.window(Loses::BoardOfViews);
+    assert_eq!(story.verdict(), []);
 }
 
 /// Returns a dead letter whose body is the client's event for this like.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Fault, Server, then_undo};
+use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, Site};
 
@@ -17,6 +17,13 @@ const CHANGES: [(&str, &str); 5] = [
     ("page_members = 50", "page_members = 3"),
     ("cron = \"*/15 * * * * *\"", "cron = \"*/4 * * * * *\""),
 ];
+
+/// The board in the rule for views.
+const BOARD: &str = "board = \"seen\"\n";
+
+/// The two writers in the rule for likes.
+const WRITERS: [&str; 2] =
+    ["[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n", "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n"];
 
 /// Within this time after a pause, Redis has all rows of the outboxes. Daemons read the end of a pause once a second.
 const BACKLOG_MAX: Duration = Duration::from_secs(120);
@@ -58,6 +65,19 @@ pub fn all() -> Vec<Fault> {
             |site, _, hold| Box::pin(outbox_paused(site, hold)),
         )
         .hold(20, 150),
+        Fault::new(
+            Server::Daemon,
+            "daemon-without-board",
+            "one daemon's rule for views names no board; other daemons restart, so this daemon gets their partitions",
+            |site, dice, hold| Box::pin(without_board(site, dice, hold)),
+        )
+        .allows(Allows::WhatNoRuleNames),
+        Fault::new(
+            Server::Daemon,
+            "daemon-with-other-writer",
+            "one daemon's rule for likes names the other writer; other daemons restart, so this daemon gets their partitions",
+            |site, dice, hold| Box::pin(other_writer(site, dice, hold)),
+        ),
     ]
 }
 
@@ -165,6 +185,67 @@ async fn outbox_paused(site: &Site, hold: Duration) -> Result<()> {
         Ok(())
     };
     then_undo(begun, undo).await
+}
+
+async fn without_board(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let daemon = any(site, &mut dice);
+    let begun = async {
+        site.configure(daemon, |text| text.replace(BOARD, ""))?;
+        reload(daemon, "\"reloaded\"").await?;
+        restart_others(site, daemon).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    let back = async {
+        site.configure(daemon, |text| text)?;
+        reload(daemon, "\"reloaded\"").await
+    };
+    then_undo(begun, back).await
+}
+
+/// As during a rolling change of who counts likes. A reload refuses this change, so the daemon restarts.
+async fn other_writer(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let daemon = any(site, &mut dice);
+    let begun = async {
+        site.configure(daemon, |text| {
+            let [one, other] = WRITERS;
+            if text.contains(one) { text.replace(one, other) } else { text.replace(other, one) }
+        })?;
+        reload(daemon, "reload-refused").await?;
+        restart(daemon).await?;
+        restart_others(site, daemon).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    let back = async {
+        site.configure(daemon, |text| text)?;
+        restart(daemon).await
+    };
+    then_undo(begun, back).await
+}
+
+async fn restart(daemon: &Daemon) -> Result<()> {
+    daemon.stop().await?;
+    daemon.start().await;
+    Ok(())
+}
+
+/// Restarts all other daemons. While they are stopped, RabbitMQ gives all partitions to this daemon.
+async fn restart_others(site: &Site, daemon: &Daemon) -> Result<()> {
+    let others = || site.daemons.iter().filter(|other| other.number != daemon.number);
+    let leaving = async {
+        for other in others() {
+            other.stop().await?;
+        }
+        Ok(())
+    };
+    let back = async {
+        for other in others() {
+            other.start().await;
+        }
+        Ok(())
+    };
+    then_undo(leaving, back).await
 }
 
 /// Sends SIGHUP and waits until the daemon's log contains `answer`.

@@ -36,6 +36,8 @@ pub enum Allows {
     WhatIsAhead,
     /// Rows that MySQL got after the restored copy was taken.
     WhatMysqlKnew,
+    /// Counts of views on their board, because a daemon's rule does not name this board.
+    WhatNoRuleNames,
 }
 
 type Inject = dyn for<'a> Fn(&'a Site, Dice, Duration) -> BoxFuture<'a, Result<()>> + Send + Sync;
