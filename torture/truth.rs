@@ -25,8 +25,10 @@ pub async fn read(site: &Site) -> Result<State> {
     state.letters = letters(site.pool()).await.context("read the dead letters")?;
     let (config, mut redis) = (site.admin_config(), site.stack.redis().await?);
     let keys = Cache::new(&config.redis, &config.metrics)?.keys;
-    for bucket in 0..keys.buckets() {
-        read_bucket(&mut redis, &keys.counters("video", bucket), &mut state).await?;
+    for kind in config.kinds.0.keys() {
+        for bucket in 0..keys.buckets() {
+            read_bucket(&mut redis, &keys.counters(kind, bucket), &mut state).await?;
+        }
     }
     // The board `past` has members on many days.
     let live = format!("{}board:*", config.redis.key_prefix);

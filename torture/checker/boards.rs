@@ -16,15 +16,21 @@ pub const PAST: &str = "past";
 
 /// The lowest and the highest score that a member can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Range {
+pub(super) struct Range {
     least: i64,
     most: i64,
 }
 
 impl Range {
-    fn add(&mut self, delta: i64, is_certain: bool) {
+    pub(super) fn add(&mut self, delta: i64, is_certain: bool) {
         self.least += if is_certain { delta } else { 0 };
         self.most += delta;
+    }
+
+    /// The score can lack this addition.
+    pub(super) fn may_lack(&mut self, delta: i64) {
+        self.least -= delta.max(0);
+        self.most -= delta.min(0);
     }
 
     fn judge(self, is: i64) -> Option<Class> {
@@ -71,7 +77,7 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
 
 /// Returns the call with the time until the daemon has added its event to the board. The daemon does this after the
 /// commit in MySQL.
-fn until_added(call: &Call) -> Call {
+pub(super) fn until_added(call: &Call) -> Call {
     Call { end: call.end.saturating_add(LATE), ..*call }
 }
 
@@ -99,7 +105,7 @@ fn about(board: &str, member: u64) -> About {
     if board == HOT { About::Gain { member } } else { About::Views { target: member } }
 }
 
-fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
+pub(super) fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
     state.boards.get(&(board.to_owned(), "total".to_owned())).cloned().unwrap_or_default()
 }
 
@@ -116,7 +122,7 @@ fn days(state: &State, board: &str) -> BTreeMap<u64, i64> {
     sum
 }
 
-fn compare(
+pub(super) fn compare(
     ranges: &BTreeMap<u64, Range>,
     scores: &BTreeMap<u64, i64>,
     found: &mut Vec<Violation>,

@@ -7,6 +7,7 @@
 //! board and dead letter. The checker estimates nothing, because `at` or an id identifies each event.
 
 mod boards;
+mod fans;
 mod letters;
 mod likes;
 mod numbers;
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 pub use boards::{HOT, PAST, SEEN};
+pub use fans::POSTS;
 pub use letters::mark;
 
 use crate::history::{Call, History, Micros, What};
@@ -203,6 +205,7 @@ pub fn check(history: &History, state: &State) -> Vec<Violation> {
     let applied = numbers::check(history, state, &aside, &mut found);
     numbers::compare_with_redis(state, &mut found);
     boards::check(history, state, &applied, &mut found);
+    fans::check(history, state, &mut found);
     letters::check(history, state, &aside, &mut found);
     found
 }

@@ -122,9 +122,14 @@ writer = "api"
 [[rule]]
 metric = "unread"
 settable = true
+[[rule]]
+metric = "like"
+kind = "post"
+board = "fans"
 "#;
 
-/// On the board `past`, users add scores only to past days. The periods of these days are already closed.
+/// On the board `past`, users add scores only to past days. The periods of these days are already closed. The board
+/// `fans` has only a few members at a time.
 const BOARDS: &str = r#"[[board]]
 name = "hot"
 period = "day"
@@ -142,6 +147,10 @@ snapshot_every = "5s"
 name = "seen"
 period = "total"
 score = ["view"]
+snapshot_every = "5s"
+[[board]]
+name = "fans"
+period = "total"
 snapshot_every = "5s"
 [[board]]
 name = "past"

@@ -17,6 +17,7 @@ use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::checker::POSTS;
 use crate::dice::Dice;
 use crate::history::{Answer, Recorder, What, event_id};
 use seat::Seat;
@@ -26,8 +27,17 @@ use tallyd_testkit::scripts::{Changed, Clicked, CountError, Counted, Counting, L
 pub const TARGETS: u64 = 60;
 const USERS: u64 = 400;
 
-/// The kind of all targets.
+/// The kind of all targets except posts.
 pub const VIDEO: Kind = Kind(1);
+const POST: Kind = Kind(2);
+
+/// Users like the same few posts for this number of seconds. Then they like new posts, and withdraw their likes of
+/// earlier posts, so a board of likes always has only a few members.
+const POSTS_LAST_S: u64 = 10;
+const POSTS_AT_ONCE: u64 = 4;
+
+/// Number of users who click on posts.
+const FANS: u64 = 4;
 
 /// The codes in the site's `[metrics]`.
 const VIEW: u8 = 2;
@@ -119,7 +129,8 @@ impl User {
     async fn play(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             let is_well = match self.dice.below(100) {
-                0..50 => self.click().await,
+                0..46 => self.click().await,
+                46..50 => self.click_post().await,
                 50..66 => self.add(VIEW).await,
                 66..74 => self.add(STOCK).await,
                 74..79 => self.add(UNREAD).await,
@@ -149,6 +160,19 @@ impl User {
 
     async fn click(&mut self) -> bool {
         let (target, user, liked) = (self.target(), UserId(1 + self.dice.below(USERS)), self.dice.percent(60));
+        self.click_on(target, user, liked).await
+    }
+
+    async fn click_post(&mut self) -> bool {
+        let elapsed_s = (crate::history::now() - self.seat.began).unsigned_abs() / 1_000_000;
+        let (now, age) = (elapsed_s / POSTS_LAST_S, self.dice.below(3));
+        let first = POSTS + now.saturating_sub(age) * POSTS_AT_ONCE;
+        let target = Target { kind: POST, id: TargetId(first + self.dice.below(POSTS_AT_ONCE)) };
+        let (user, liked) = (UserId(1 + self.dice.below(FANS)), age == 0 && self.dice.percent(60));
+        self.click_on(target, user, liked).await
+    }
+
+    async fn click_on(&mut self, target: Target, user: UserId, liked: bool) -> bool {
         let answer = self.click_once(target, user, liked).await;
         if matches!(answer, Answer::NotConfirmed { .. } | Answer::NotCounted) && self.dice.percent(50) {
             // The click was undone, so the user gets an error and clicks again.
