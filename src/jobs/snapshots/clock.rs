@@ -1,6 +1,6 @@
 //! Decides when a snapshot is due, and whether Redis has lost a board.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -14,11 +14,14 @@ use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{Reason, clock};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use tallyd_core::model::BoardPeriod;
+use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// A board that was late is in time again after this many times its `snapshot_every` without being late.
+const IN_TIME: u32 = 10;
 
 pub(crate) struct SnapshotClock {
     pub live: ConfigHandle,
@@ -30,8 +33,14 @@ pub(crate) struct SnapshotClock {
 #[derive(Default)]
 struct Seen {
     lost: BTreeSet<BoardPeriod>,
-    is_late: bool,
+    saved: BTreeMap<BoardPeriod, Watched>,
     clocks_differ: bool,
+}
+
+/// The history of a board that the daemon saves.
+struct Watched {
+    first_at: Micros,
+    late_at: Option<Micros>,
 }
 
 impl SnapshotClock {
@@ -63,7 +72,7 @@ impl SnapshotClock {
         let lost: Vec<&Savable> = savable.iter().filter(|savable| savable.is_lost()).collect();
         let on: Vec<&Savable> = savable.iter().filter(|savable| savable.is_on()).collect();
         seen.tell_lost(lost.iter().map(|lost| lost.at.clone()).collect());
-        seen.tell_late(on.iter().filter(|savable| savable.is_late(now)).count());
+        seen.tell_late(&on, now);
         seen.tell_clocks(problem.as_deref());
         if problem.is_none() && on.iter().any(|savable| savable.is_due(now)) {
             self.request.make();
@@ -86,15 +95,31 @@ impl Seen {
         self.lost = lost;
     }
 
-    fn tell_late(&mut self, boards: usize) {
-        if boards > 0 && !self.is_late {
+    fn tell_late(&mut self, on: &[&Savable], now: Micros) {
+        let boards = self.newly_late(on, now);
+        if boards > 0 {
             warn!(
                 event = "snapshots-late",
                 boards,
                 "{boards} boards have waited for a snapshot for twice their snapshot_every: raise it, or find out why snapshots take so long"
             );
         }
-        self.is_late = boards > 0;
+    }
+
+    /// Returns how many boards are late that were in time before, for `IN_TIME` of their `snapshot_every`. A board that
+    /// is saved slowly is in time for a moment after each snapshot.
+    fn newly_late(&mut self, on: &[&Savable], now: Micros) -> usize {
+        let mut before = std::mem::take(&mut self.saved);
+        let mut boards = 0;
+        for savable in on.iter().filter(|savable| savable.has_members()) {
+            let mut watched = before.remove(&savable.at).unwrap_or(Watched { first_at: now, late_at: None });
+            if savable.is_late(watched.first_at, now) {
+                let last = watched.late_at.replace(now);
+                boards += usize::from(last.is_none_or(|last| last.after(savable.every * IN_TIME) < now));
+            }
+            self.saved.insert(savable.at.clone(), watched);
+        }
+        boards
     }
 
     fn tell_clocks(&mut self, problem: Option<&str>) {

@@ -22,7 +22,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(300);
 pub(super) struct Savable {
     pub at: BoardPeriod,
     pub rule: Rule,
-    every: Duration,
+    pub every: Duration,
     /// The snapshot in MySQL, even if it is incomplete.
     pub noted: Option<Snapshot>,
     pub mark: Option<u64>,
@@ -45,11 +45,16 @@ impl Savable {
         !self.every.is_zero()
     }
 
-    /// Whether the board's last complete snapshot is too old. The daemon reports a lost board in another way.
-    pub(super) fn is_late(&self, now: Micros) -> bool {
-        let last = self.noted.filter(|noted| self.live || noted.taken_at.is_some());
-        let last = last.map(|noted| noted.taken_at.unwrap_or(noted.began_at));
-        !self.is_lost() && last.is_some_and(|last| last.after(self.every * 2) < now)
+    /// Whether the board's last complete snapshot is too old. A board without one has waited since `seen_at`. The
+    /// daemon reports a lost board in another way.
+    pub(super) fn is_late(&self, seen_at: Micros, now: Micros) -> bool {
+        let last = self.snapshot().and_then(|snapshot| snapshot.taken_at).unwrap_or(seen_at);
+        !self.is_lost() && last.after(self.every * 2) < now
+    }
+
+    /// Whether Redis has the board, or had it at the last complete snapshot.
+    pub(super) fn has_members(&self) -> bool {
+        self.live || self.snapshot().is_some()
     }
 
     pub(super) fn is_due(&self, now: Micros) -> bool {
@@ -60,7 +65,7 @@ impl Savable {
         // A young board grows fast, so most of it would be missing in a snapshot of its first seconds.
         let has_doubled = is_complete && self.members > members * 2;
         let is_time = has_doubled || began_at > now || began_at.after(pause) <= now;
-        is_time && !self.is_lost() && (self.live || taken_at.is_some())
+        is_time && !self.is_lost() && self.has_members()
     }
 }
 
@@ -150,13 +155,15 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_late_however_often_it_was_tried() {
-        let late = |savable: &Savable, seconds: i64| savable.is_late(Micros(seconds * 1_000_000));
+        let late = |savable: &Savable, seconds: i64| savable.is_late(Micros(100_000_000), Micros(seconds * 1_000_000));
         for live in [true, false] {
-            let tried = savable(Some((7, 7_200, Some(100))), Some(7), live);
-            assert!(!late(&tried, 7_300) && late(&tried, 7_301));
+            let tried = savable(Some((7, 7_200, Some(200))), Some(7), live);
+            assert!(!late(&tried, 7_400) && late(&tried, 7_401));
         }
         assert!(!late(&savable(Some((7, 100, Some(100))), None, true), 9_000), "a lost board is reported as lost");
-        assert!(!late(&savable(Some((7, 100, None)), Some(7), false), 9_000), "the board is gone");
-        assert!(!late(&savable(None, None, true), 9_000), "the first snapshot follows immediately");
+        for never in [None, Some((7, 7_200, None))] {
+            let never = savable(never, Some(7), true);
+            assert!(!late(&never, 7_300) && late(&never, 7_301), "there is no complete snapshot");
+        }
     }
 }

@@ -5,13 +5,15 @@ use std::process::Stdio;
 
 use redis::AsyncCommands;
 use tallyd_core::model::BoardPeriod;
-use tallyd_mysql::jobs::Lock;
 
 use super::saved::add;
-use super::{Board, JOB, Stage, board, week};
+use super::{Board, Stage, board, week};
 use crate::common::private::Private;
 use crate::common::scripts::OnBoard;
 use crate::common::{eventually, stderr};
+
+const SAVED: &str =
+    "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"2s\"\n";
 
 #[tokio::test]
 async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
@@ -77,20 +79,32 @@ async fn a_full_redis_hides_no_lost_board_and_keeps_no_other_unsaved() {
 }
 
 #[tokio::test]
-async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
-    let settings = "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"2s\"\n";
-    let mut stage = Stage::new("daemon_late", settings).await;
+async fn a_daemon_warns_once_if_a_board_is_saved_late_again_and_again() {
+    let mut stage = Stage::new("daemon_late", SAVED).await;
     stage.write(&week("total"), &board(9)).await;
     let daemon = stage.world.daemon();
     daemon.logged("\"board-saved\"").await;
-    // Another run holds the lock, so no snapshot can begin.
-    let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
-    eventually("the lock is free", taken).await;
-    daemon.logged("\"snapshots-late\"").await;
-    // The daemon checks every second how old the snapshot is, but warns only once.
-    let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
-    eventually("the snapshot is more than 8 seconds old", async || stage.world.count(old).await == 1).await;
+    let late = "UPDATE leaderboard_snapshot_period SET taken_at = '2026-01-01', began_at = UTC_TIMESTAMP(6)";
+    let saves = || daemon.log().matches("\"board-saved\"").count();
+    for _ in 0..3 {
+        stage.execute(late).await;
+        daemon.logged("\"snapshots-late\"").await;
+        let before = saves();
+        eventually("the board is saved twice, and is in time", async || saves() >= before + 2).await;
+    }
     assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_can_never_be_saved_is_reported_as_late() {
+    let mut stage = Stage::new("daemon_never", SAVED).await;
+    // MySQL's column has 255 bytes.
+    stage.write(&week("total"), &Board::from([(vec![b'm'; 256], 1.0)])).await;
+    let daemon = stage.world.daemon();
+    daemon.logged("\"board-not-saved\"").await;
+    daemon.logged("\"snapshots-late\"").await;
     assert!(daemon.stop().success());
     stage.close().await;
 }
