@@ -34,8 +34,8 @@ pub struct Ownership {
     pub ledger_floor: Micros,
 }
 
-/// Begins a batch's transaction and locks the partition's row, in one round trip. The result is that of [`lock_owner`].
-/// The transaction must end with [`commit`] or [`crate::or_rollback`].
+/// Begins a batch's transaction and locks the partition's row, in one packet (on Galera in one for each statement). The
+/// result is that of [`lock_owner`]. The transaction must end with [`commit`] or [`crate::or_rollback`].
 pub async fn begin(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     let mut text = Text::default();
     text.statement("BEGIN");
