@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::config::{Config, Writes};
+use crate::config::{Config, Rules};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::telemetry::telemetry;
@@ -26,7 +26,7 @@ pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 /// board is complete only after the outbox has added all events of its period.
 pub(crate) fn needed_by(job: JobName, config: &Config) -> &'static [Task] {
     match job {
-        JobName::Reconcile if config.rules.iter().any(|rule| rule.writer == Writes::Api) => {
+        JobName::Reconcile if Rules::from(config).has_counts_by_api(&config.kinds, &config.metrics) => {
             &[Task::Reconcile, Task::Consumer]
         }
         JobName::Reconcile => &[Task::Reconcile],
@@ -177,7 +177,7 @@ mod tests {
     use tallyd_core::model::Micros;
 
     use super::*;
-    use crate::config::Rule;
+    use crate::config::{Rule, Writes};
 
     fn pause(task: Task, lasts: Duration) -> InForce {
         let (since, until) = (Micros(0), Micros(1));
@@ -206,6 +206,9 @@ mod tests {
         assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile]);
         config.rules = vec![Rule { writer: Writes::Api, ..Rule::of("like") }];
         assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile, Task::Consumer]);
+        let of_each_kind = |kind: &String| Rule { kind: Some(kind.clone()), ..Rule::of("like") };
+        config.rules.extend(config.kinds.0.keys().map(of_each_kind).collect::<Vec<_>>());
+        assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile], "no kind follows the rule for all");
     }
 
     #[tokio::test]

@@ -113,6 +113,13 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
+    /// Whether API servers count any number of these kinds and metrics in Redis. A rule for one kind goes before a rule
+    /// for all kinds.
+    pub fn has_counts_by_api(&self, kinds: &Kinds, metrics: &Metrics) -> bool {
+        let is_by_api = |kind: u8, metric: u8| self.of(Kind(kind), Metric(metric)).writer == Writes::Api;
+        kinds.0.values().any(|kind| metrics.0.values().any(|metric| is_by_api(*kind, *metric)))
+    }
+
     /// Returns the names of the numbers, such as `video:like`, that another writer counts according to `new`. The kinds
     /// and metrics must exist in both configurations.
     pub fn other_writers(&self, new: &Self, (kinds, metrics): (&Kinds, &Metrics)) -> Vec<String> {

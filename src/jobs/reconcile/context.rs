@@ -138,11 +138,6 @@ impl Servers {
         keys.iter().any(|key| !self.is_by_daemon(*key))
     }
 
-    /// Whether API servers add any counter to Redis.
-    pub(super) fn has_any_counts_by_api(&self) -> bool {
-        self.names.all().any(|(kind, _)| self.has_counts_by_api(kind))
-    }
-
     /// Whether API servers add any counter of that kind to Redis.
     pub(super) fn has_counts_by_api(&self, kind: Kind) -> bool {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)

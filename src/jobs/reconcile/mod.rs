@@ -144,7 +144,7 @@ impl Reconciler {
         let servers = &self.servers;
         // Removes the watches of an earlier run that was killed.
         servers.unwatch(number).await;
-        let fences = if servers.has_any_counts_by_api() {
+        let fences = if servers.rules.has_counts_by_api(&servers.kinds, &servers.metrics) {
             let Servers { store, broker, limits, .. } = servers;
             let publisher = broker.connect_publisher("reconcile").await?;
             Some(Fences { job: JOB, store, broker, publisher, fence_max: limits.fence_max.0 })
