@@ -63,7 +63,7 @@ impl Outbox {
         let fed = self.feed(&config, partition, &window, state).await;
         if let Err(error) = counted.and(noted).and(fed) {
             if goes_ahead {
-                self.go_ahead(partition, Ahead { number: last, behind }, state).await?;
+                self.go_ahead(partition, &window, Ahead { number: last, behind }, state).await?;
             }
             return Err(error);
         }
@@ -72,7 +72,7 @@ impl Outbox {
         window.written.iter().for_each(|at| telemetry().outbox.lag.observe(seconds_between(*at, now)));
         telemetry().outbox.added.inc_by(window.rows.iter().map(|(_, additions)| additions.len() as u64).sum());
         state.added.raise(partition, last);
-        state.ahead.retain(|of, ahead| *of != partition || ahead.number > last);
+        state.ahead.remove(&partition);
         if window.is_full {
             state.more.insert(partition);
         }
@@ -80,15 +80,37 @@ impl Outbox {
     }
 
     /// Adds later rows to the buckets that lack no earlier rows: the rows after those that this pass or a former pass
-    /// has added. A board needs all rows in order, so it waits for the failed calls.
-    async fn go_ahead(&self, partition: u16, added: Ahead, state: &mut State) -> Result<()> {
+    /// has added. `added` is what this pass has added of `window`. A board needs all rows in order, so it waits for the
+    /// failed calls.
+    async fn go_ahead(&self, partition: u16, window: &Window, added: Ahead, state: &mut State) -> Result<()> {
         let former = state.ahead.remove(&partition).filter(|ahead| ahead.number > added.number);
-        let (mut ahead, began, mut more) = (former.unwrap_or(added), Instant::now(), Ok(true));
+        let mut ahead = match former {
+            // A bucket that was behind is no longer, and perhaps its node has lost rows in a failover. So all buckets
+            // get the rows after this window again. The marks decide which of these rows are added.
+            Some(former) if self.has_reached_again(window, &former, &added) => added,
+            Some(mut former) => {
+                former.behind.iter_mut().zip(added.behind).for_each(|(all, new)| all.extend(new));
+                former
+            }
+            None => added,
+        };
+        let (began, mut more) = (Instant::now(), Ok(true));
         while matches!(more, Ok(true)) && began.elapsed() < AHEAD_MAX {
             more = self.count_ahead(partition, &mut ahead, state).await;
         }
         state.ahead.insert(partition, ahead);
         more.map(drop)
+    }
+
+    /// Whether this pass has added the rows of `window` to a bucket that was behind.
+    fn has_reached_again(&self, window: &Window, former: &Ahead, added: &Ahead) -> bool {
+        let config = self.live.current();
+        let kinds = KindNames::new(&config.kinds);
+        self.caches.iter().zip(&former.behind).zip(&added.behind).any(|((cache, before), now)| {
+            let mut reached = cache.named(&config.metrics).buckets_of(&kinds, &window.rows);
+            reached.retain(|bucket| !now.contains(bucket));
+            !before.is_disjoint(&reached)
+        })
     }
 
     /// Adds the next rows after `ahead`. Returns whether more rows can follow.

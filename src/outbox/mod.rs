@@ -28,7 +28,8 @@
 //!   marks prevent the second addition.
 //! * A: a node of a Redis Cluster fails. B: further rows are committed. In each pass, the task adds the rows again from
 //!   the first one that a bucket lacks, and then goes ahead with later rows. It sends no later rows to the buckets whose
-//!   calls failed, because such a call would raise a mark above rows that the bucket lacks.
+//!   calls failed, because such a call would raise a mark above rows that the bucket lacks. If a later pass reaches one
+//!   of these buckets, the task sends all later rows again, even if another node still fails.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
 //!   reader that finds row 8 also finds row 7.
 //! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
@@ -41,8 +42,8 @@
 //!   (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). The marks and the counters then have the
 //!   same older state. The task does not send rows again if MySQL has recorded them as added, or if they were
-//!   added while a call for an earlier row failed. A reconcile finds the missing amounts in the same way as for counters
-//!   that API servers write.
+//!   added ahead while another node failed and no call to this server failed. A reconcile finds the missing amounts in
+//!   the same way as for counters that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
 //!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads the bucket.
 //!   Otherwise a reconcile adds the missing amounts. The same is true for boards. After any other failure, the task

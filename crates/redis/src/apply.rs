@@ -143,17 +143,23 @@ impl Cache {
     pub fn applying<'r>(&self, kinds: &'r KindNames, partition: u16, after: u64, rows: &'r [Row]) -> Applying<'r> {
         let pass = Pass { kinds, partition, after, rows };
         let all = rows.iter().flat_map(|(_, additions)| additions);
-        let unknown = all.filter(|addition| self.bucket_of(&pass, addition).is_none()).count() as u64;
+        let unknown = all.filter(|addition| self.bucket_of(kinds, addition).is_none()).count() as u64;
         let calls = if self.is_packed() { self.sum_calls(&pass, None) } else { self.row_calls(&pass) };
         let left = Left { unknown, ..Left::default() };
         let (partly, is_answered) = (HashMap::new(), calls.is_empty());
         Applying { pass, calls: calls.into(), partly, left, behind: BTreeSet::new(), is_answered, failed: Ok(()) }
     }
 
+    /// Returns the buckets to which these rows add.
+    pub fn buckets_of(&self, kinds: &KindNames, rows: &[Row]) -> BTreeSet<Bucket> {
+        let all = rows.iter().flat_map(|(_, additions)| additions);
+        all.filter_map(|addition| self.bucket_of(kinds, addition)).collect()
+    }
+
     /// Returns `None` if the configuration doesn't contain the kind or the metric.
-    fn bucket_of(&self, pass: &Pass<'_>, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
+    fn bucket_of(&self, kinds: &KindNames, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
         let is_named = self.is_packed() || !self.keys.metric(*metric).is_empty();
-        let is_known = is_named && pass.kinds.get(target.kind).is_some();
+        let is_known = is_named && kinds.get(target.kind).is_some();
         is_known.then(|| (target.kind, self.keys.bucket(*target)))
     }
 
@@ -164,7 +170,7 @@ impl Cache {
         let mut additions = Vec::new();
         for (number, of_row) in pass.rows {
             for addition in of_row {
-                let Some(bucket) = self.bucket_of(pass, addition) else { continue };
+                let Some(bucket) = self.bucket_of(pass.kinds, addition) else { continue };
                 if mark_of(bucket).is_some_and(|mark| *number > mark) {
                     additions.push((bucket, addition.target.id, addition.metric.0, addition.delta));
                 }
@@ -195,7 +201,7 @@ impl Cache {
         let mut buckets: BTreeMap<Bucket, Vec<Row>> = BTreeMap::new();
         for (number, additions) in pass.rows {
             for addition in additions {
-                let Some(bucket) = self.bucket_of(pass, addition) else { continue };
+                let Some(bucket) = self.bucket_of(pass.kinds, addition) else { continue };
                 let rows = buckets.entry(bucket).or_default();
                 match rows.last_mut().filter(|(last, _)| last == number) {
                     Some((_, additions)) => additions.push(*addition),
