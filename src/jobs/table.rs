@@ -141,8 +141,8 @@ fn retry_after<R: Report>(ran: Ran<R>) -> RetryAfter {
     match ran {
         Ran::Held { .. } => RetryAfter::Pause,
         Ran::Ended(report) => match report.outcome() {
-            Outcome::Done | Outcome::LimitExceeded => RetryAfter::NextTime,
-            Outcome::Failed | Outcome::Refused | Outcome::Stopped | Outcome::DryRun => RetryAfter::LongerPause,
+            Outcome::Done | Outcome::LimitExceeded | Outcome::Refused => RetryAfter::NextTime,
+            Outcome::Failed | Outcome::Stopped | Outcome::DryRun => RetryAfter::LongerPause,
         },
     }
 }

@@ -206,9 +206,7 @@ impl Archiver {
                 match taken {
                     Ok(taken) if is_told(taken.outcome) => report.periods.push(taken),
                     Ok(_) => {}
-                    Err(Halt::Kept(reason)) => {
-                        report.periods.push(PeriodReport::new(&candidate.at, Outcome::Kept).because(reason));
-                    }
+                    Err(Halt::Kept(reason)) => report.periods.push(PeriodReport::kept(&candidate.at, &reason)),
                     Err(Halt::Failed(error)) => {
                         return Err(Halt::Failed(error.context(format!("archive {}", candidate.at))));
                     }
@@ -245,7 +243,7 @@ async fn prune(run: &BoardRun<'_>, copier: &Copier<'_>, boards: &[Board], report
     }
     for at in run.store.obsolete_snapshots().await? {
         match forget(run, &at).await {
-            Err(Halt::Kept(reason)) => report.periods.push(PeriodReport::new(&at, Outcome::Kept).because(reason)),
+            Err(Halt::Kept(reason)) => report.periods.push(PeriodReport::kept(&at, &reason)),
             forgotten => forgotten?,
         }
     }

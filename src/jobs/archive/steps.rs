@@ -276,7 +276,7 @@ impl<'a> Steps<'a> {
                 let (live, _) = cache.count_board(at).await?;
                 PeriodReport { members: live, ..report(Outcome::WouldArchive) }.because(Reason::WentBack)
             }
-            Plan::Keep(reason) => report(Outcome::Kept).because(reason),
+            Plan::Keep(reason) => PeriodReport { members: archived, ..PeriodReport::kept(at, &reason) },
         })
     }
 }

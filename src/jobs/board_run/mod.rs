@@ -147,6 +147,13 @@ pub(super) enum Reason {
     Incomplete { filled: u64, total: u64 },
 }
 
+impl Reason {
+    /// Whether Redis has a zset of a period that has ended. Runs leave such a zset to an operator.
+    fn is_of_zset_that_returned(&self) -> bool {
+        matches!(self, Self::Late | Self::LatePruned | Self::CameBack)
+    }
+}
+
 impl<'a> BoardRun<'a> {
     pub(super) fn new(
         store: &'a Store,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tracing::info;
 
+use super::Reason;
 use crate::jobs::runner::{self, Outcome as Ended};
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
@@ -32,6 +33,9 @@ pub struct PeriodReport {
     pub took_ms: u64,
     /// The reason for the outcome, or the time until which the period stays in Redis.
     pub reason: Option<String>,
+    /// Whether the period stays as it is until an operator acts.
+    #[serde(skip)]
+    pub waits_for_operator: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -86,7 +90,23 @@ impl Report {
 impl PeriodReport {
     pub(in crate::jobs) fn new(at: &BoardPeriod, outcome: Outcome) -> Self {
         let BoardPeriod { board, period } = at.clone();
-        Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
+        let (members, left_out, late_members, took_ms) = (0, 0, 0, 0);
+        Self {
+            board,
+            period,
+            outcome,
+            members,
+            left_out,
+            late_members,
+            took_ms,
+            reason: None,
+            waits_for_operator: false,
+        }
+    }
+
+    pub(in crate::jobs) fn kept(at: &BoardPeriod, reason: &Reason) -> Self {
+        let waits_for_operator = reason.is_of_zset_that_returned();
+        Self { waits_for_operator, ..Self::new(at, Outcome::Kept).because(reason) }
     }
 
     /// Stores the time that the run needed for the period. If the outcome shows that the run changed nothing, the time
@@ -113,10 +133,14 @@ impl PeriodReport {
 impl runner::Report for Report {
     fn outcome(&self) -> Ended {
         let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
+        let mut kept = self.periods.iter().filter(|period| period.outcome == Outcome::Kept).peekable();
+        let is_any_kept = kept.peek().is_some();
         if self.stopped {
             Ended::Stopped
-        } else if self.problem.is_some() || self.count(Outcome::Kept) > 0 {
+        } else if self.problem.is_some() || kept.any(|period| !period.waits_for_operator) {
             Ended::Failed
+        } else if is_any_kept {
+            Ended::Refused
         } else if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) {
             Ended::DryRun
         } else {
@@ -231,6 +255,17 @@ mod tests {
             assert!(!report(&[Outcome::Archived, left]).is_done(), "{left:?}");
         }
         assert!(!Report { stopped: true, ..report(&[]) }.is_done());
+        let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W46".to_owned() };
+        let kept = |reasons: &[Reason]| {
+            let periods = reasons.iter().map(|reason| PeriodReport::kept(&at, reason)).collect();
+            Report { periods, ..Report::default() }.outcome()
+        };
+        assert_eq!(
+            kept(&[Reason::LatePruned, Reason::Late, Reason::CameBack]),
+            Ended::Refused,
+            "a run changes nothing"
+        );
+        assert_eq!(kept(&[Reason::LatePruned, Reason::WrittenJustNow]), Ended::Failed, "the next run can succeed");
         let problem = Report { problem: Some("a clock is wrong".to_owned()), ..report(&[]) };
         assert_eq!((problem.is_done(), format!("{problem:#}")), (false, "a clock is wrong".to_owned()));
     }

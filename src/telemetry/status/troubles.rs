@@ -145,7 +145,7 @@ fn of_job(job: &Job) -> Option<Trouble> {
     let (what, runbook) = match last.outcome {
         Outcome::Done | Outcome::Stopped => return None,
         Outcome::Braked => ("was aborted by its safety limits", Runbook::Brake),
-        Outcome::Refused => ("could not run with its configuration", Runbook::JobFailed),
+        Outcome::Refused => ("needs an operator", Runbook::JobFailed),
         Outcome::Failed => ("failed", Runbook::JobFailed),
     };
     let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));

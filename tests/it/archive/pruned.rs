@@ -2,7 +2,7 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
-use tallyd::jobs::runner::{Ran, Report as _};
+use tallyd::jobs::runner::{Outcome as JobOutcome, Ran, Report as _};
 
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
@@ -79,6 +79,7 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
     assert!(reason(&report, "2026-W45").contains("after its archive was deleted"), "{report:#}");
+    assert_eq!(report.outcome(), JobOutcome::Refused, "the run is not due before its next scheduled time");
     assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("the period's archive was deleted"));
     stage.close().await;
 }
