@@ -89,14 +89,16 @@ pub use super::board_run::{JOB, Outcome, PeriodReport, Report};
 
 use super::board_run::clock::{self, Start};
 use super::board_run::periods::Candidate;
-use super::board_run::{BoardRun, Halt, Step, backup};
+use super::board_run::{BoardRun, Halt, Reason, Step, backup};
 use crate::config::{Board, Config};
 use crate::runtime::fault;
 use crate::runtime::progress::ProgressSink;
 use candidates::Candidates;
 use copy::Copier;
 use steps::Steps;
+use tallyd_core::card::Card;
 use tallyd_core::model::{BoardPeriod, Micros};
+use tallyd_core::period::{Period, PeriodKind};
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
@@ -176,6 +178,19 @@ impl Archiver {
         Ok(report)
     }
 
+    /// Returns the names and period lengths of the boards whose periods end at other times according to the site card.
+    /// With an old or wrong configuration, a run would freeze periods that are still open.
+    async fn ending_otherwise(&self) -> Step<Vec<(String, PeriodKind)>> {
+        let row = self.store.site_card().await?;
+        // A daemon of another version can have written the card.
+        let Some(card) = row.and_then(|row| Card::decode(&row.text).ok()) else { return Ok(Vec::new()) };
+        let ends_otherwise = |own: &&Board| {
+            let mut same = card.boards.iter().filter(|its| (&its.name, its.period) == (&own.name, own.period));
+            same.any(|its| (&its.time_zone, its.week_starts) != (&own.time_zone, own.week_starts))
+        };
+        Ok(self.boards.iter().filter(ends_otherwise).map(|own| (own.name.clone(), own.period)).collect())
+    }
+
     async fn work(
         &self,
         run: &BoardRun<'_>,
@@ -183,6 +198,7 @@ impl Archiver {
         boards: BTreeMap<String, Vec<Candidate>>,
         report: &mut Report,
     ) -> Step<()> {
+        let others = self.ending_otherwise().await?;
         let steps = Steps::new(run, self.page_members);
         let is_told = |outcome| match outcome {
             Outcome::Nothing => scope.period.is_some(),
@@ -198,7 +214,10 @@ impl Archiver {
                 },
             };
             for candidate in candidates {
+                let kind = candidate.at.period.parse().map(Period::kind);
+                let ends_otherwise = others.iter().any(|(name, of)| *name == board && kind == Ok(*of));
                 let taken = match &claimed {
+                    _ if ends_otherwise => Err(Halt::Kept(Reason::EndsOtherwise)),
                     Err(reason) => Err(Halt::Kept(reason.clone())),
                     Ok(()) if scope.dry_run => steps.foresee(&candidate).await,
                     Ok(()) => steps.take(&candidate).await,

@@ -100,6 +100,11 @@ pub(super) enum Reason {
          delete the period's rows of leaderboard_period, leaderboard_snapshot_period and leaderboard_snapshot"
     )]
     Unknown,
+    #[error(
+        "the board has another time_zone or week_starts in the site card, so its period is perhaps open: correct this \
+         configuration, or reload a daemon with it"
+    )]
+    EndsOtherwise,
 
     // The run found these reasons while it worked on the period.
     #[error("the period's zset disappeared from Redis during the run")]

@@ -4,11 +4,13 @@
 use std::path::PathBuf;
 
 use tallyd::jobs::archive::Outcome;
+use tallyd_core::card::Card;
 use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
+use tallyd_mysql::card::CardRow;
 
 use super::saved::open;
-use super::{DAY, NOW, Stage, WEEKLY, board, outcomes};
+use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 use crate::common::stdout;
 
 const DAILY: &str = "[[board]]\nname = \"likes\"\nperiod = \"day\"\nexpire_after = \"0s\"\narchive_keep = \"60d\"\n";
@@ -58,5 +60,26 @@ async fn a_snapshot_from_the_future_does_not_delay_the_next_one() {
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [], "the snapshot must be treated as new");
     let sql = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < '2026-11-21 13:00:00'";
     assert_eq!(stage.world.count(sql).await, 1);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_with_another_time_zone_in_the_card_stays_open() {
+    let mut stage = Stage::new("archive_zone", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(30)).await;
+    let mut card = Card::from(&stage.world.config);
+    card.boards[0].time_zone = "America/New_York".to_owned();
+    let row = |number, card: &Card| CardRow { number, text: card.encode(), by: "other".to_owned() };
+    assert!(stage.store.replace_site_card(None, &row(1, &card)).await.unwrap());
+    let report = stage.archive(NOW).await;
+    assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept)]);
+    assert!(reason(&report, "2026-W46").contains("another time_zone or week_starts in the site card"), "{report:#}");
+    let live = stage.live(&at);
+    assert!(stage.exists(&live).await && stage.state(&at).await.is_none());
+
+    let own = Card::from(&stage.world.config);
+    assert!(stage.store.replace_site_card(Some(1), &row(2, &own)).await.unwrap());
+    assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Archived)]);
     stage.close().await;
 }
