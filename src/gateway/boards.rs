@@ -1,6 +1,7 @@
 //! `GET /v1/boards/NAME?period=2026-W48&top=100&around=42&radius=5`: the first members of a board, and a member with
 //! its neighbours.
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -55,7 +56,12 @@ pub(super) struct Member {
     pub second: Option<u64>,
 }
 
-pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery(query): RawQuery) -> Answer<Response> {
+pub(super) async fn show(
+    State(gate): Shared,
+    name: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Answer<Response> {
+    let Path(name) = name.map_err(|_| Refused::bad("not-utf-8", "the board's name is not UTF-8"))?;
     let query = Query::parse(query.as_deref(), ["period", "top", "around", "radius"])?;
     let (top, radius) = (query.number("top", TOP, TOP_MAX)?, query.number("radius", RADIUS, RADIUS_MAX)?);
     let _permit = gate.may_read()?;

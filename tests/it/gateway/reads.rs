@@ -69,6 +69,7 @@ async fn a_board_has_its_first_members_and_a_members_neighbours() {
     assert_eq!(gateway.get("/v1/boards/days").await.json()["lost"], json!(true));
     for (path, status, code) in [
         ("/v1/boards/cold", 404, "unknown-board"),
+        ("/v1/boards/%ff", 400, "not-utf-8"),
         ("/v1/boards/hot", 400, "no-period"),
         ("/v1/boards/hot?period=2026", 400, "no-period"),
         ("/v1/boards/hot?period=2026-11", 404, "unknown-board"),
