@@ -119,6 +119,37 @@ fn what_the_first_installation_prints_leads_to_a_configuration() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_drop_in_admits_a_group_to_the_gateways_socket() {
+    let package = Package::new();
+    let machine = Machine::new(package.folder.path());
+    machine.install(&package.file);
+    let environment = FirstDay::new("package_socket").environment();
+    let variables: Vec<String> = environment.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
+    machine.run(&format!("{} tallyd init", variables.join(" ")));
+    let socket = "/run/tallyd-gateway/http.sock";
+    machine.run(&format!("sed -i 's|^listen = .*|listen = \"unix:{socket}\"|' /etc/tallyd/gateway.toml"));
+    let setting = |name: &str| {
+        let sed = format!("sed -n 's/^ *{name}=//p' /usr/share/doc/tallyd/docs/gateway.md");
+        machine.run(&sed).trim_end().to_owned()
+    };
+    let (group, more, umask) = (setting("Group"), setting("SupplementaryGroups"), setting("UMask"));
+    // As systemd does for RuntimeDirectory=.
+    machine.run(&format!("install -d -o tallyd -g {group} /run/tallyd-gateway"));
+    let command = format!("exec setpriv --reuid tallyd --regid {group} --groups {more} --no-new-privs");
+    let command = format!("umask {umask} && {command} tallyd --config /etc/tallyd/gateway.toml gateway 2>/tmp/log");
+    let mut gateway = machine.command(&format!("echo $$ >/tmp/pid; {command}")).stdin(Stdio::null()).spawn().unwrap();
+    let ask = |user: &str, group: &str| {
+        let curl = format!("curl --silent --fail --unix-socket {socket} http://localhost/livez");
+        let user = format!("setpriv --reuid {user} --regid {group} --clear-groups");
+        machine.command(&format!("{user} {curl}")).output().unwrap().status.success()
+    };
+    eventually("a member of the group reaches the gateway", async || ask("www-data", &group)).await;
+    assert!(!ask("nobody", "nogroup"), "only the group is admitted");
+    machine.run("kill -TERM $(cat /tmp/pid)");
+    assert!(gateway.wait().unwrap().success(), "{}", machine.run("cat /tmp/log"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     let world = World::new("package_upgrade", "").await;
     let package = Package::new();
