@@ -59,6 +59,8 @@ export interface Member {
 export interface Board {
   board: string;
   period: string;
+  /** Whether Redis has lost this open board. If so, members or points are missing. */
+  lost: boolean;
   members: Member[];
   around?: Member[];
 }

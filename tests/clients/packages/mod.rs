@@ -51,6 +51,20 @@ fn install_python(folder: &Path) {
     let wheel = "wheels/tallyd-0.1.0-py3-none-any.whl";
     pip(&["install", "--no-index", "--no-deps", "--target", "installed", wheel]);
     assert!(folder.join("installed/tallyd/py.typed").exists(), "the wheel must contain the type hints");
+    has_licences(&folder.join("installed/tallyd-0.1.0.dist-info"));
+    let archive = "import flit_core.buildapi as build; build.build_sdist('..')";
+    run(Example::Python.interpreter().args(["-c", archive]).current_dir(&sources));
+    run(Command::new("tar").args(["-xzf", "tallyd-0.1.0.tar.gz"]).current_dir(folder));
+    has_licences(&folder.join("tallyd-0.1.0"));
+}
+
+/// Checks that a folder has the texts of the licences.
+fn has_licences(folder: &Path) {
+    for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        let text =
+            fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name} in {}: {error}", folder.display()));
+        assert!(text == fs::read(root().join(name)).unwrap(), "{name} must be that of tallyd");
+    }
 }
 
 /// Packs Node's tarball and installs it beside the libraries of dev/test.
@@ -70,6 +84,7 @@ fn install_node(folder: &Path) {
         folder.join("node_modules/tallyd/src/index.d.ts").exists(),
         "the tarball must contain the type declarations"
     );
+    has_licences(&folder.join("node_modules/tallyd"));
 }
 
 impl Package {
