@@ -32,6 +32,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::letter::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
+use crate::runtime::progress::counted;
 use preview::{Judge, Preview};
 use returned::Returned;
 use tallyd_core::model::Micros;
@@ -261,7 +262,7 @@ impl fmt::Display for Whole {
         writeln!(f, "  error       {}", printable(error))?;
         writeln!(f, "  queue       {}", printable(queue))?;
         writeln!(f, "  first seen  {first_seen}")?;
-        writeln!(f, "  refused     {refusals} times")?;
+        writeln!(f, "  refused     {}", counted(u64::from(*refusals), "time", "times"))?;
         writeln!(f, "  replayed    {}", replayed_at.as_deref().unwrap_or("no"))?;
         if let Some(traceparent) = traceparent {
             writeln!(f, "  traceparent {traceparent}")?;

@@ -12,6 +12,7 @@ use super::preview::judge;
 use crate::config::Config;
 use crate::letter;
 use crate::runtime::clock;
+use crate::runtime::progress::counted;
 use tallyd_connect::fate::Fate;
 use tallyd_core::event::Terms;
 use tallyd_mysql::letters::DeadLetter;
@@ -140,10 +141,12 @@ impl fmt::Display for Returned {
         let Self { queue, taken_in, fences, left, full, problem } = self;
         let mut parts = Vec::new();
         if *taken_in > 0 {
-            parts.push(format!("{taken_in} messages were moved from {queue} into dead_letter"));
+            let moved = counted(*taken_in, "message was moved", "messages were moved");
+            parts.push(format!("{moved} from {queue} into dead_letter"));
         }
         if *fences > 0 {
-            parts.push(format!("{fences} fences of runs that have ended were removed from {queue}"));
+            let removed = counted(*fences, "fence of an ended run was", "fences of ended runs were");
+            parts.push(format!("{removed} removed from {queue}"));
         }
         if *full {
             parts.push(format!("{left} more wait in {queue} because the dead-letter quota is full: replay or purge dead letters, then list again"));

@@ -132,6 +132,11 @@ pub fn spoken(time: Duration) -> String {
     }
 }
 
+/// `1 message waits`, `2 messages wait`.
+pub fn counted(count: u64, one: &str, more: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { more })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

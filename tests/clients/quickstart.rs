@@ -278,7 +278,7 @@ async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) 
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     publisher.publish("", &world.broker.returned(), &common::body(&like).1).await.unwrap();
     let listed = tallyd(&["dead", "list"]);
-    assert!(listed.contains("1 messages were moved") && !listed.contains("could not be read"), "{listed}");
+    assert!(listed.contains("1 message was moved") && !listed.contains("could not be read"), "{listed}");
     tallyd(&["dead", "list", "--summary"]);
     assert!(tallyd(&["dead", "replay", "--reason", "returned-by-broker"]).contains("1 of 1"));
     eventually("the replayed like is in MySQL", || async {

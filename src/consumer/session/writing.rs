@@ -14,6 +14,7 @@ use tracing::{debug, warn};
 use super::{Filling, REPLY_SUCCESS, Session};
 use crate::consumer::SessionEnd;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
+use crate::runtime::progress::counted;
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, Unacked, telemetry};
 use tallyd_core::flow::Open;
@@ -50,11 +51,16 @@ impl Session<'_> {
         self.is_proven |= result.is_err();
         let refused = result?.refused;
         if let Some(refused) = self.refused.note(refused as u64, Instant::now()) {
+            let become_letters = counted(
+                refused,
+                "message can never be applied: it becomes a dead letter",
+                "messages can never be applied: they become dead letters",
+            );
             warn!(
                 event = "dead-letters",
                 partition = self.partition.number,
                 refused,
-                "{refused} messages can never be applied: they become dead letters, up to the quota"
+                "{become_letters}, up to the quota"
             );
         }
         self.flow.committed();

@@ -13,6 +13,7 @@ use crate::jobs::Request;
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{Reason, clock};
 use crate::runtime::liveness::Heartbeat;
+use crate::runtime::progress::counted;
 use crate::runtime::retry::Outage;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
@@ -98,10 +99,11 @@ impl Seen {
     fn tell_late(&mut self, on: &[&Savable], now: Micros) {
         let boards = self.newly_late(on, now);
         if boards > 0 {
+            let wait = counted(boards as u64, "board has", "boards have");
             warn!(
                 event = "snapshots-late",
                 boards,
-                "{boards} boards have waited for a snapshot for twice their snapshot_every: raise it, or find out why snapshots take so long"
+                "{wait} waited for a snapshot for twice their snapshot_every: raise it, or find out why snapshots take so long"
             );
         }
     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::report::NotReady;
 use super::runbook::Runbook;
 use super::{Board, Job, Outcome, Partition, Standing, State, Status};
+use crate::runtime::progress::counted;
 use crate::telemetry::Server;
 
 /// If a message waits longer than this time for its commit, this is a problem. A batch takes less than a second. An
@@ -223,8 +224,9 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
         found.push(trouble.with("tallyd dead list --summary".to_owned()).see(Runbook::DeadLettersFull));
     }
     if let Some(count) = status.returned.filter(|count| *count > 0) {
+        let wait = counted(count, "message waits", "messages wait");
         let what = format!(
-            "{count} messages wait in the queue of returned messages: the broker dead-lettered them, or the dead-letter quota was full"
+            "{wait} in the queue of returned messages: dead-lettered by the broker, or left there by a full dead-letter quota"
         );
         found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()).see(Runbook::Returned));
     }

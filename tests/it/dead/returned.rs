@@ -86,7 +86,7 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     world.drained(&world.publisher().await).await;
     assert_eq!(world.counters().await[&target(42)], 250);
     set_aside(&world, &bodies[..1]).await;
-    assert_exits(&world.tallyd(&["dead", "list"]), 0, "1 messages were moved from");
+    assert_exits(&world.tallyd(&["dead", "list"]), 0, "1 message was moved from");
     assert_eq!(super::open(&world).await, 1);
     assert!(daemon.stop().success());
     world.close().await;
@@ -118,7 +118,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     // The test waits until this consumer has ended, because a queue gives all its messages to a single consumer.
     assert_eq!(world.unconsumed(&queue).await, 0);
     let output = world.tallyd(&["dead", "list"]);
-    assert_exits(&output, 0, "1 messages were moved from");
+    assert_exits(&output, 0, "1 message was moved from");
     assert!(stdout(&output).contains("(delivery_limit)"), "{}", stdout(&output));
     assert_eq!(world.report(&["dead", "list"])["letters"][0]["queue"], json!(queue));
     let daemon = world.daemon();
