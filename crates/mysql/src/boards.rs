@@ -44,9 +44,13 @@ pub struct PeriodRow {
     pub copy: Option<u8>,
     /// The archiver compared the rows in MySQL with a frozen zset in Redis. This field identifies that frozen zset.
     pub frozen: Freeze,
-    /// At the time of the verification, Redis had moved this number of late members into the frozen zset.
+    /// At the time of the verification, Redis had moved this number of late members into the frozen zset. A higher number
+    /// than Redis has means that the frozen zset lacks late members of the verified copy.
     pub late_members: u64,
 }
+
+/// More late members than any zset has. See [`Store::note_late_members_missing`].
+const LATE_MEMBERS_MISSING: u64 = u64::MAX;
 
 /// The result of a verification, which becomes a part of [`PeriodRow`].
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +205,16 @@ impl Store {
         .await
     }
 
+    /// Records that the frozen zset lacks late members that are archived, until its next copy is verified.
+    ///
+    /// # Errors
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
+    pub async fn note_late_members_missing(&self, run: u64, at: &BoardPeriod) -> Result<()> {
+        const SQL: &str =
+            "UPDATE leaderboard_period SET state = 'frozen', late_members = ? WHERE board = ? AND period = ?";
+        self.note("record that late members are missing", run, at, sqlx::query(SQL).bind(LATE_MEMBERS_MISSING)).await
+    }
+
     /// Records that the rows of a copy are verified. From then on, these rows are the period's archive.
     ///
     /// # Errors
@@ -229,7 +243,7 @@ impl Store {
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
-        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL \
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL, late_members = 0 \
                            WHERE board = ? AND period = ?";
         self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }

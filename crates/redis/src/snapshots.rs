@@ -8,7 +8,7 @@ use redis::{Pipeline, Value};
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::score::Rule;
 
-use super::boards::{Changed, read_members};
+use super::boards::{Changed, Zset, read_members};
 use super::{
     BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_RAISE, BOARD_SCAN, Cache, CacheError, Call,
     PIPELINE_COMMANDS_MAX, Result, text,
@@ -228,26 +228,26 @@ impl Cache {
         self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Compares each score in `members` with the member's score on the live board. If the score in `members` is higher,
-    /// or if the board lacks the member, the member gets this score. Returns the number of members that the call added,
-    /// or whose score the call raised. If the board will be frozen afterwards, `pages_before` is the count of pages
-    /// that must have arrived before this page.
+    /// Compares each score in `members` with the member's score in the zset. If the score in `members` is higher, or if
+    /// the zset lacks the member, the member gets this score. Returns the number of members that the call added, or
+    /// whose score the call raised. `pages_before` is the count of pages that must have arrived before this page;
+    /// `None` if a missing page does not matter.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
     pub async fn raise_board(
         &self,
-        at: &BoardPeriod,
+        (at, zset): (&BoardPeriod, Zset),
         run: u64,
         pages_before: Option<u64>,
         members: &[BoardMember],
     ) -> Result<Changed> {
-        let mut call =
-            Call::new(&BOARD_RAISE, self.keys.board_claim(&at.board)).key(self.live(at)).key(self.frozen(at));
-        if pages_before.is_some() {
-            call = call.key(self.raised(at));
-        }
-        let call = call.arg(self.claim(run)).number(pages_before.unwrap_or(0));
+        let call = Call::new(&BOARD_RAISE, self.keys.board_claim(&at.board));
+        let call = match zset {
+            Zset::Live => call.key(self.live(at)).key(self.raised(at)).key(self.frozen(at)),
+            Zset::Frozen => call.key(self.frozen(at)).key(self.raised(at)),
+        };
+        let call = call.arg(self.claim(run)).arg(pages_before.map(|pages| pages.to_string()).unwrap_or_default());
         self.change("raise a board", members.iter().fold(call, with_member)).await
     }
 

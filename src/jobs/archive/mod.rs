@@ -61,7 +61,8 @@
 //!   again. Such a Redis server can have a live zset of a period that is frozen according to MySQL, but not according
 //!   to this server. This live zset is the whole board in an older state, and not a zset of late writes. If this zset
 //!   were added to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
-//!   (`rollback_recovery`). If the server lacks the mark of a board, the board is reported as lost.
+//!   (`rollback_recovery`). The same is done with a frozen zset that lacks archived late writes. If the server lacks the
+//!   mark of a board, the board is reported as lost.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
 //!   the state "done" can come from a time before the late writes were archived. Redis stores how many members were
 //!   moved into a frozen zset. If this count is higher than the count in MySQL, the board is archived again. If a zset

@@ -12,6 +12,11 @@
 //! server takes over before the freeze, the new server has a different count. Then the run does not freeze the zset of
 //! the new server.
 //!
+//! Redis can also go back to a state in which the board is frozen, but lacks late members that are archived. Redis counts
+//! the late members, so this count is then lower than in MySQL. The run first moves the late members that Redis has into
+//! the frozen zset, and then raises its scores in the same way. MySQL records before the first of these steps that late
+//! members are missing, because Redis can count more late members afterwards than MySQL has recorded.
+//!
 //! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
 //! holds only late writes.
 
@@ -22,6 +27,7 @@ use crate::jobs::board_run::{BoardRun, Step};
 use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::boards::PeriodRow;
+use tallyd_redis::boards::Zset;
 
 /// Raises the scores in the live zset to MySQL's scores, and records that the period must be archived again. After
 /// that, the zset can be frozen. Returns the number of pages whose scores the run has raised.
@@ -31,11 +37,27 @@ pub(super) async fn raise_to_archive(
     generation: u64,
     row: PeriodRow,
 ) -> Step<u64> {
+    let pages = raise(run, (at, Zset::Live), row, "a state before the archive").await?;
+    // MySQL records this before the freeze. Otherwise the next run could treat the frozen zset as already archived.
+    run.store.note_frozen(run.number, at, generation, run.now).await?;
+    fault::point("archive:noted-again");
+    Ok(pages)
+}
+
+/// Raises the scores in the frozen zset, which lacks late members, to MySQL's scores.
+pub(super) async fn raise_frozen(run: &BoardRun<'_>, at: &BoardPeriod, row: PeriodRow) -> Step<()> {
+    let pages = raise(run, (at, Zset::Frozen), row, "a state before late members were archived").await?;
+    // The server that counts this page has all pages before it.
+    run.present(run.cache.raise_board((at, Zset::Frozen), run.number, Some(pages), &[]).await?).map(drop)
+}
+
+async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Zset), row: PeriodRow, state: &str) -> Step<u64> {
+    let at = to.0;
     let BoardPeriod { board, period } = at;
     let archived = row.tally.members;
     run.show(at, "raised", archived);
     let mut raised = Raised::default();
-    raised.raise_page(run, at, &[]).await?;
+    raised.raise_page(run, to, &[]).await?;
     let mut sources = vec![RowsOf::Archive { copy: row.copy.unwrap_or(0) }];
     if complete(run.store, at).await?.is_some() {
         sources.push(RowsOf::Snapshot);
@@ -43,7 +65,7 @@ pub(super) async fn raise_to_archive(
     for of in sources {
         let mut rows = Rows::new(run.store, at, of);
         while let Some(page) = rows.next().await? {
-            raised.raise_page(run, at, &page).await?;
+            raised.raise_page(run, to, &page).await?;
             run.show_done(rows.read);
         }
     }
@@ -55,11 +77,8 @@ pub(super) async fn raise_to_archive(
         period,
         archived,
         raised,
-        "{board} {period}: Redis went back to a state before the archive: {raised} members were raised to the scores in MySQL, and the board is archived again"
+        "{board} {period}: Redis went back to {state}: {raised} members were raised to the scores in MySQL, and the board is archived again"
     );
-    // MySQL records this before the freeze. Otherwise the next run could treat the frozen zset as already archived.
-    run.store.note_frozen(run.number, at, generation, run.now).await?;
-    fault::point("archive:noted-again");
     Ok(pages)
 }
 
@@ -71,9 +90,9 @@ struct Raised {
 }
 
 impl Raised {
-    async fn raise_page(&mut self, run: &BoardRun<'_>, at: &BoardPeriod, members: &[BoardMember]) -> Step<()> {
+    async fn raise_page(&mut self, run: &BoardRun<'_>, to: (&BoardPeriod, Zset), members: &[BoardMember]) -> Step<()> {
         run.check_stop()?;
-        self.members += run.present(run.cache.raise_board(at, run.number, Some(self.pages), members).await?)?;
+        self.members += run.present(run.cache.raise_board(to, run.number, Some(self.pages), members).await?)?;
         self.pages += 1;
         fault::point("archive:raised-page");
         Ok(())

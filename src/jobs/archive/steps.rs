@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::copy::Copier;
 use super::plan::{self, Facts, Plan};
-use super::rollback_recovery::raise_to_archive;
+use super::rollback_recovery::{raise_frozen, raise_to_archive};
 use crate::jobs::board_run::backup::{backup_of, forget};
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Step};
@@ -157,12 +157,21 @@ impl<'a> Steps<'a> {
     ) -> Step<PeriodReport> {
         let BoardRun { store, number, now, .. } = *self.run;
         let Frozen { freeze, late_members: late_before } = frozen;
-        if row.is_none_or(|row| row.state != PeriodState::Frozen) {
-            store.note_frozen(number, at, freeze.generation, now).await?;
+        let lacks_late_members = row.filter(|row| row.copy.is_some() && row.late_members > late_before);
+        let is_noted = row.is_some_and(|row| row.state == PeriodState::Frozen);
+        match lacks_late_members {
+            Some(_) => store.note_late_members_missing(number, at).await?,
+            None if is_noted => {}
+            None => store.note_frozen(number, at, freeze.generation, now).await?,
+        }
+        if lacks_late_members.is_some() || !is_noted {
             fault::point("archive:noted");
         }
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
+        if let Some(row) = lacks_late_members {
+            raise_frozen(self.run, at, row).await?;
+        }
         // The run writes the new copy in addition to the verified copy. Readers get the verified copy until the new
         // copy is verified, too.
         let copy = row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1);

@@ -4,7 +4,7 @@
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
 use tallyd_core::model::{BoardMember, BoardPeriod, Freeze};
-use tallyd_redis::boards::Changed;
+use tallyd_redis::boards::{Changed, Zset};
 
 use super::late::late;
 use super::restored::since;
@@ -196,14 +196,14 @@ async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
     let run = stage.take().await;
     stage.claim(run).await;
     let member = |score| [BoardMember { member: b"member-1".to_vec(), score }];
-    assert_eq!(cache.raise_board(&at, run, Some(0), &[]).await.unwrap(), Changed::Done(0));
+    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(0), &[]).await.unwrap(), Changed::Done(0));
     let then = stage.remember().await;
-    assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
     stage.go_back(&then).await;
-    assert_eq!(cache.raise_board(&at, run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
+    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Lost);
     assert_eq!(stage.in_redis(&at).await, board(3));
-    assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Done(1));
     stage.close().await;
 }

@@ -139,3 +139,29 @@ async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothin
     assert_eq!(reached, points.filter(|point| !skipped.contains(point)).collect());
     stage.close().await;
 }
+
+/// Redis goes back to a copy that has the frozen zset, but none of the late writes that MySQL has.
+#[tokio::test]
+async fn a_crash_while_a_zset_gets_its_archived_late_writes_again_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_5", LARGE).await;
+    let reached = survive(&mut stage, false, async |stage, at, whole| {
+        assert!(!dies_at(stage, at, "none"));
+        let then = stage.remember().await;
+        let mut late = late(whole);
+        let others: Board = (0..2_500).map(|id| (format!("member-{id}").into_bytes(), 20.0)).collect();
+        add(whole, &others);
+        add(&mut late, &others);
+        stage.write(at, &late).await;
+        assert!(!dies_at(stage, at, "none"));
+        stage.go_back(&then).await;
+        // More late writes arrive than Redis has counted before.
+        let new: Board = (0..3_000).map(|id| (format!("new-{id}").into_bytes(), 7.0)).collect();
+        stage.write(at, &new).await;
+        add(whole, &new);
+    })
+    .await;
+    let skipped = ["archive:frozen", "archive:noted-again", "archive:unlinked", "archive:ended"];
+    let points = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS);
+    assert_eq!(reached, points.filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}
