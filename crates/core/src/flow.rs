@@ -3,7 +3,8 @@
 //!
 //! There are at most two batches: the open one, and the one that is written. Messages are acknowledged after their
 //! batch is committed. At the end of a session all received messages are written, and only then acknowledged: the
-//! broker delivers more messages after each acknowledgement, and counts each message that is returned.
+//! broker delivers more messages after each acknowledgement, and counts each message that is returned. Only messages that
+//! were returned often are returned once more, because each of them would need an acknowledgement of its own.
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,7 @@ pub enum Step<M, T> {
     Write,
     /// Acknowledges all messages that are committed. The tag is that of the last one.
     Acknowledge(T),
-    /// Closes the channel. Nothing is left to be written or acknowledged.
+    /// Closes the channel. Nothing is left that is to be written or acknowledged.
     Close,
 }
 
@@ -144,7 +145,7 @@ impl<M: Message, T> Flow<M, T> {
         {
             return Some(Step::Acknowledge(tag));
         }
-        (self.is_ending && is_last && self.inbox.is_empty()).then_some(Step::Close)
+        (self.is_ending && is_last).then_some(Step::Close)
     }
 
     /// Takes the next message if it can be written together with the open batch. Before a message that may crash the
@@ -153,7 +154,8 @@ impl<M: Message, T> Flow<M, T> {
         let returns = self.open_returns.max(self.inbox.front()?.0.returns());
         let portion = portion(returns);
         let is_acknowledged = self.writing_last.is_none() && self.committed_last.is_none();
-        if portion < u16::MAX && !(is_acknowledged && self.open < usize::from(portion)) {
+        let may_join = is_acknowledged && !self.is_ending && self.open < usize::from(portion);
+        if portion < u16::MAX && !may_join {
             return None;
         }
         let (message, tag) = self.inbox.pop_front()?;

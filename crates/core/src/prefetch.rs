@@ -152,7 +152,9 @@ impl Prefetch {
         }
         self.seen = 0;
         let by_size = self.sizes.prefetch(limits);
-        self.limit.min(by_size) / 2 > self.messages || self.messages / 2 > by_size
+        let wanted = self.limit.min(by_size);
+        let is_too_low = wanted / 2 > self.messages || (wanted >= PREFETCH_MIN && self.messages < PREFETCH_MIN);
+        is_too_low || self.messages / 2 > by_size
     }
 
     /// Returns true if the messages that the session holds are too large for its prefetch, and the prefetch can be
@@ -218,6 +220,17 @@ mod tests {
         }
         (0..CALM_MESSAGES).for_each(|_| prefetch.note(5, 120));
         assert_eq!(prefetch.wanted(limits(5_000)), 5_000);
+    }
+
+    #[test]
+    fn a_prefetch_of_one_message_ends_although_two_are_the_most() {
+        for (most, bytes) in [(2, 120), (3, 120), (5_000, 1 << 25)] {
+            let mut prefetch = Prefetch::default();
+            assert_eq!(prefetch.begin(limits(most)), 1);
+            (0..SEEN_MIN).for_each(|_| prefetch.note(0, bytes));
+            assert!(prefetch.is_off(limits(most)), "{most} messages of {bytes} bytes");
+            assert_eq!(prefetch.begin(limits(most)), prefetch.sizes.prefetch(limits(most)));
+        }
     }
 
     /// RabbitMQ dead-letters a message that was returned more than twenty times.

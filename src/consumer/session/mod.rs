@@ -168,7 +168,7 @@ impl Session<'_> {
         let mut paused = pin!(control.until_paused(PAUSED_BY));
         // The loop lets messages gather until this instant.
         let mut gather: Option<Instant> = None;
-        let mut end = SessionEnd::OtherPrefetch;
+        let (mut end, mut is_asked_to_end) = (SessionEnd::OtherPrefetch, false);
         loop {
             if self.writing.is_none() {
                 // While the writer writes a batch, only the writer updates the heartbeat, at each try. Otherwise a
@@ -187,12 +187,14 @@ impl Session<'_> {
             let (lingers_until, is_ending) = (self.lingers_until(), self.flow.is_ending());
             tokio::select! {
                 biased;
-                () = stop.cancelled(), if !is_ending => {
-                    end = SessionEnd::Stopped;
+                () = stop.cancelled(), if !is_asked_to_end => {
+                    (end, is_asked_to_end) = (SessionEnd::Stopped, true);
+                    self.take_in_arrived()?;
                     self.flow.end();
                 }
-                () = &mut paused, if !is_ending => {
-                    end = SessionEnd::Paused;
+                () = &mut paused, if !is_asked_to_end => {
+                    (end, is_asked_to_end) = (SessionEnd::Paused, true);
+                    self.take_in_arrived()?;
                     self.flow.end();
                     // A pause does not wait for an unresponsive database, and neither does the stop.
                     self.ends.cancel();
