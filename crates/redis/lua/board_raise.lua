@@ -5,22 +5,31 @@
 -- KEYS[1]  the board's claim.
 -- KEYS[2]  the zset.
 -- KEYS[3]  the count of pages that this server received.
--- KEYS[4]  only if KEYS[2] is the live zset: the frozen zset.
+-- KEYS[4]  if KEYS[2] is the live zset: the frozen zset. Otherwise the hash with the board's freeze notes.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the number of pages before this page; empty if pages are not counted.
+-- ARGV[3]  empty if KEYS[2] is the live zset. Otherwise the field of KEYS[4] with the count of late members that were
+--          moved into the frozen zset.
+-- ARGV[4]  the expected count. If another Redis server has taken over, it can lack the last of these moves.
 -- ARGV     then scores and members in turn.
 --
 -- Returns  n  the number of members that were raised or added.
---         -1  another run has the claim, or an earlier page is missing because another Redis server has taken over.
---         -2  the board is frozen.
+--         -1  another run has the claim, or another Redis server has taken over and lacks an earlier call of this run.
+--         -2  the board is frozen, or there is no frozen zset.
 --
 -- The script replaces lower scores, and never adds to a score. So a repeated call is harmless.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
 end
-if KEYS[4] and redis.call('EXISTS', KEYS[4]) == 1 then
+if ARGV[3] == '' then
+    if redis.call('EXISTS', KEYS[4]) == 1 then
+        return -2
+    end
+elseif redis.call('EXISTS', KEYS[2]) == 0 then
     return -2
+elseif (redis.call('HGET', KEYS[4], ARGV[3]) or '0') ~= ARGV[4] then
+    return -1
 end
 if ARGV[2] ~= '' then
     if ARGV[2] ~= '0' and redis.call('GET', KEYS[3]) ~= ARGV[2] then
@@ -28,4 +37,4 @@ if ARGV[2] ~= '' then
     end
     redis.call('SET', KEYS[3], ARGV[2] + 1, 'EX', 86400)
 end
-return #ARGV > 2 and redis.call('ZADD', KEYS[2], 'GT', 'CH', unpack(ARGV, 3)) or 0
+return #ARGV > 4 and redis.call('ZADD', KEYS[2], 'GT', 'CH', unpack(ARGV, 5)) or 0

@@ -8,7 +8,8 @@ use redis::{Pipeline, Value};
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::score::Rule;
 
-use super::boards::{Changed, Zset, read_members};
+use super::boards::{Changed, read_members};
+use super::freezes::late_field;
 use super::{
     BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_RAISE, BOARD_SCAN, Cache, CacheError, Call,
     PIPELINE_COMMANDS_MAX, Result, text,
@@ -16,6 +17,18 @@ use super::{
 
 /// The key that marks a board as lost expires after this number of seconds. The daemon sets it again more often.
 const LOST_S: u64 = 600;
+
+/// The zset whose scores are raised to MySQL's scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Raised {
+    /// The live zset, of a board that is not frozen.
+    Live,
+    /// The frozen zset, into which this number of late members was moved.
+    Frozen {
+        /// The number of late members.
+        late_members: u64,
+    },
+}
 
 /// A page of a board, or the reason why the page can't be read.
 #[derive(Clone, Debug, PartialEq)]
@@ -237,17 +250,24 @@ impl Cache {
     /// Redis failed to answer. The call may have run.
     pub async fn raise_board(
         &self,
-        (at, zset): (&BoardPeriod, Zset),
+        (at, raised): (&BoardPeriod, Raised),
         run: u64,
         pages_before: Option<u64>,
         members: &[BoardMember],
     ) -> Result<Changed> {
         let call = Call::new(&BOARD_RAISE, self.keys.board_claim(&at.board));
-        let call = match zset {
-            Zset::Live => call.key(self.live(at)).key(self.raised(at)).key(self.frozen(at)),
-            Zset::Frozen => call.key(self.frozen(at)).key(self.raised(at)),
+        let pages = pages_before.map(|pages| pages.to_string()).unwrap_or_default();
+        let call = match raised {
+            Raised::Live => call.key(self.live(at)).key(self.raised(at)).key(self.frozen(at)),
+            Raised::Frozen { .. } => {
+                call.key(self.frozen(at)).key(self.raised(at)).key(self.keys.board_freezes(&at.board))
+            }
         };
-        let call = call.arg(self.claim(run)).arg(pages_before.map(|pages| pages.to_string()).unwrap_or_default());
+        let call = call.arg(self.claim(run)).arg(pages);
+        let call = match raised {
+            Raised::Live => call.arg("").arg(""),
+            Raised::Frozen { late_members } => call.arg(late_field(&at.period)).number(late_members),
+        };
         self.change("raise a board", members.iter().fold(call, with_member)).await
     }
 

@@ -27,7 +27,7 @@ use crate::jobs::board_run::{BoardRun, Step};
 use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::boards::PeriodRow;
-use tallyd_redis::boards::Zset;
+use tallyd_redis::snapshots::Raised;
 
 /// Raises the scores in the live zset to MySQL's scores, and records that the period must be archived again. After
 /// that, the zset can be frozen. Returns the number of pages whose scores the run has raised.
@@ -37,29 +37,32 @@ pub(super) async fn raise_to_archive(
     generation: u64,
     row: PeriodRow,
 ) -> Step<u64> {
-    let pages = raise(run, (at, Zset::Live), row, "a state before the archive").await?;
+    let pages = raise(run, (at, Raised::Live), row, "a state before the archive").await?;
     // MySQL records this before the freeze. Otherwise the next run could treat the frozen zset as already archived.
     run.store.note_frozen(run.number, at, generation, run.now).await?;
     fault::point("archive:noted-again");
     Ok(pages)
 }
 
-/// Raises the scores in the frozen zset, which lacks late members, to MySQL's scores.
-pub(super) async fn raise_frozen(run: &BoardRun<'_>, at: &BoardPeriod, row: PeriodRow) -> Step<()> {
-    let pages = raise(run, (at, Zset::Frozen), row, "a state before late members were archived").await?;
+/// Raises the scores in the frozen zset, which lacks late members, to the archive's scores. `late_members` late members
+/// were moved into this zset, and none are left.
+pub(super) async fn raise_frozen(run: &BoardRun<'_>, at: &BoardPeriod, row: PeriodRow, late_members: u64) -> Step<()> {
+    let to = (at, Raised::Frozen { late_members });
+    let pages = raise(run, to, row, "a state before late members were archived").await?;
     // The server that counts this page has all pages before it.
-    run.present(run.cache.raise_board((at, Zset::Frozen), run.number, Some(pages), &[]).await?).map(drop)
+    run.present(run.cache.raise_board(to, run.number, Some(pages), &[]).await?).map(drop)
 }
 
-async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Zset), row: PeriodRow, state: &str) -> Step<u64> {
+async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Raised), row: PeriodRow, state: &str) -> Step<u64> {
     let at = to.0;
     let BoardPeriod { board, period } = at;
     let archived = row.tally.members;
     run.show(at, "raised", archived);
-    let mut raised = Raised::default();
+    let mut raised = Pages::default();
     raised.raise_page(run, to, &[]).await?;
     let mut sources = vec![RowsOf::Archive { copy: row.copy.unwrap_or(0) }];
-    if complete(run.store, at).await?.is_some() {
+    // A snapshot is older than a frozen zset.
+    if to.1 == Raised::Live && complete(run.store, at).await?.is_some() {
         sources.push(RowsOf::Snapshot);
     }
     for of in sources {
@@ -70,7 +73,7 @@ async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Zset), row: PeriodRow, sta
         }
     }
     fault::point("archive:raised");
-    let Raised { pages, members: raised } = raised;
+    let Pages { pages, members: raised } = raised;
     warn!(
         event = "board-went-back",
         board,
@@ -83,14 +86,19 @@ async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Zset), row: PeriodRow, sta
 }
 
 #[derive(Default)]
-struct Raised {
+struct Pages {
     pages: u64,
     /// The count of members that had a lower score in Redis than in MySQL.
     members: u64,
 }
 
-impl Raised {
-    async fn raise_page(&mut self, run: &BoardRun<'_>, to: (&BoardPeriod, Zset), members: &[BoardMember]) -> Step<()> {
+impl Pages {
+    async fn raise_page(
+        &mut self,
+        run: &BoardRun<'_>,
+        to: (&BoardPeriod, Raised),
+        members: &[BoardMember],
+    ) -> Step<()> {
         run.check_stop()?;
         self.members += run.present(run.cache.raise_board(to, run.number, Some(self.pages), members).await?)?;
         self.pages += 1;

@@ -109,7 +109,8 @@ impl<'a> Steps<'a> {
                 let generation = keys.freeze.generation;
                 let pages = raise_to_archive(self.run, at, generation, row).await?;
                 let frozen = self.freeze(at, Freeze { generation, ..row.frozen }, Some(pages)).await?;
-                let row = PeriodRow { state: PeriodState::Frozen, ..row };
+                // The zset was just frozen, and has all late members of the archive.
+                let row = PeriodRow { state: PeriodState::Frozen, late_members: 0, ..row };
                 self.archive(candidate, Some(row), frozen, expire_after).await
             }
             Plan::End { row } => self.end(at, row).await,
@@ -167,10 +168,10 @@ impl<'a> Steps<'a> {
         if lacks_late_members.is_some() || !is_noted {
             fault::point("archive:noted");
         }
-        let late_members = self.merge_late(at, *rule).await?;
+        let late_members = self.merge_late(at, *rule, lacks_late_members.is_some()).await?;
         fault::point("archive:merged");
         if let Some(row) = lacks_late_members {
-            raise_frozen(self.run, at, row).await?;
+            raise_frozen(self.run, at, row, late_before + late_members).await?;
         }
         // The run writes the new copy in addition to the verified copy. Readers get the verified copy until the new
         // copy is verified, too.
@@ -198,9 +199,9 @@ impl<'a> Steps<'a> {
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
     }
 
-    /// Moves late writes into the frozen zset page by page, and stops after a page that is not full. The next run moves
-    /// the writes that arrive later.
-    async fn merge_late(&self, at: &BoardPeriod, rule: Rule) -> Step<u64> {
+    /// Moves late writes into the frozen zset page by page, and stops after a page that is not full, or if `all` is true
+    /// after an empty page. The next run moves the writes that arrive later.
+    async fn merge_late(&self, at: &BoardPeriod, rule: Rule, all: bool) -> Step<u64> {
         let BoardRun { cache, number, .. } = *self.run;
         let mut merged = 0;
         loop {
@@ -210,7 +211,7 @@ impl<'a> Steps<'a> {
             if moved > 0 {
                 fault::point("archive:merged-page");
             }
-            if moved < self.page_members as u64 {
+            if moved == 0 || (!all && moved < self.page_members as u64) {
                 return Ok(merged);
             }
         }

@@ -39,8 +39,8 @@ use crate::runtime::progress::ProgressSink;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::boards::{PeriodRow, PeriodState};
 use tallyd_mysql::snapshots::Snapshot;
-use tallyd_redis::boards::{BoardKeys, Changed, Zset};
-use tallyd_redis::snapshots::Restoring;
+use tallyd_redis::boards::{BoardKeys, Changed};
+use tallyd_redis::snapshots::{Raised, Restoring};
 
 pub const RESTORE_MODE: &str = "restore";
 
@@ -293,7 +293,7 @@ impl Restorer<'_> {
         let mut rows = Rows::new(store, at, RowsOf::Snapshot);
         while let Some(page) = rows.next().await? {
             self.run.check_stop()?;
-            self.run.present(cache.raise_board((at, Zset::Live), number, None, &page).await?)?;
+            self.run.present(cache.raise_board((at, Raised::Live), number, None, &page).await?)?;
             fault::point("restore:raised-page");
             self.run.show_done(rows.read);
         }

@@ -4,7 +4,9 @@
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
 use tallyd_core::model::{BoardMember, BoardPeriod, Freeze};
-use tallyd_redis::boards::{Changed, Zset};
+use tallyd_core::score::Rule;
+use tallyd_redis::boards::Changed;
+use tallyd_redis::snapshots::Raised;
 
 use super::late::late;
 use super::restored::since;
@@ -196,15 +198,44 @@ async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
     let run = stage.take().await;
     stage.claim(run).await;
     let member = |score| [BoardMember { member: b"member-1".to_vec(), score }];
-    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(0), &[]).await.unwrap(), Changed::Done(0));
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(0), &[]).await.unwrap(), Changed::Done(0));
     let then = stage.remember().await;
-    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
     stage.go_back(&then).await;
-    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Lost);
     assert_eq!(stage.in_redis(&at).await, board(3));
-    assert_eq!(cache.raise_board((&at, Zset::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Done(1));
+    stage.close().await;
+}
+
+/// If a frozen zset lacked the last merge and were raised, the next run would add the merged members again.
+#[tokio::test]
+async fn a_server_that_lacks_a_merge_or_the_frozen_zset_is_not_raised() {
+    let mut stage = Stage::new("back_merged", WEEKLY).await;
+    let (at, cache) = (week("2026-W46"), stage.world.cache.clone());
+    let run = stage.take().await;
+    stage.claim(run).await;
+    let claimed = stage.remember().await;
+    stage.write(&at, &board(3)).await;
+    assert_eq!(cache.freeze_board(&at, run, 0, None).await.unwrap(), Changed::Done(1));
+    stage.write(&at, &board(2)).await;
+    let then = stage.remember().await;
+    assert_eq!(cache.merge_late(&at, run, 10, Rule::PLAIN).await.unwrap(), Changed::Done(2));
+    let member = [BoardMember { member: b"member-1".to_vec(), score: 100.0 }];
+    let raise = async |pages| {
+        cache.raise_board((&at, Raised::Frozen { late_members: 2 }), run, Some(pages), &member).await.unwrap()
+    };
+    assert_eq!(
+        (raise(0).await, raise(1).await, raise(3).await),
+        (Changed::Done(1), Changed::Done(0), Changed::Refused)
+    );
+    stage.go_back(&then).await;
+    assert_eq!(raise(0).await, Changed::Refused, "the server lacks the merge");
+    stage.go_back(&claimed).await;
+    assert_eq!(raise(0).await, Changed::Absent);
+    assert!(!stage.exists(&stage.frozen(&at)).await, "no zset may be made");
     stage.close().await;
 }
 

@@ -15,8 +15,9 @@ use tallyd_mysql::archive_rows::Places;
 use tallyd_mysql::boards::Done;
 use tallyd_mysql::snapshots::Saved;
 use tallyd_redis::Cache;
-use tallyd_redis::boards::{Changed, Zset};
+use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
+use tallyd_redis::snapshots::Raised;
 use tallyd_redis::snapshots::Restoring;
 use tokio_util::sync::CancellationToken;
 
@@ -227,7 +228,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
             cache.end_filling(to).await.unwrap(),
             cache.put_frozen(to).await.unwrap(),
             cache.put_live(to, 10, Rule::PLAIN, 1).await.unwrap(),
-            cache.raise_board((&at, Zset::Live), 1, None, &member).await.unwrap(),
+            cache.raise_board((&at, Raised::Live), 1, None, &member).await.unwrap(),
             cache.mark_board(&at, 1, None, Some(1)).await.unwrap(),
         ] {
             assert_eq!(refused, Changed::Refused);
