@@ -18,7 +18,7 @@ pub trait Message {
     fn bytes(&self) -> usize;
 }
 
-/// What the session does next.
+/// The next step of a session.
 #[derive(Debug)]
 pub enum Step<M, T> {
     /// Decodes this message and adds it to the open batch.

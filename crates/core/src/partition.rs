@@ -90,7 +90,7 @@ impl PartitionBy {
     }
 }
 
-/// What a daemon may do with a partition, according to the partition's row in MySQL. The row is locked.
+/// Whether a daemon may write to a partition, according to the partition's row in MySQL. The row is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// The daemon holds the partition.

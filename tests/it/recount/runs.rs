@@ -147,18 +147,25 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
         );
         publisher.publish("", &queue, &body).await.unwrap();
     };
-    let first = world.daemon_with(&[("TALLYD_PAUSE_POINT", "consumer:ending")]);
-    first.logged("\"consuming\"").await;
+    let first = world.daemon_with(&[("TALLYD_PAUSE_POINT", "consumer:ending,consumer:ending")]);
+    // The daemon's first session takes the messages one by one.
+    for number in 1..=10 {
+        publish(number).await;
+    }
+    eventually("the first session ends", || async { first.is_stopped() }).await;
+    first.signal("CONT");
+    let sessions = || first.log().matches("\"consuming\"").count();
+    eventually("the daemon takes more messages at a time", || async { sessions() == 2 }).await;
     let second = world.daemon();
     second.logged("\"consuming\"").await;
-    publish(0).await;
-    eventually("the first daemon has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
+    publish(11).await;
+    eventually("the first daemon has the partition", || async { counters(&world).await == BTreeMap::from([(1, 11)]) })
         .await;
 
-    // The daemon has event 1 in a waiting transaction, event 2 in the next batch, and event 3 in no batch yet.
+    // The daemon has event 12 in a waiting transaction, event 13 in the next batch, and event 14 in no batch yet.
     let mut lock = world.pool.begin().await.unwrap();
     sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *lock).await.unwrap();
-    for number in 1..=3 {
+    for number in 12..=14 {
         publish(number).await;
     }
     // The test does not read `innodb_trx`. The server refreshes this table only if it was not read for 100 ms, and the
@@ -171,8 +178,8 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     first.signal("TERM");
     lock.commit().await.unwrap();
     eventually("the first daemon pauses", || async { first.is_stopped() }).await;
-    publish(4).await;
-    comment(&world, &[(1, 5)]).await;
+    publish(15).await;
+    comment(&world, &[(1, 15)]).await;
 
     let report = &world.report(&["recount"])["recounts"][0];
     assert_eq!(report["ended"], "done", "{report}");

@@ -24,7 +24,7 @@ struct Outcome {
     dropped: Vec<usize>,
 }
 
-/// What the daemon does when a message kills it.
+/// The step at which a message kills the daemon.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Receive,

@@ -1,7 +1,7 @@
 //! Sessions of two daemons with one queue and one table, in any order of their steps.
 //!
-//! What must hold: an acknowledged message is written; a fence (a job's marker in the queue) passes only after all events
-//! that were published before it are written; and when all is quiet, every event is written.
+//! An acknowledged message is always written. A fence (a job's marker in the queue) passes only after all events that
+//! were published before it are written. When all is quiet, every event is written.
 
 use std::collections::BTreeSet;
 
@@ -70,7 +70,7 @@ struct World {
     silent: Vec<u64>,
 }
 
-/// What happens next. A number selects the daemon, or a count.
+/// An event of the history. A number selects the daemon, or a count.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Publish,
