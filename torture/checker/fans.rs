@@ -48,8 +48,7 @@ mod tests {
     const S: Micros = 1_000_000;
 
     /// Users 1 and 2 like a post, and user 1 withdraws the like. Returns the class of the violation if the board has this
-    /// score. A fault meets the last click of the user `during`, and can
-    /// lose `loses`.
+    /// score. A fault meets the last click of the user `during`, and can lose `loses`.
     fn verdict(score: Option<i64>, (loses, during): (Loses, u64)) -> Option<Class> {
         let (mut history, mut state) = (History::default(), State::default());
         for (at, user, liked) in [(10 * S, 2, true), (20 * S, 1, true), (30 * S, 1, false)] {

@@ -113,8 +113,7 @@ async fn restarted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     while Instant::now() < until {
         let daemon = any(site, &mut dice);
         sleep(Duration::from_millis(dice.below(2_500))).await;
-        daemon.stop().await?;
-        daemon.start().await;
+        restart(daemon).await?;
     }
     Ok(())
 }

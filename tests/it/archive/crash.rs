@@ -118,6 +118,15 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
 /// With this page size, a run needs several pages to raise the scores, but only a few pages to copy the board.
 const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
+/// Returns late writes of several pages, and adds their scores to the board `whole`.
+fn many_late(whole: &mut Board) -> Board {
+    let mut late = late(whole);
+    let others: Board = (0..2_500).map(|id| (format!("member-{id}").into_bytes(), 20.0)).collect();
+    add(whole, &others);
+    add(&mut late, &others);
+    late
+}
+
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
     let mut stage = Stage::new("archive_crash_4", LARGE).await;
@@ -125,10 +134,7 @@ async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothin
     assert!(!dies(&stage, &["archive"], "none"));
     let reached = survive(&mut stage, false, async |stage, at, whole| {
         let then = stage.remember().await;
-        let mut last = late(whole);
-        let others: Board = (0..2_500).map(|id| (format!("member-{id}").into_bytes(), 20.0)).collect();
-        add(whole, &others);
-        add(&mut last, &others);
+        let last = many_late(whole);
         stage.write(at, &last).await;
         assert!(!dies_at(stage, at, "none"));
         stage.go_back(&then).await;
@@ -147,10 +153,7 @@ async fn a_crash_while_a_zset_gets_its_archived_late_writes_again_loses_nothing(
     let reached = survive(&mut stage, false, async |stage, at, whole| {
         assert!(!dies_at(stage, at, "none"));
         let then = stage.remember().await;
-        let mut late = late(whole);
-        let others: Board = (0..2_500).map(|id| (format!("member-{id}").into_bytes(), 20.0)).collect();
-        add(whole, &others);
-        add(&mut late, &others);
+        let late = many_late(whole);
         stage.write(at, &late).await;
         assert!(!dies_at(stage, at, "none"));
         stage.go_back(&then).await;
