@@ -31,15 +31,6 @@ pub enum Step<M, T> {
     Close,
 }
 
-/// The open batch, as the session knows it.
-#[derive(Clone, Copy, Debug)]
-pub struct Open {
-    /// No other message may be added, because of the batch's events or bytes.
-    pub is_full: bool,
-    /// The batch need not wait for more messages.
-    pub has_lingered: bool,
-}
-
 /// The messages of a session, from their arrival to their acknowledgement. `T` is the tag of a message, which acknowledges
 /// it and all messages before it.
 #[derive(Debug)]
@@ -125,15 +116,14 @@ impl<M: Message, T> Flow<M, T> {
     }
 
     /// Returns what the session must do now, or `None` if it must wait. The caller does it before the next call.
-    pub fn next(&mut self, open: Open) -> Option<Step<M, T>> {
-        if !open.is_full
-            && let Some(message) = self.joining()
-        {
+    /// `is_full` says that the open batch takes no other message, because of its events or bytes. `has_lingered` tells
+    /// whether the open batch need not wait for more messages.
+    pub fn next(&mut self, is_full: bool, has_lingered: impl FnOnce() -> bool) -> Option<Step<M, T>> {
+        if !is_full && let Some(message) = self.joining() {
             return Some(Step::Join(message));
         }
-        let is_due = open.is_full || open.has_lingered || self.is_ending;
         let is_idle = self.writing_last.is_none();
-        if is_idle && is_due && self.open_last.is_some() {
+        if is_idle && self.open_last.is_some() && (is_full || self.is_ending || has_lingered()) {
             self.writing_last = self.open_last.take();
             (self.open, self.open_returns) = (0, 0);
             return Some(Step::Write);

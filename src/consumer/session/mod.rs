@@ -32,7 +32,7 @@ use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::event::{self, Terms};
-use tallyd_core::flow::{Flow, Message, Open, Step};
+use tallyd_core::flow::{Flow, Message, Step};
 use tallyd_core::model::Micros;
 use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
@@ -176,7 +176,10 @@ impl Session<'_> {
                 self.partition.heartbeat.beat();
             }
             self.unacked.note(self.flow.waiting(), &self.vitals);
-            while let Some(step) = self.flow.next(self.open()) {
+            loop {
+                let (is_full, lingers_until) = (self.is_full(), self.lingers_until());
+                let has_lingered = || lingers_until.is_some_and(|until| until <= Instant::now());
+                let Some(step) = self.flow.next(is_full, has_lingered) else { break };
                 match step {
                     Step::Join(message) => self.push(message),
                     Step::Write => self.start_writing()?,
@@ -239,12 +242,9 @@ impl Session<'_> {
         self.is_proven = true;
     }
 
-    fn open(&self) -> Open {
+    fn is_full(&self) -> bool {
         let limits = &self.config.consumer;
-        Open {
-            is_full: self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max),
-            has_lingered: self.lingers_until().is_some_and(|until| until <= Instant::now()),
-        }
+        self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
     fn lingers_until(&self) -> Option<Instant> {

@@ -17,7 +17,6 @@ use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::runtime::progress::counted;
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, Unacked, telemetry};
-use tallyd_core::flow::Open;
 
 /// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
@@ -28,10 +27,10 @@ type Written = (BatchWriter, Result<batch_writer::Written, WriteError>);
 impl Session<'_> {
     /// Hands the open batch to the idle writer, in a separate task.
     pub(super) fn start_writing(&mut self) -> Result<()> {
-        let why = match self.open() {
+        let why = match self.is_full() {
             _ if self.flow.is_ending() => Close::Stop,
-            Open { is_full: true, .. } => Close::Size,
-            Open { .. } => Close::Linger,
+            true => Close::Size,
+            false => Close::Linger,
         };
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use tallyd_core::flow::{self, Flow, Open};
+use tallyd_core::flow::{self, Flow};
 use tallyd_core::prefetch::{Limits, Prefetch};
 
 use super::queue::{Message, Queue};
@@ -73,8 +73,7 @@ impl Daemon<'_> {
             for (message, tag) in delivered {
                 flow.received(message, tag).unwrap();
             }
-            let is_full = open.len() >= BATCH;
-            match flow.next(Open { is_full, has_lingered: true }) {
+            match flow.next(open.len() >= BATCH, || true) {
                 Some(flow::Step::Join(message)) => {
                     if self.dies_of(Step::Decode, [&message]) {
                         return true;

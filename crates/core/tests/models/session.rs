@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use tallyd_core::flow::{Flow, Open, Step};
+use tallyd_core::flow::{Flow, Step};
 use tallyd_core::partition::Hold;
 use tallyd_core::prefetch::{Limits, Prefetch};
 
@@ -172,7 +172,7 @@ impl World {
 
     fn step(&mut self, daemon: usize) {
         let Some(session) = self.running(daemon) else { return };
-        match session.flow.next(Open { is_full: session.open.len() >= BATCH, has_lingered: true }) {
+        match session.flow.next(session.open.len() >= BATCH, || true) {
             Some(Step::Join(message)) => session.open.push(message),
             Some(Step::Write) => session.writing = std::mem::take(&mut session.open),
             Some(Step::Acknowledge(tag)) => {
