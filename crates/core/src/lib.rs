@@ -38,5 +38,6 @@ pub mod sizes;
 pub mod stall_detector;
 pub mod tally;
 pub mod template;
+pub mod touched;
 pub mod traceparent;
 pub mod unit;

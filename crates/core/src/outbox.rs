@@ -87,6 +87,29 @@ impl fmt::Display for OutboxOffsets {
     }
 }
 
+/// The marks with which a bucket accepts a call that adds outbox rows. The call contains the rows after `highest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepts {
+    /// The lowest accepted mark.
+    pub lowest: u64,
+    /// The highest accepted mark.
+    pub highest: u64,
+}
+
+impl Accepts {
+    /// Returns the accepted marks of a bucket's next call, for the rows after `after` up to `last`. `mark` is the mark
+    /// that the bucket has answered, or `after` before the first call. Returns `None` if the bucket has all rows.
+    ///
+    /// A call with the rows after `after` also accepts lower marks. Such a bucket lacks nothing, because the rows
+    /// between its mark and `after` add nothing to this bucket. A mark that was below `after` in an answer means that
+    /// Redis has gone back to an older state since the pass began.
+    pub fn rows(after: u64, mark: u64, last: u64) -> Option<Self> {
+        let highest = mark.max(after);
+        let lowest = if highest == after { 0 } else { highest };
+        (highest < last).then_some(Self { lowest, highest })
+    }
+}
+
 /// A row of an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxRow {

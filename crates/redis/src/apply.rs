@@ -12,6 +12,7 @@ use std::fmt::Write;
 use redis::Value;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Addition, Kind, TargetId};
+use tallyd_core::outbox::Accepts;
 
 use super::refused::{Outcome, read_each};
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
@@ -186,7 +187,10 @@ impl Cache {
             let last = calls.pop_if(|call| mark_before == Some(mark) && call.buckets.len() < buckets_max);
             let BucketCall { mut call, mut buckets } = match last {
                 Some(BucketCall { call, buckets }) => BucketCall { call: call.key(key), buckets },
-                None => BucketCall { call: begin_sums(pass, mark, key), buckets: Vec::new() },
+                None => {
+                    let Some(call) = begin_sums(pass, mark, key) else { continue };
+                    BucketCall { call, buckets: Vec::new() }
+                }
             };
             call = push_sums(call, of_bucket.chunk_by(|a, b| a.1 == b.1));
             buckets.push(bucket);
@@ -280,19 +284,17 @@ impl Cache {
             return;
         };
         applying.left.unknown_marks += u64::from(applying.pass.is_unknown(mark));
-        if let Some(bucket) = bucket.filter(|_| self.is_packed() && mark < applying.pass.last()) {
-            // A mark below `after` means that Redis has gone back to an older state since the pass began.
-            applying.partly.insert(*bucket, mark.max(applying.pass.after));
+        let accepts = Accepts::rows(applying.pass.after, mark, applying.pass.last());
+        if let Some((bucket, accepts)) = bucket.filter(|_| self.is_packed()).zip(accepts) {
+            applying.partly.insert(*bucket, accepts.highest);
         }
     }
 }
 
-/// Begins a call that adds rows to buckets with the mark `mark`. If `mark` is `after`, the call also accepts buckets
-/// with lower marks. Such a bucket lacks nothing, because the rows between the bucket's mark and `after` add nothing to
-/// this bucket.
-fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
-    let lowest = if mark == pass.after { 0 } else { mark };
-    Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
+/// Begins a call that adds rows to buckets with the mark `mark`. Returns `None` if such buckets have all rows.
+fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Option<Call> {
+    let Accepts { lowest, highest } = Accepts::rows(pass.after, mark, pass.last())?;
+    Some(Call::new(&APPLY, key).number(pass.partition).number(lowest).number(highest).number(pass.last()))
 }
 
 /// Adds a bucket's targets to the call. Each target has the sums of its metrics.

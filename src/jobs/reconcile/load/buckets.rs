@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::touched::Touched;
 use crate::jobs::reconcile::context::{RunContext, Servers};
 use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
 use crate::jobs::reconcile::repair::addition;
@@ -14,6 +13,7 @@ use crate::runtime::fault;
 use tallyd_core::drift::Judgement;
 use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
 use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
+use tallyd_core::touched::Touched;
 use tallyd_mysql::outbox::Asked;
 use tallyd_mysql::ranges::{LAST, Range};
 use tallyd_redis::counters::CALL_IDS_MAX;

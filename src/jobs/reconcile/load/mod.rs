@@ -7,7 +7,7 @@
 //! content, so concurrent changes are kept. If a later event changed a counter, the counter is watched, as in any
 //! comparison. At the end the load marks the bucket as loaded, if the bucket is still marked as loading.
 //!
-//! Counters that the daemon adds to Redis need no fence (touched.rs).
+//! Counters that the daemon adds to Redis need no fence (`tallyd_core::touched`).
 //!
 //! If likes were published after the fence, the loaded counters do not include them. The next comparison finds these
 //! likes, because their `at` is within `overlap`.
@@ -19,7 +19,6 @@
 //! anything. Then the run loads these buckets in the same way as lost buckets.
 
 mod buckets;
-mod touched;
 
 use std::collections::BTreeSet;
 use std::time::Instant;

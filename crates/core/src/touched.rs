@@ -30,15 +30,15 @@
 
 use std::collections::HashSet;
 
-use tallyd_core::model::{CounterKey, Metric, TargetId};
-use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
+use crate::model::{CounterKey, Metric, TargetId};
+use crate::outbox::{OutboxLag, OutboxOffsets};
 
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
 /// The counters of one kind that have new outbox rows. An outbox row is new if its number is higher than the number in
 /// `outbox`, and the last page's snapshot contains the row.
-pub(super) enum Touched {
+pub enum Touched {
     Keys {
         /// The numbers of the last outbox rows that were read.
         offsets: OutboxOffsets,
@@ -51,13 +51,13 @@ pub(super) enum Touched {
 impl Touched {
     /// Returns the initial state, in which the outbox has changed no counter. `outbox` has the last rows before the
     /// cuts.
-    pub(super) fn none_after(outbox: OutboxOffsets) -> Self {
+    pub fn none_after(outbox: OutboxOffsets) -> Self {
         Self::Keys { offsets: outbox, keys: HashSet::new() }
     }
 
     /// Returns the numbers of the last outbox rows that were read. The rows after these must be read with the next
     /// page.
-    pub(super) fn offsets(&self) -> Option<&OutboxOffsets> {
+    pub fn offsets(&self) -> Option<&OutboxOffsets> {
         match self {
             Self::Keys { offsets, .. } => Some(offsets),
             Self::Any => None,
@@ -66,7 +66,7 @@ impl Touched {
 
     /// Records the outbox rows that were read together with a page. The page begins after the target `after`. The
     /// counters of earlier pages are dropped.
-    pub(super) fn note(&mut self, after: TargetId, lag: &OutboxLag) {
+    pub fn note(&mut self, after: TargetId, lag: &OutboxLag) {
         let Self::Keys { offsets, keys } = self else { return };
         keys.extend(lag.numbers().map(|(target, metric)| (target.id, metric)));
         if keys.len() > KEYS_MAX {
@@ -79,7 +79,7 @@ impl Touched {
     }
 
     /// Whether an outbox row changes the counter, or possibly changes it.
-    pub(super) fn has(&self, (target, metric): CounterKey) -> bool {
+    pub fn has(&self, (target, metric): CounterKey) -> bool {
         match self {
             Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),
             Self::Any => true,
@@ -90,8 +90,8 @@ impl Touched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallyd_core::model::{Addition, Kind, Micros, Target};
-    use tallyd_core::outbox::{CORRECTIONS, OutboxRow};
+    use crate::model::{Addition, Kind, Micros, Target};
+    use crate::outbox::{CORRECTIONS, OutboxRow};
 
     const LIKE: Metric = Metric(1);
 
