@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::config::{Config, ConfigError, Map};
+use tallyd_core::fence::Depth;
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::Store;
 use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Noted;
-use tallyd_rabbitmq::{Broker, BrokerError, Depth, MapQueue, Publisher};
+use tallyd_rabbitmq::{Broker, BrokerError, MapQueue, Publisher};
 
 /// The partitions in use.
 pub(crate) struct InUse {

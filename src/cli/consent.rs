@@ -12,8 +12,8 @@ use crate::jobs::JobError;
 use crate::partitions::InUse;
 use crate::servers::Servers;
 use tallyd_core::control::{Command, Task};
+use tallyd_core::fence::Depth;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::Depth;
 
 /// A command of the rule. docs/operations/commands.md has the same table.
 #[derive(Clone, Copy, Debug)]

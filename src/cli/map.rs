@@ -18,11 +18,12 @@ use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
 use crate::servers::Servers;
 use tallyd_core::event::{Message, Refusal, Terms};
+use tallyd_core::fence::Depth;
 use tallyd_core::mapping;
 use tallyd_core::model::{Micros, Target};
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::maps::NotedMap;
-use tallyd_rabbitmq::{Depth, Link};
+use tallyd_rabbitmq::Link;
 
 /// The name under which `map remove` sends fences. No job has this name, so no run passes them.
 const JOB: &str = "map";

@@ -12,7 +12,8 @@ use crate::config::{Config, ConfigError};
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
 use crate::servers::Servers;
-use tallyd_rabbitmq::{Depth, Link};
+use tallyd_core::fence::Depth;
+use tallyd_rabbitmq::Link;
 
 /// The name under which this command sends fences. No job has this name, so no run passes them.
 const JOB: &str = "partitions";

@@ -43,12 +43,13 @@ use crate::partitions::InUse;
 use crate::runtime::{clock, fault};
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::event::encode_fence;
+use tallyd_core::fence::{Fence, Look, Next, Passed};
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::Store;
 use tallyd_mysql::fences::Fences as KnownFences;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::partitions::Noted;
-use tallyd_rabbitmq::{Broker, BrokerError, Depth, Publisher};
+use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 
 /// Returns all partitions in use. The configuration must include all these partitions.
 ///
@@ -86,19 +87,6 @@ enum FenceState {
     Idle,
     /// The run waits for the partition. The text is the reason.
     Waiting(String),
-}
-
-/// A queue, as one look shows it.
-enum Look {
-    /// The broker has stated no fact.
-    Unknown,
-    Consumed {
-        messages: u32,
-    },
-    Unconsumed {
-        /// The number of messages that are not fences of tallyd.
-        events: usize,
-    },
 }
 
 impl Fences<'_> {
@@ -174,34 +162,27 @@ impl Fences<'_> {
         known: &KnownFences,
         sent: &mut BTreeMap<u16, u64>,
     ) -> Result<FenceState> {
-        let (passed, epoch) = (known.passed(partition), known.epoch(partition));
-        let sent_in = sent.get(&partition).copied();
-        if sent_in.is_some() && passed == number {
-            return Ok(FenceState::Passed);
-        }
-        if passed > number {
-            // Only a later run's fence has a higher number. MySQL keeps only the highest number, so it does not show
-            // whether this run's fence has passed.
-            return Err(JobError::NotNow("another run has taken over".to_owned()).into());
-        }
-        let has_own = known.left(partition).any(|fence| run_of(fence) == run_of(number));
-        let (reason, leaves) = match self.look((partition, queue), number, known).await? {
-            Look::Unconsumed { events: 0 } if has_own => return Ok(FenceState::Idle),
-            Look::Unconsumed { events: 0 } => (format!("{queue} has not confirmed the fence"), true),
-            Look::Unconsumed { events } => return Ok(FenceState::Waiting(no_consumer(queue, events))),
-            Look::Unknown => (unknown(queue), true),
-            Look::Consumed { messages } => (format!("{queue} has {messages} messages before the fence"), false),
+        let fence = Fence {
+            number,
+            passed: known.passed(partition),
+            epoch: known.epoch(partition),
+            sent_in: sent.get(&partition).copied(),
+            has_own: known.left(partition).any(|fence| run_of(fence) == run_of(number)),
         };
-        let is_there = sent_in == Some(epoch) || (leaves && has_own);
-        if !is_there {
-            if leaves {
-                self.leave((partition, queue), number).await?;
-            } else {
-                self.send(queue, number).await?;
-            }
-            sent.insert(partition, epoch);
+        match fence.passed() {
+            Passed::Yes => return Ok(FenceState::Passed),
+            Passed::TakenOver => return Err(JobError::NotNow("another run has taken over".to_owned()).into()),
+            Passed::No => {}
         }
-        Ok(FenceState::Waiting(reason))
+        let look = self.look((partition, queue), number, known).await?;
+        match fence.next(look) {
+            Next::Idle => return Ok(FenceState::Idle),
+            Next::Wait => return Ok(FenceState::Waiting(waits_for(look, queue))),
+            Next::Send => self.send(queue, number).await?,
+            Next::Leave => self.leave((partition, queue), number).await?,
+        }
+        sent.insert(partition, fence.epoch);
+        Ok(FenceState::Waiting(waits_for(look, queue)))
     }
 
     /// Returns the number of messages in a queue without a consumer, without tallyd's fences, before the queue is
@@ -242,19 +223,12 @@ impl Fences<'_> {
     }
 
     async fn look(&self, (partition, queue): (u16, &str), number: u64, known: &KnownFences) -> Result<Look> {
-        let (messages, consumers) = match self.publisher.depth(queue).await? {
-            Depth::Unknown => return Ok(Look::Unknown),
-            Depth::Known { messages, consumers } => (messages, consumers),
-        };
-        if consumers > 0 {
-            return Ok(Look::Consumed { messages });
+        let depth = self.publisher.depth(queue).await?;
+        if let Some(look) = Look::of(depth, known.left(partition).count()) {
+            return Ok(look);
         }
-        let Some(events) = (messages as usize).checked_sub(known.left(partition).count()) else {
-            // A daemon has just dropped fences, or the broker has lost messages.
-            self.store.forget_fences(partition, Some(run_of(number))).await?;
-            return Ok(Look::Unknown);
-        };
-        Ok(Look::Unconsumed { events })
+        self.store.forget_fences(partition, Some(run_of(number))).await?;
+        Ok(Look::Unknown)
     }
 
     /// Sends the fence to a queue that perhaps has no consumer.
@@ -278,8 +252,14 @@ fn unknown(queue: &str) -> String {
     format!("RabbitMQ does not say how many messages {queue} has")
 }
 
-fn no_consumer(queue: &str, events: usize) -> String {
-    format!("{queue} has {events} messages and no consumer")
+/// Returns why a fence has not passed the queue.
+fn waits_for(look: Look, queue: &str) -> String {
+    match look {
+        Look::Unknown => unknown(queue),
+        Look::Consumed { messages } => format!("{queue} has {messages} messages before the fence"),
+        Look::Unconsumed { events: 0 } => format!("{queue} has not confirmed the fence"),
+        Look::Unconsumed { events } => format!("{queue} has {events} messages and no consumer"),
+    }
 }
 
 /// When this value is dropped, it clears the job's status "waits for a fence".

@@ -13,6 +13,7 @@ pub mod control;
 pub mod drift;
 pub mod erase;
 pub mod event;
+pub mod fence;
 pub mod flow;
 pub mod import;
 pub mod job_name;

@@ -32,13 +32,14 @@ use lapin::options::{
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPScheme;
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Queue};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 
 use frames::FrameLimit;
 use nodes::{Node, Nodes};
 
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_connect::whole::Whole;
+use tallyd_core::fence::Depth;
 use tallyd_core::partition::Partitions;
 use tallyd_core::traceparent::HEADER;
 
@@ -78,37 +79,6 @@ pub struct Link {
 
 /// A link that publishes with confirms.
 pub struct Publisher(Link);
-
-/// A queue's length, as the broker reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    /// The broker answered "no messages and no consumers". The broker gives the same answer if the leader of a quorum
-    /// queue does not answer within 250 ms, is being elected, or can't be reached. So this answer proves nothing.
-    Unknown,
-    Known {
-        /// The number of ready messages. This number does not include messages that are delivered but not
-        /// acknowledged.
-        messages: u32,
-        consumers: u32,
-    },
-}
-
-impl Depth {
-    fn of(queue: &Queue) -> Self {
-        match (queue.message_count(), queue.consumer_count()) {
-            (0, 0) => Self::Unknown,
-            (messages, consumers) => Self::Known { messages, consumers },
-        }
-    }
-
-    pub fn messages(self) -> Option<u32> {
-        if let Self::Known { messages, .. } = self { Some(messages) } else { None }
-    }
-
-    pub fn consumers(self) -> Option<u32> {
-        if let Self::Known { consumers, .. } = self { Some(consumers) } else { None }
-    }
-}
 
 impl Broker {
     /// Parses the address.
@@ -226,7 +196,9 @@ impl Link {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
         let asked = self.call("read the queue's length", declare).await;
-        asked.map(|found| Depth::of(&found)).map_err(|error| error.about(format!("queue {queue}")))
+        asked
+            .map(|found| Depth::of(found.message_count(), found.consumer_count()))
+            .map_err(|error| error.about(format!("queue {queue}")))
     }
 
     /// Counts the ready messages of a queue that allows several consumers at the same time. If the depth is unknown,

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::Command;
 
 use tallyd_core::event::encode_fence;
-use tallyd_rabbitmq::Depth;
+use tallyd_core::fence::Depth;
 
 use super::{World, eventually, root};
 

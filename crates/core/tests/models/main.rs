@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+mod fence;
 mod outbox;
 mod prefetch;
 mod queue;
