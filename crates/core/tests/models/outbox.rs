@@ -469,9 +469,8 @@ impl World {
             world.daemons[daemon].pass = None;
             world.reads(daemon);
             for bucket in 0..BUCKETS {
-                while world.daemons[daemon].pass.as_ref().is_some_and(|pass| pass.call(bucket).is_some()) {
-                    world.calls(daemon, bucket);
-                }
+                // A first call, and one with the mark of its answer.
+                (0..2).for_each(|_| world.calls(daemon, bucket));
             }
             world.does(Event::Ends(daemon));
             world.does(Event::Notes(daemon));
