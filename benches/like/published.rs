@@ -94,7 +94,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<()> {
     let figures = figures(&rounds);
     print_figures(&figures, &AIMS);
     let arguments = std::env::args().skip(1).collect();
-    Results { figures, machine, arguments, missing: BTreeMap::new(), results: rounds }.write("like_published")
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: rounds }.write("like")
 }
 
 fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
