@@ -1,6 +1,8 @@
 //! The safety limits of a reconcile or a recount. A run repairs a counter only if two measurements show drift in the
 //! same direction. If a safety limit is exceeded, no run changes anything until a person has checked the drifts. Pure.
 
+use crate::drift::Judgement;
+
 /// The percentage is checked only if more targets than this number have drifted. Otherwise one drifted target among ten
 /// would already be ten percent.
 const TARGETS_MIN: u64 = 100;
@@ -52,6 +54,30 @@ impl RepairLimits<'_> {
             )));
         }
         Ok(())
+    }
+}
+
+/// The result of a measurement of a suspect, which is a counter whose earlier measurement found no zero drift.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Events after the cut hide the drift. The counter must be watched.
+    Busy,
+    Exact,
+    /// This is the counter's first drift. The counter must be measured again.
+    Suspect,
+    /// This is the second drift. The amount must be added to the counter. Zero if the drifts have opposite directions.
+    Confirmed(i64),
+}
+
+/// Decides about a counter from an earlier judgement, if there is one, and from that of the newest measurement.
+pub fn decide(earlier: Option<Judgement>, newest: Judgement) -> Decision {
+    match (earlier, newest) {
+        (_, Judgement::Busy) => Decision::Busy,
+        (Some(Judgement::Drift(first)), Judgement::Drift(second)) => {
+            Decision::Confirmed(confirmed_delta(first, second))
+        }
+        (_, Judgement::Drift(0)) => Decision::Exact,
+        (_, Judgement::Drift(_)) => Decision::Suspect,
     }
 }
 

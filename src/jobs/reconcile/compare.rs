@@ -23,6 +23,7 @@ use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::OutboxOffsets;
+use tallyd_core::repair_limits::{Decision, decide};
 use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
@@ -285,18 +286,16 @@ impl<'a> Comparer<'a> {
     /// Repairs the counters for which a measurement confirms an earlier measurement. A counter whose drift is found for
     /// the first time stays a suspect.
     async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
-        let mut first = BTreeMap::new();
+        let mut deltas = BTreeMap::new();
         for (key, measurement) in measurements {
-            match (suspects.get(key), measurement.judgement) {
-                (_, Judgement::Busy) => {}
-                (Some(Judgement::Drift(drift)), Judgement::Drift(_)) => {
-                    first.insert(*key, *drift);
-                }
-                (_, Judgement::Drift(0)) => self.note_exact(*key, measurement),
-                (_, judgement) => self.suspect(*key, judgement),
+            match decide(suspects.get(key).copied(), measurement.judgement) {
+                Decision::Busy => {}
+                Decision::Exact => self.note_exact(*key, measurement),
+                Decision::Suspect => self.suspect(*key, measurement.judgement),
+                Decision::Confirmed(delta) => drop(deltas.insert(*key, delta)),
             }
         }
-        self.repairer.repair_confirmed(&first, measurements, &mut self.report).await
+        self.repairer.repair_confirmed(&deltas, measurements, &mut self.report).await
     }
 
     fn suspect(&mut self, key: CounterKey, judgement: Judgement) {

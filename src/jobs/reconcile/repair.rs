@@ -18,10 +18,10 @@ use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
 use crate::runtime::log::Flood;
 use crate::telemetry::telemetry;
-use tallyd_core::drift::{Judgement, Truth};
+use tallyd_core::drift::Truth;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Micros, Target};
-use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
+use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
 use tallyd_mysql::jobs::LEASE;
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
 use tallyd_redis::layout::Loaded;
@@ -54,16 +54,16 @@ impl<'a> Repairer<'a> {
         self.raised.reason()
     }
 
-    /// If the drifts of the `first` and the `second` measurement have the same direction, repairs the smaller drift. A
-    /// dry run only lists the drifts.
+    /// Adds the amounts that two measurements agree on. `second` has the second of these measurements. A dry run only
+    /// lists the drifts.
     pub(super) async fn repair_confirmed(
         &mut self,
-        first: &BTreeMap<CounterKey, i64>,
+        deltas: &BTreeMap<CounterKey, i64>,
         second: &BTreeMap<CounterKey, Measurement>,
         report: &mut Report,
     ) -> Result<()> {
         let servers = self.run.servers;
-        let repairs = self.confirmed(first, second, report);
+        let repairs = self.confirmed(deltas, second, report);
         if report.dry_run || repairs.is_empty() {
             for Repair { number: key, .. } in &repairs {
                 if let Some(measurement) = second.get(key) {
@@ -77,7 +77,6 @@ impl<'a> Repairer<'a> {
         self.check_limits(report, largest)?;
         let (repairs, held) = self.raised.part(repairs).await?;
         self.hold(&held, second, report).await?;
-        let deltas: BTreeMap<CounterKey, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
         let mut left = Vec::new();
         for (key, repaired) in self.repair(&repairs, second, report).await? {
             let (Some(delta), Some(measurement)) = (deltas.get(&key), second.get(&key)) else { continue };
@@ -172,15 +171,14 @@ impl<'a> Repairer<'a> {
     /// Returns the repairs that two measurements agree on. Adds the numbers of the other counters to the report.
     fn confirmed(
         &self,
-        first: &BTreeMap<CounterKey, i64>,
+        deltas: &BTreeMap<CounterKey, i64>,
         second: &BTreeMap<CounterKey, Measurement>,
         report: &mut Report,
     ) -> Vec<Repair> {
         let servers = self.run.servers;
         let mut repairs = Vec::new();
         for (key, measurement) in second {
-            let (Some(first), Judgement::Drift(drift)) = (first.get(key), measurement.judgement) else { continue };
-            let delta = confirmed_delta(*first, drift);
+            let Some(delta) = deltas.get(key).copied() else { continue };
             if delta == 0 {
                 report.transient += 1;
                 if report.lists_all {
