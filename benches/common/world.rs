@@ -11,8 +11,9 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::config::{Config, Consumer, Writes};
 use tallyd_core::card::Card;
 use tallyd_core::event::encode_fence;
+use tallyd_core::fence::Depth;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::{Broker, Depth};
+use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
 /// Limit on a Redis call. The library's default of half a second is too short: when a board of a million members

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use sqlx::{AssertSqlSafe, Executor};
-use tallyd_rabbitmq::{Broker, Depth};
+use tallyd_core::fence::Depth;
+use tallyd_rabbitmq::Broker;
 
 use super::{PARTITIONS, Server, Site};
 

@@ -187,6 +187,30 @@ impl OutboxLag {
     }
 }
 
+/// What the kept rows of all outboxes add to some counters. If Redis goes back to an older state, it lacks some of these
+/// rows.
+#[derive(Clone, Debug)]
+pub struct KeptAmounts(HashMap<CounterKey, (i64, i64)>);
+
+impl KeptAmounts {
+    pub fn of(counters: impl IntoIterator<Item = CounterKey>) -> Self {
+        Self(counters.into_iter().map(|key| (key, (0, 0))).collect())
+    }
+
+    pub fn note(&mut self, row: &OutboxRow) {
+        for Addition { target, metric, delta } in &row.additions {
+            let Some((below, above)) = self.0.get_mut(&(*target, *metric)) else { continue };
+            let sum = if *delta < 0 { below } else { above };
+            *sum = sum.saturating_add(*delta);
+        }
+    }
+
+    /// Whether some of the kept rows can make up the amount that a counter lacks.
+    pub fn explain(&self, counter: CounterKey, lacks: i64) -> bool {
+        self.0.get(&counter).is_some_and(|(below, above)| (*below..=*above).contains(&lacks))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,6 +303,18 @@ mod tests {
         lag.note_pruned(offsets("0:5"));
         assert_eq!((lag.of((target(1), Metric(2)), &offsets("0:4")), lag.ends()), (None, None));
         assert_eq!(lag.of((target(1), Metric(2)), &offsets("0:5")), Some(0));
+    }
+
+    #[test]
+    fn kept_rows_explain_what_a_counter_lacks_of_them() {
+        let key = |id| (target(id), Metric(2));
+        let mut kept = KeptAmounts::of([key(1), key(2)]);
+        for (number, id, delta) in [(5, 1, 3), (6, 1, -1), (7, 1, 2), (8, 3, 9)] {
+            let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
+            kept.note(&OutboxRow { partition: 0, number, written_at: Micros(0), additions, likers: Vec::new() });
+        }
+        let explained = |id| (-9..=9).filter(|lacks| kept.explain(key(id), *lacks)).collect::<Vec<_>>();
+        assert_eq!([1, 2, 3].map(explained), [vec![-1, 0, 1, 2, 3, 4, 5], vec![0], vec![]]);
     }
 
     #[test]

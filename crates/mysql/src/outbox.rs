@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Target, TargetId, UserId};
-use tallyd_core::outbox::{OutboxLag, OutboxOffsets, OutboxRow};
+use tallyd_core::outbox::{KeptAmounts, OutboxLag, OutboxOffsets, OutboxRow};
 
 use super::partitions::{self, LAST};
 use super::text::Text;
@@ -270,6 +270,20 @@ impl Store {
     pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64) -> Result<Vec<OutboxRow>> {
         let mut conn = self.acquire().await?;
         conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit)).await
+    }
+
+    /// Adds all rows that the outboxes keep to `kept`.
+    pub async fn outbox_kept(&self, kept: &mut KeptAmounts) -> Result<()> {
+        const ROWS_MAX: u64 = 100;
+        for End { partition, .. } in self.outbox_ends().await? {
+            let mut after = Some(0);
+            while let Some(from) = after {
+                let rows = self.outbox_after(partition, from, ROWS_MAX).await?;
+                rows.iter().for_each(|row| kept.note(row));
+                after = rows.last().map(|row| row.number);
+            }
+        }
+        Ok(())
     }
 
     /// Records the last row of each outbox that Redis contains.

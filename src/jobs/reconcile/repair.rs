@@ -21,6 +21,7 @@ use crate::telemetry::telemetry;
 use tallyd_core::drift::Truth;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Micros, Target};
+use tallyd_core::outbox::KeptAmounts;
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
 use tallyd_mysql::jobs::LEASE;
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
@@ -35,13 +36,15 @@ pub(super) struct Repairer<'a> {
     /// Whether there was room to record all undecided counters for the next run. The next run measures the recorded
     /// counters first.
     all_kept: bool,
+    /// The count of drifted counters that lack only rows which the outbox keeps.
+    explained: u64,
     raised: Raised<'a>,
     off: Flood,
 }
 
 impl<'a> Repairer<'a> {
     pub(super) fn new(run: &'a RunContext<'a>) -> Self {
-        Self { run, all_kept: true, raised: Raised::new(run), off: Flood::default() }
+        Self { run, all_kept: true, explained: 0, raised: Raised::new(run), off: Flood::default() }
     }
 
     /// Returns true if this run has recorded every counter that must be measured at the start of the next run.
@@ -73,8 +76,7 @@ impl<'a> Repairer<'a> {
             return Ok(());
         }
         fault::point("reconcile:agreed");
-        let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
-        self.check_limits(report, largest)?;
+        self.check_repairs(&repairs, report).await?;
         let (repairs, held) = self.raised.part(repairs).await?;
         self.hold(&held, second, report).await?;
         let mut left = Vec::new();
@@ -197,7 +199,24 @@ impl<'a> Repairer<'a> {
         repairs
     }
 
-    /// Fails if the run would make too many repairs, or a repair that is too large.
+    /// Fails if the run would make too many repairs, or a repair that is too large. Repairs that only add rows which the
+    /// outbox keeps do not count: Redis went back to an older state, for example at a failover.
+    async fn check_repairs(&mut self, repairs: &[Repair], report: &Report) -> Result<()> {
+        let largest = |repairs: &[&Repair]| repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
+        let mut counted: Vec<&Repair> = repairs.iter().collect();
+        if self.check_limits(report, largest(&counted)).is_ok() {
+            return Ok(());
+        }
+        let servers = self.run.servers;
+        let numbers = repairs.iter().map(|repair| repair.number).filter(|number| servers.is_by_daemon(*number));
+        let mut kept = KeptAmounts::of(numbers);
+        servers.store.outbox_kept(&mut kept).await?;
+        counted.retain(|repair| !kept.explain(repair.number, repair.delta));
+        self.explained += (repairs.len() - counted.len()) as u64;
+        Ok(self.check_limits(report, largest(&counted))?)
+    }
+
+    /// Fails if the run would make too many changes, or a change that is too large.
     fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
         if self.run.options.force {
             return Ok(());
@@ -210,7 +229,7 @@ impl<'a> Repairer<'a> {
         };
         let limits =
             RepairLimits { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
-        limits.check(report.checked, report.drifted.max(report.counters_off), largest)
+        limits.check(report.checked, (report.drifted - self.explained).max(report.counters_off), largest)
     }
 
     /// Records repairs that are not made. The next run reads the records, and reports whether the drift grows.

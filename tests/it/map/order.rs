@@ -2,7 +2,7 @@
 
 use super::{Site, event, now_ms};
 use crate::common::{eventually, stderr};
-use tallyd_rabbitmq::Depth;
+use tallyd_core::fence::Depth;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_one_second_end_in_the_queues_order_after_crashes() {

@@ -44,6 +44,26 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_older_redis_is_repaired_within_the_default_limits() {
+    let mut server = Private::start(&[]).await;
+    let (world, daemon, mut model) = settled("older_many", 150, &format!("[redis]\nurl = \"{}\"", server.url())).await;
+    let publisher = world.publisher().await;
+    let () = redis::cmd("SAVE").query_async(&mut server.connect().await).await.unwrap();
+    let client = world.api_server();
+    for id in 1..=150 {
+        model.apply(&event_of(client.like(target(id), UserId(9), &[]).await.unwrap()));
+    }
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    server.restart().await;
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["repaired"], &report["drift_sum"]), (&150.into(), &150.into()), "{report}");
+    world.assert_redis_equals(&model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_lost_all_is_not_compared_from_the_first_target_on() {
     let mut server = Private::start(&[]).await;
     let settings = format!("[redis]\nurl = \"{}\"\n[reconcile]\noverlap = \"1s\"", server.url());

@@ -9,7 +9,7 @@ use crate::common::scripts::LikeError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_was_lost_is_repaired() {
-    let mut stage = Stage::new("sentinel_failover", SETTINGS).await;
+    let mut stage = Stage::new("sentinel_failover", "").await;
     let first = stage.group.master().await.unwrap();
     let data_set = stage.world.cache.data_set().await.unwrap();
     let crowd = stage.crowd();
