@@ -72,7 +72,7 @@ pub struct Fence {
     pub has_own: bool,
 }
 
-/// What MySQL's rows alone say about a fence.
+/// Whether a fence has passed, according to MySQL's rows alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed {
     Yes,

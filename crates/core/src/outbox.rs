@@ -187,7 +187,7 @@ impl OutboxLag {
     }
 }
 
-/// What the kept rows of all outboxes add to some counters. If Redis goes back to an older state, it lacks some of these
+/// The amounts that the kept rows of all outboxes add to some counters. If Redis goes back to an older state, it lacks some of these
 /// rows.
 #[derive(Clone, Debug)]
 pub struct KeptAmounts(HashMap<CounterKey, (i64, i64)>);

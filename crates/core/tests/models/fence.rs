@@ -1,8 +1,7 @@
 //! The fences of two runs in one partition: a queue whose depth may lie, consumers that die, freeze and wake up, and
 //! runs that die. Every order of their steps, within the bounds of [`Bounds`].
 //!
-//! What must hold: if a fence has passed, or the partition is idle, every event that the broker had accepted before is
-//! committed.
+//! If a fence has passed, or the partition is idle, every event that the broker had accepted before must be committed.
 
 use crate::check;
 use stateright::{Model, Property};
@@ -102,7 +101,7 @@ struct World {
     frozen: Option<Session>,
     mysql: MySql,
     run: Option<Run>,
-    /// What the runs' node answers while it is cut off. It confirms nothing then.
+    /// The answer of the runs' node while it is cut off. It confirms nothing then.
     cut_off: Option<Depth>,
     passes: u8,
     is_wrong: bool,
@@ -113,7 +112,7 @@ enum Event {
     Publishes,
     Begins,
     Receives,
-    /// The session commits so many of its messages, and acknowledges them if it does not die first.
+    /// The session commits its first messages, and acknowledges them if it does not die first.
     Commits(usize),
     CommitsAndDies(usize),
     Dies,

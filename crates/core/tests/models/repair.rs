@@ -2,7 +2,7 @@
 //! repair the counter. A run can freeze at any step, and then another run takes over. Every order of these steps,
 //! within the bounds of [`Bounds`].
 //!
-//! What must hold: each repair moves the counter towards the value that was right at the run's sample, and not beyond.
+//! Each repair must move the counter towards the value that was right at the run's sample, and not beyond.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The outbox of one partition: two daemons add its rows to two buckets of Redis, a run loads lost buckets, and a run
 //! measures and repairs. Every order of their steps, within the bounds of [`Bounds`].
 //!
-//! What must hold: a repair changes a right number only if Redis or MySQL has gone back to an older state; a loaded bucket
-//! and the rows that it lacks always make the counter; and after quiet and one full run, Redis equals MySQL.
+//! A repair must change a right number only if Redis or MySQL has gone back to an older state. A loaded bucket and the
+//! rows that it lacks must always make the counter. After quiet and one full run, Redis must equal MySQL.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
