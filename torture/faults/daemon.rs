@@ -18,6 +18,9 @@ const CHANGES: [(&str, &str); 5] = [
     ("cron = \"*/15 * * * * *\"", "cron = \"*/4 * * * * *\""),
 ];
 
+/// The mean number of calls between two faults of each kind (`tallyd_connect::fault`).
+const FAULTS: &str = "first-death=12,death=3000,depth=3,commit=30,script=10";
+
 /// The board in the rule for views.
 const BOARD: &str = "board = \"seen\"\n";
 
@@ -52,6 +55,13 @@ pub fn all() -> Vec<Fault> {
             "daemons are stopped one by one until none is left; then all are started again",
             |site, dice, hold| Box::pin(leave(site, dice, hold)),
         ),
+        Fault::new(
+            Server::Daemon,
+            "daemons-faulty",
+            "daemons die at any step; queues claim to be empty, COMMITs come late, and scripts run twice",
+            |site, dice, hold| Box::pin(faulty(site, dice, hold)),
+        )
+        .hold(10, 30),
         Fault::new(
             Server::Daemon,
             "reloads",
@@ -106,6 +116,25 @@ async fn frozen(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
         Ok(())
     };
     then_undo(begun, daemon.signal("CONT")).await
+}
+
+/// Starts all daemons again with faults in their program, one after the other.
+async fn faulty(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let begun = async {
+        for daemon in &site.daemons {
+            daemon.kill_for(Some(FAULTS)).await?;
+            sleep(Duration::from_millis(dice.below(2_500))).await;
+        }
+        sleep(hold).await;
+        Ok(())
+    };
+    let back = async {
+        for daemon in &site.daemons {
+            daemon.kill_for(None).await?;
+        }
+        Ok(())
+    };
+    then_undo(begun, back).await
 }
 
 async fn restarted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {

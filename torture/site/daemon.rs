@@ -49,6 +49,8 @@ pub struct Daemon {
 
 #[derive(Default)]
 struct State {
+    /// The value of `TALLYD_FAULTS` for the next start.
+    faults: Option<&'static str>,
     /// True if a fault is about to kill the daemon, or has killed it.
     killed: bool,
     surprises: Vec<Surprise>,
@@ -84,6 +86,12 @@ impl Daemon {
         };
         ended?;
         Ok(())
+    }
+
+    /// Sends SIGKILL. The daemon is restarted a second later, with these faults in its program, which can also kill it.
+    pub async fn kill_for(&self, faults: Option<&'static str>) -> Result<()> {
+        self.with(|state| state.faults = faults);
+        self.kill().await
     }
 
     /// Sends SIGKILL. The daemon is restarted a second later.
@@ -123,7 +131,10 @@ impl Daemon {
 
     fn spawn(&self) -> std::io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        self.with(|state| state.killed = false);
+        let faults = self.with(|state| {
+            state.killed = state.faults.is_some_and(|faults| faults.contains("death"));
+            state.faults
+        });
         Command::new(&self.tallyd)
             .arg("--config")
             .arg(&self.config)
@@ -131,6 +142,7 @@ impl Daemon {
             .env_remove("NOTIFY_SOCKET")
             .envs(tallyd_testkit::unit_environment())
             .envs(self.clock.environment())
+            .envs(faults.map(|faults| ("TALLYD_FAULTS", faults)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

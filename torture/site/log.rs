@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use super::daemon::Surprise;
 
-/// Errors that only report that a server was unreachable. A run that fails because of such an error is retried.
-const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
+/// Errors that only report a fault: a server was unreachable, or the daemon died at a step. A run that fails because of
+/// such an error is retried.
+const OF_A_FAULT: [&str; 2] = ["job-failed", "fault-point"];
 
 /// How MySQL, Redis and RabbitMQ report missing rights of an account. No fault removes a right, so such a line always
 /// shows a bug. "Access to vhost ... refused" is not in this list, because RabbitMQ reports it while it starts or
@@ -44,12 +45,12 @@ pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: 
         if entry["level"] != "ERROR" {
             return None;
         }
-        let is_of_an_outage = entry["event"].as_str().is_some_and(|event| OF_AN_OUTAGE.contains(&event));
+        let is_of_a_fault = entry["event"].as_str().is_some_and(|event| OF_A_FAULT.contains(&event));
         // The queue was long when the reconcile stopped waiting. If the queue stays long, the site does not settle, and
         // the torture run reports that.
         let is_backlog = entry["error"].as_str().is_some_and(|error| error.ends_with("messages before the fence"));
         let is_explained = is_backlog || disturbances.iter().any(|disturbance| disturbance.explains(at, after));
-        (!(is_of_an_outage && is_explained)).then(|| surprise(at, line))
+        (!(is_of_a_fault && is_explained)).then(|| surprise(at, line))
     };
     log.lines().filter_map(surprise).collect()
 }

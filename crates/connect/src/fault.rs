@@ -1,9 +1,44 @@
-//! Named points where a test can stop the process. At such a point, a test can kill the process, stop the process until
-//! SIGCONT, or make the current task hang. The points exist only with the feature `fault-points`. No release has this
-//! feature.
+//! Named points where a test can stop the process, and named answers that a test can make wrong. At a point, a test can
+//! kill the process, stop the process until SIGCONT, or make the current task hang. This exists only with the feature
+//! `fault-points`. No release has this feature.
 
 #[cfg(feature = "fault-points")]
+use std::collections::BTreeSet;
+#[cfg(feature = "fault-points")]
+use std::hash::{BuildHasher, RandomState};
+#[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(feature = "fault-points")]
+use std::sync::{Mutex, PoisonError};
+
+/// Whether the test wants a fault of this name here. `TALLYD_FAULTS` has the mean number of calls between two such faults,
+/// for instance `depth=3,commit=50`. The fault `death` can strike at each point. The fault `first-death` can strike where
+/// the process reaches a point for the first time, because the process reaches most points rarely.
+#[cfg(feature = "fault-points")]
+pub fn strikes(name: &str) -> bool {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let Ok(wanted) = std::env::var("TALLYD_FAULTS") else { return false };
+    let mean = wanted.split(',').find_map(|one| one.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok());
+    let dice = RandomState::new().hash_one(CALLS.fetch_add(1, Ordering::Relaxed));
+    mean.is_some_and(|mean| dice.is_multiple_of(mean.max(1)))
+}
+
+#[cfg(feature = "fault-points")]
+fn dies(name: &str) -> bool {
+    static REACHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if std::env::var_os("TALLYD_FAULTS").is_none() {
+        return false;
+    }
+    let is_first = REACHED.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    (is_first && strikes("first-death")) || strikes("death")
+}
+
+/// Returns `false`, because this build has no faults.
+#[cfg(not(feature = "fault-points"))]
+#[inline]
+pub fn strikes(_name: &str) -> bool {
+    false
+}
 
 /// Kills the process if `TALLYD_FAULT_POINT` names this point, and panics if `TALLYD_PANIC_POINT` names it. Hangs
 /// forever if `TALLYD_HANG_POINT` names this point.
@@ -12,7 +47,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
     static REACHED: AtomicUsize = AtomicUsize::new(0);
-    if std::env::var("TALLYD_FAULT_POINT").is_ok_and(|wanted| wanted == name) {
+    if std::env::var("TALLYD_FAULT_POINT").is_ok_and(|wanted| wanted == name) || dies(name) {
         tracing::error!(event = "fault-point", name, "the test requested a crash at this point");
         std::process::abort();
     }

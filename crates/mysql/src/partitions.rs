@@ -7,8 +7,11 @@
 //! replication), a server does not know the locks of the other servers. In such a cluster, if two transactions write
 //! the same row, the second commit fails. But if one of the transactions only locks the row, both commits succeed.
 
+use std::time::Duration;
+
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_connect::fault;
 use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
@@ -44,7 +47,14 @@ pub async fn begin(connection: &mut MySqlConnection, partition: u16) -> Result<O
 
 /// Commits a batch. If COMMIT fails, its outcome is unknown.
 pub async fn commit(connection: &mut MySqlConnection) -> Result<()> {
-    sqlx::raw_sql("COMMIT").execute(connection).await.context("commit a batch")?;
+    const ACTION: &str = "commit a batch";
+    if fault::strikes("commit") {
+        // MySQL commits after the client has given up.
+        let late = sqlx::raw_sql("DO SLEEP(1); COMMIT").execute(connection);
+        let late = tokio::time::timeout(Duration::from_millis(100), late).await;
+        return late.unwrap_or(Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))).map(drop).context(ACTION);
+    }
+    sqlx::raw_sql("COMMIT").execute(connection).await.context(ACTION)?;
     Ok(())
 }
 

@@ -37,6 +37,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 use frames::FrameLimit;
 use nodes::{Node, Nodes};
 
+use tallyd_connect::fault;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_connect::whole::Whole;
 use tallyd_core::fence::Depth;
@@ -196,6 +197,9 @@ impl Link {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
         let asked = self.call("read the queue's length", declare).await;
+        if fault::strikes("depth") {
+            return Ok(Depth::of(0, 0));
+        }
         asked
             .map(|found| Depth::of(found.message_count(), found.consumer_count()))
             .map_err(|error| error.about(format!("queue {queue}")))

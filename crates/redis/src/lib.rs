@@ -51,6 +51,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
+use tallyd_connect::fault;
 use tallyd_core::keys::Keys;
 use tallyd_core::kinds::Metrics;
 use tallyd_core::layout::Layout;
@@ -341,6 +342,10 @@ impl Cache {
             let mut pipeline = Pipeline::with_capacity(piece.len());
             for call in piece {
                 pipeline.add_command(call.command(false));
+            }
+            if fault::strikes("script") {
+                // The first answer is lost, so the scripts run twice.
+                let _lost = self.run(action, &pipeline).await?;
             }
             for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
                 let answer = match answer {
