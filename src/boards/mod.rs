@@ -10,12 +10,11 @@ use std::iter;
 use anyhow::Result;
 
 use crate::config::Board;
+use tallyd_core::archive::{PeriodState, Snapshot};
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
 use tallyd_mysql::Store;
 use tallyd_mysql::archive_rows::Archived;
-use tallyd_mysql::boards::PeriodState;
-use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
 use tallyd_redis::boards::Part;
 use tallyd_redis::ranks::{Placed, Ranking};

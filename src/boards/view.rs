@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use tallyd_mysql::boards::PeriodState;
+use tallyd_core::archive::PeriodState;
 use tallyd_redis::ranks::Placed;
 use tallyd_redis::score::Rule;
 

@@ -16,9 +16,9 @@ use crate::jobs::snapshots::Restore;
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
+use tallyd_core::archive::Snapshot;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::BoardPeriod;
-use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::ranks::Ranking;
 
 #[derive(Debug, Args)]

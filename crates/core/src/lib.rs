@@ -4,6 +4,7 @@
 
 #![warn(unreachable_pub)]
 
+pub mod archive;
 pub mod bloom;
 pub mod board;
 pub mod card;

@@ -106,7 +106,7 @@ pub struct BoardMember {
 
 /// Identifies the run of the archiver that froze a board's period in Redis. A frozen period receives no more writes.
 /// The greater `Freeze` is the newer one, because run numbers grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Freeze {
     /// After Redis has lost all data, the next archiver run that changes the board writes its number here. So this
     /// number grows after each loss of all data.

@@ -4,7 +4,7 @@
 use crate::model::BoardMember;
 
 /// The number and checksum of a board's members.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tally {
     /// The number of members.
     pub members: u64,

@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, Row};
+use tallyd_core::archive::{PeriodRow, PeriodState};
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::ranks::{Before, Placed, Ranking, place};
 
-use super::boards::{JOB, PeriodRow, PeriodState, begin};
+use super::boards::{JOB, begin};
 use super::conn::TRIES;
 use super::{Context, Result, Store, jobs};
 

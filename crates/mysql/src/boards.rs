@@ -5,6 +5,7 @@ use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
+use tallyd_core::archive::{Done, LATE_MEMBERS_MISSING, PeriodRow, PeriodState};
 use tallyd_core::model::{BoardPeriod, Freeze, Micros};
 use tallyd_core::tally::Tally;
 
@@ -12,78 +13,6 @@ use super::{Context, Result, Store, datetime, jobs, micros};
 
 /// The archive job. A run must hold this job's lock before the run can write the archive.
 pub const JOB: &str = "archive";
-
-/// The state of a closed period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeriodState {
-    /// The zset is frozen. In MySQL, rows can be missing or can belong to an earlier copy.
-    Frozen,
-    /// The archive contains the whole board, and its rows are verified.
-    Done,
-    /// The board is archived and verified, and was deleted from Redis.
-    Ended,
-    /// The rows were deleted or are being deleted, because MySQL has kept them for the configured time.
-    Pruned,
-}
-
-/// A row of `leaderboard_period`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeriodRow {
-    pub state: PeriodState,
-    /// The tally (number and checksum) of the rows at the last verification. Before the first verification, all numbers
-    /// in the tally are zero.
-    pub tally: Tally,
-    /// The number of the board's members that are not archived.
-    pub left_out: u64,
-    /// The time when the rows were last verified.
-    pub done_at: Option<Micros>,
-    /// The time when the frozen zset was restored from the rows. The value is `None` if the zset is still the original
-    /// board.
-    pub restored_at: Option<Micros>,
-    /// The verified copy of the rows, or `None` before the first verification.
-    pub copy: Option<u8>,
-    /// The archiver compared the rows in MySQL with a frozen zset in Redis. This field identifies that frozen zset.
-    pub frozen: Freeze,
-    /// At the time of the verification, Redis had moved this number of late members into the frozen zset. A higher number
-    /// than Redis has means that the frozen zset lacks late members of the verified copy.
-    pub late_members: u64,
-}
-
-/// More late members than any zset has. See [`Store::note_late_members_missing`].
-const LATE_MEMBERS_MISSING: u64 = u64::MAX;
-
-/// The result of a verification, which becomes a part of [`PeriodRow`].
-#[derive(Clone, Copy, Debug)]
-pub struct Done {
-    /// The tally (number and checksum) of the rows.
-    pub tally: Tally,
-    /// The number of members that are not archived.
-    pub left_out: u64,
-    pub copy: u8,
-    /// The identity of the frozen zset that is in Redis.
-    pub frozen: Freeze,
-    /// The number of late members that Redis has moved into the frozen zset.
-    pub late_members: u64,
-}
-
-impl PeriodRow {
-    /// Returns a tag. When a run restores the zset from the archive to Redis, this tag becomes a part of the zset's
-    /// name.
-    pub fn tag(&self) -> String {
-        format!("a{}", self.done_at.map_or(0, |at| at.0))
-    }
-}
-
-impl PeriodState {
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Frozen => "frozen",
-            Self::Done => "done",
-            Self::Ended => "ended",
-            Self::Pruned => "pruned",
-        }
-    }
-}
 
 impl Store {
     /// Lists the closed periods whose archiving has begun and has not ended. The list stays short, because boards are

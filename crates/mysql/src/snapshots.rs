@@ -8,6 +8,7 @@ use std::fmt::Write;
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::archive::Snapshot;
 use tallyd_core::model::{BoardMember, BoardPeriod, Micros};
 
 use super::archive_rows::hex;
@@ -16,36 +17,6 @@ use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders};
 
 /// The maximum number of rows that one statement deletes.
 const DELETE_ROWS_MAX: usize = 1_000;
-
-/// A row of `leaderboard_snapshot_period`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    /// The run that began the last snapshot.
-    pub number: u64,
-    /// The generation of the data in Redis, as in [`tallyd_core::model::Freeze`].
-    pub generation: u64,
-    /// The number of rows at the time when the snapshot was last complete.
-    pub members: u64,
-    /// The time when the last snapshot began.
-    pub began_at: Micros,
-    /// The time when the last complete snapshot began.
-    pub taken_at: Option<Micros>,
-}
-
-impl Snapshot {
-    /// Returns true if the board's mark in Redis shows that the board in Redis is at least as new as this snapshot. A
-    /// run first writes the snapshot's number to Redis, as the board's mark. Then the run writes the same number to
-    /// MySQL. So if the mark is lower than the number in MySQL, Redis has lost data.
-    pub fn is_marked(&self, mark: Option<u64>) -> bool {
-        mark.is_some_and(|mark| mark >= self.number)
-    }
-
-    /// Returns a tag. When a run restores the zset from this snapshot to Redis, this tag becomes a part of the zset's
-    /// name.
-    pub fn tag(&self) -> String {
-        format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
-    }
-}
 
 /// A member in a snapshot.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,6 +12,7 @@
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
+use tallyd_core::archive::BoardKeys;
 use tallyd_core::model::{BoardMember, BoardPeriod, Freeze};
 use tallyd_core::ranks::{self, Before, Placed, Ranking};
 use tallyd_core::score::Rule;
@@ -21,19 +22,6 @@ use super::{
     BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, Context,
     PIPELINE_COMMANDS_MAX, Result, text,
 };
-
-/// The existing zsets of a period, and Redis' notes about the period's freeze.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BoardKeys {
-    /// The zset that clients write to.
-    pub live: bool,
-    /// The zset that is archived.
-    pub frozen: bool,
-    /// Redis' notes about the freeze.
-    pub freeze: Freeze,
-    /// How many late members were moved into the frozen zset.
-    pub late_members: u64,
-}
 
 /// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

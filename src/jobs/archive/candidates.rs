@@ -7,9 +7,9 @@ use anyhow::Result;
 use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Open, Scope, instant};
 use crate::jobs::board_run::{BoardRun, Outcome, PeriodReport};
+use tallyd_core::archive::BoardKeys;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_redis::Cache;
-use tallyd_redis::boards::BoardKeys;
 
 #[derive(Default)]
 pub(super) struct Candidates {

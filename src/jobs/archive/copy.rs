@@ -7,11 +7,11 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::jobs::board_run::backup::check_storable;
 use crate::jobs::board_run::{BoardRun, Halt, Reason, Step};
 use crate::runtime::fault;
+use tallyd_core::archive::PeriodRow;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::tally::Tally;
 use tallyd_mysql::Store;
 use tallyd_mysql::archive_rows::Places;
-use tallyd_mysql::boards::PeriodRow;
 use tallyd_redis::Cache;
 
 /// Maximum number of pages that one transaction writes. Each commit waits for the disk, so fewer commits are faster.

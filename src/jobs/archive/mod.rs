@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! candidates   closed periods, from Redis; unfinished periods, from MySQL
-//! steps        claim the board, then for each period: decide (plan)
+//! steps        claim the board, then for each period: decide (`tallyd_core::archive`)
 //!   archive    freeze (RENAME; the same script records it in Redis) -> record "frozen" in MySQL -> merge late writes -> copy in rank order
 //!              beside the verified copy, and read back what is written -> trim -> verify the end -> record "done" and the copy -> EXPIRE, as
 //!              a safety net -> delete the other copy
@@ -75,7 +75,6 @@
 
 mod candidates;
 mod copy;
-mod plan;
 mod rollback_recovery;
 mod steps;
 

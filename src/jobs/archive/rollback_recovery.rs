@@ -25,8 +25,8 @@ use tracing::warn;
 use crate::jobs::board_run::backup::{Rows, RowsOf, complete};
 use crate::jobs::board_run::{BoardRun, Step};
 use crate::runtime::fault;
+use tallyd_core::archive::PeriodRow;
 use tallyd_core::model::{BoardMember, BoardPeriod};
-use tallyd_mysql::boards::PeriodRow;
 use tallyd_redis::snapshots::Raised;
 
 /// Raises the scores in the live zset to MySQL's scores, and records that the period must be archived again. After

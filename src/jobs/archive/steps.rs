@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::copy::Copier;
-use super::plan::{self, Facts, Plan};
 use super::rollback_recovery::{raise_frozen, raise_to_archive};
 use crate::jobs::board_run::backup::{backup_of, forget};
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Step};
 use crate::runtime::fault;
-use tallyd_core::model::{BoardPeriod, Freeze};
-use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
+use tallyd_core::archive::{Facts, Frozen, Note, PeriodRow, Plan, decide, left_over};
+use tallyd_core::model::BoardPeriod;
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
 
@@ -27,12 +26,6 @@ pub(super) struct Steps<'a> {
     run: &'a BoardRun<'a>,
     copier: Copier<'a>,
     page_members: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Frozen {
-    freeze: Freeze,
-    late_members: u64,
 }
 
 impl<'a> Steps<'a> {
@@ -87,7 +80,7 @@ impl<'a> Steps<'a> {
             members: row.map_or(0, |row| row.tally.members),
             ..PeriodReport::new(at, outcome)
         };
-        match plan::decide(facts) {
+        match decide(facts) {
             Plan::Nothing => Ok(report(Outcome::Nothing)),
             Plan::Forget => {
                 forget(self.run, at).await?;
@@ -97,27 +90,22 @@ impl<'a> Steps<'a> {
             Plan::Archive { expire_after } if keys.frozen => {
                 // Removes the zset's expiry, because the expiry would delete data that has not been archived yet.
                 self.run.present(cache.keep_frozen(at, number).await?)?;
-                let frozen = Frozen { freeze: keys.freeze, late_members: keys.late_members };
-                self.archive(candidate, row, frozen, expire_after).await
+                self.archive(candidate, Frozen::found(keys, row), expire_after).await
             }
             Plan::Archive { expire_after } => {
-                let freeze = Freeze { note: Some(0), ..keys.freeze };
-                let frozen = self.freeze(at, freeze, None).await?;
-                self.archive(candidate, row, frozen, expire_after).await
+                let frozen = self.freeze(at, Frozen::first(keys), None).await?;
+                self.archive(candidate, frozen, expire_after).await
             }
             Plan::Raise { row, expire_after } => {
-                let generation = keys.freeze.generation;
-                let pages = raise_to_archive(self.run, at, generation, row).await?;
-                let frozen = self.freeze(at, Freeze { generation, ..row.frozen }, Some(pages)).await?;
-                // The zset was just frozen, and has all late members of the archive.
-                let row = PeriodRow { state: PeriodState::Frozen, late_members: 0, ..row };
-                self.archive(candidate, Some(row), frozen, expire_after).await
+                let pages = raise_to_archive(self.run, at, keys.freeze.generation, row).await?;
+                let frozen = self.freeze(at, Frozen::raised(keys, row), Some(pages)).await?;
+                self.archive(candidate, frozen, expire_after).await
             }
             Plan::End { row } => self.end(at, row).await,
             Plan::NoteEnded => {
                 self.trim_other(at, row.and_then(|row| row.copy)).await?;
                 store.note_ended(number, at, now).await?;
-                match plan::left_over(row, keys.live) {
+                match left_over(row, keys.live) {
                     Some(reason) => Err(Halt::Kept(reason)),
                     None => Ok(report(Outcome::Ended).because("Redis no longer had its zset")),
                 }
@@ -138,70 +126,59 @@ impl<'a> Steps<'a> {
 
     /// Freezes the live zset. If the run has raised the zset's scores to MySQL's scores page by page, `pages` is the
     /// number of raised pages.
-    async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Frozen> {
-        let note = freeze.note.unwrap_or(0);
-        let frozen = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
-        if frozen == Changed::Lost {
+    async fn freeze(&self, at: &BoardPeriod, frozen: Frozen, pages: Option<u64>) -> Step<Frozen> {
+        let note = frozen.freeze.note.unwrap_or(0);
+        let changed = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
+        if changed == Changed::Lost {
             return Err(Halt::Kept(Reason::WentBackAgain));
         }
-        self.run.present(frozen)?;
+        self.run.present(changed)?;
         fault::point("archive:frozen");
-        Ok(Frozen { freeze, late_members: 0 })
+        Ok(frozen)
     }
 
     async fn archive(
         &self,
         Candidate { at, rule, top, .. }: &Candidate,
-        row: Option<PeriodRow>,
         frozen: Frozen,
         expire_after: Duration,
     ) -> Step<PeriodReport> {
         let BoardRun { store, number, now, .. } = *self.run;
-        let Frozen { freeze, late_members: late_before } = frozen;
-        let lacks_late_members = row.filter(|row| row.copy.is_some() && row.late_members > late_before);
-        let is_noted = row.is_some_and(|row| row.state == PeriodState::Frozen);
-        match lacks_late_members {
-            Some(_) => store.note_late_members_missing(number, at).await?,
-            None if is_noted => {}
-            None => store.note_frozen(number, at, freeze.generation, now).await?,
+        match frozen.note() {
+            Note::LateMembersMissing => store.note_late_members_missing(number, at).await?,
+            Note::Nothing => {}
+            Note::Frozen => store.note_frozen(number, at, frozen.freeze.generation, now).await?,
         }
-        if lacks_late_members.is_some() || !is_noted {
+        if frozen.note() != Note::Nothing {
             fault::point("archive:noted");
         }
-        let late_members = self.merge_late(at, *rule, lacks_late_members.is_some()).await?;
+        let late_members = self.merge_late(at, *rule, frozen).await?;
         fault::point("archive:merged");
-        if let Some(row) = lacks_late_members {
-            raise_frozen(self.run, at, row, late_before + late_members).await?;
+        if let Some(row) = frozen.lacks_late_members_of() {
+            raise_frozen(self.run, at, row, frozen.late_members + late_members).await?;
         }
-        // The run writes the new copy in addition to the verified copy. Readers get the verified copy until the new
-        // copy is verified, too.
-        let copy = row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1);
+        let copy = frozen.copy();
         let copied = self.copier.copy(at, copy, *top).await?;
         fault::point("archive:copied");
         self.copier.trim(at, copy, copied.tally.members).await?;
         fault::point("archive:trimmed");
         self.copier.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
-        let restored = row.filter(|row| row.restored_at.is_some());
-        let left_out = restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out));
-        let tally = copied.tally;
-        let done = Done { tally, left_out, copy, frozen: freeze, late_members: late_before + late_members };
+        let done = frozen.done(copied.tally, copied.left_out, late_members);
         store.note_done(number, at, done, now).await?;
         fault::point("archive:done");
         self.let_expire(at, Some(copy), expire_after).await?;
-        let report =
-            |outcome| PeriodReport { members: tally.members, left_out, late_members, ..PeriodReport::new(at, outcome) };
+        let (members, left_out) = (done.tally.members, done.left_out);
+        let report = |outcome| PeriodReport { members, left_out, late_members, ..PeriodReport::new(at, outcome) };
         if expire_after.is_zero() {
-            return self.end(at, row_of(done)).await.map(|_| report(Outcome::Ended));
+            return self.end(at, done.into()).await.map(|_| report(Outcome::Ended));
         }
         let until = instant(now.after(expire_after));
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
     }
 
-    /// Moves late writes into the frozen zset page by page, and stops after a page that is not full, or if `all` is true
-    /// after an empty page. The next run moves the writes that arrive later.
-    async fn merge_late(&self, at: &BoardPeriod, rule: Rule, all: bool) -> Step<u64> {
+    /// Moves late writes into the frozen zset page by page.
+    async fn merge_late(&self, at: &BoardPeriod, rule: Rule, frozen: Frozen) -> Step<u64> {
         let BoardRun { cache, number, .. } = *self.run;
         let mut merged = 0;
         loop {
@@ -211,7 +188,7 @@ impl<'a> Steps<'a> {
             if moved > 0 {
                 fault::point("archive:merged-page");
             }
-            if moved == 0 || (!all && moved < self.page_members as u64) {
+            if !frozen.has_more_late(moved, self.page_members as u64) {
                 return Ok(merged);
             }
         }
@@ -269,7 +246,7 @@ impl<'a> Steps<'a> {
         let facts = self.facts(candidate, row).await?;
         let archived = row.map_or(0, |row| row.tally.members);
         let report = |outcome| PeriodReport { members: archived, ..PeriodReport::new(at, outcome) };
-        Ok(match plan::decide(facts) {
+        Ok(match decide(facts) {
             Plan::Nothing | Plan::Forget => report(Outcome::Nothing),
             Plan::Archive { .. } => {
                 let (live, frozen) = cache.count_board(at).await?;
@@ -289,9 +266,4 @@ impl<'a> Steps<'a> {
             Plan::Keep(reason) => PeriodReport { members: archived, ..PeriodReport::kept(at, &reason) },
         })
     }
-}
-
-fn row_of(Done { tally, left_out, copy, frozen, late_members }: Done) -> PeriodRow {
-    let (state, copy) = (PeriodState::Done, Some(copy));
-    PeriodRow { state, tally, left_out, copy, frozen, late_members, done_at: None, restored_at: None }
 }

@@ -7,10 +7,10 @@ use anyhow::Result;
 
 use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Scope, candidate_named};
+use tallyd_core::archive::Snapshot;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{Period, PeriodKind};
 use tallyd_mysql::Store;
-use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
 use tallyd_redis::score::Rule;
 

@@ -31,15 +31,14 @@ use std::time::Instant;
 use anyhow::Result;
 use tracing::info;
 
-use crate::jobs::board_run::backup::{Rows, RowsOf, complete, has_best, went_back};
+use crate::jobs::board_run::backup::{Rows, RowsOf, complete, has_best};
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
 use crate::runtime::fault;
 use crate::runtime::progress::ProgressSink;
+use tallyd_core::archive::{BoardKeys, PeriodRow, PeriodState, Snapshot, went_back};
 use tallyd_core::model::{BoardPeriod, Micros};
-use tallyd_mysql::boards::{PeriodRow, PeriodState};
-use tallyd_mysql::snapshots::Snapshot;
-use tallyd_redis::boards::{BoardKeys, Changed};
+use tallyd_redis::boards::Changed;
 use tallyd_redis::snapshots::{Raised, Restoring};
 
 pub const RESTORE_MODE: &str = "restore";
@@ -198,9 +197,7 @@ impl Restorer<'_> {
             let (live, _) = cache.count_board(at).await?;
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }
-        // A mark together with a newer generation does not come from a flush of Redis: MySQL has gone back to an older
-        // state.
-        let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
+        let is_flushed = snapshot.was_flushed(mark, keys.freeze.generation);
         Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 

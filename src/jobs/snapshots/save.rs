@@ -24,10 +24,11 @@ use tracing::{info, warn};
 
 use super::health::{Savable, savable};
 use crate::config::Board;
-use crate::jobs::board_run::backup::{PAGE_MEMBERS, check_storable, forget, has_best, members_min};
+use crate::jobs::board_run::backup::{PAGE_MEMBERS, check_storable, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
 use crate::runtime::fault;
+use tallyd_core::archive::members_min;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::snapshots::Saved as SavedMember;
 use tallyd_redis::score::Rule;

@@ -1,15 +1,21 @@
-//! Decides what to do with a closed period. All cases are in pure functions in this file.
+//! Decides what to do with a closed period of a board. Pure.
+
+mod period;
+mod reason;
+mod snapshot;
 
 use std::time::Duration;
 
-use crate::jobs::board_run::Reason;
-use crate::jobs::board_run::backup::{Backup, went_back};
-use tallyd_core::model::Micros;
-use tallyd_mysql::boards::{PeriodRow, PeriodState};
-use tallyd_redis::boards::BoardKeys;
+pub use period::{Backup, BoardKeys, Done, LATE_MEMBERS_MISSING, PeriodRow, PeriodState, went_back};
+pub use reason::Reason;
+pub use snapshot::{Snapshot, are_of_board, members_min};
 
+use crate::model::{Freeze, Micros};
+use crate::tally::Tally;
+
+/// What is known about a closed period.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts {
+pub struct Facts {
     pub keys: BoardKeys,
     /// The period's row in MySQL; `None` if the period was never frozen.
     pub row: Option<PeriodRow>,
@@ -19,8 +25,9 @@ pub(super) struct Facts {
     pub now: Micros,
 }
 
+/// What a run does with a closed period.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub enum Plan {
     /// The board does not exist, or all steps for its period are done.
     Nothing,
     /// The board has no members left, so the run must delete its snapshot.
@@ -40,7 +47,8 @@ pub(super) enum Plan {
     Keep(Reason),
 }
 
-pub(super) fn decide(facts: Facts) -> Plan {
+/// Decides what to do with a closed period.
+pub fn decide(facts: Facts) -> Plan {
     match facts.row {
         None => decide_first(facts),
         Some(row) => decide_next(facts, row),
@@ -96,9 +104,80 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
+/// A frozen zset that a run archives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Frozen {
+    row: Option<PeriodRow>,
+    /// Identifies the zset.
+    pub freeze: Freeze,
+    /// How many late members earlier runs have moved into the zset.
+    pub late_members: u64,
+}
+
+/// What MySQL must record before a run changes a frozen zset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Note {
+    Nothing,
+    Frozen,
+    LateMembersMissing,
+}
+
+impl Frozen {
+    /// Returns the zset that an earlier run has frozen.
+    pub fn found(keys: BoardKeys, row: Option<PeriodRow>) -> Self {
+        Self { row, freeze: keys.freeze, late_members: keys.late_members }
+    }
+
+    /// Returns the live zset of a period without a row, after the run has frozen it.
+    pub fn first(keys: BoardKeys) -> Self {
+        Self { row: None, freeze: Freeze { note: Some(0), ..keys.freeze }, late_members: 0 }
+    }
+
+    /// Returns the live zset after the run has raised and frozen it. This zset has all late members of the archive.
+    pub fn raised(keys: BoardKeys, row: PeriodRow) -> Self {
+        let freeze = Freeze { generation: keys.freeze.generation, ..row.frozen };
+        let row = PeriodRow { state: PeriodState::Frozen, late_members: 0, ..row };
+        Self { row: Some(row), freeze, late_members: 0 }
+    }
+
+    /// Returns the row of the archive, if the zset lacks late members of this archive.
+    pub fn lacks_late_members_of(&self) -> Option<PeriodRow> {
+        self.row.filter(|row| row.copy.is_some() && row.late_members > self.late_members)
+    }
+
+    /// What MySQL must record before a run changes the zset.
+    pub fn note(&self) -> Note {
+        match self.lacks_late_members_of() {
+            Some(_) => Note::LateMembersMissing,
+            None if self.row.is_some_and(|row| row.state == PeriodState::Frozen) => Note::Nothing,
+            None => Note::Frozen,
+        }
+    }
+
+    /// Whether late members can be left after a page of `moved` members. The next run moves those that arrive later. But
+    /// the zset can be raised only if no late members are left.
+    pub fn has_more_late(&self, moved: u64, page_members: u64) -> bool {
+        moved > 0 && (moved == page_members || self.lacks_late_members_of().is_some())
+    }
+
+    /// The copy to write. Readers get the verified copy until the new copy is verified, too.
+    pub fn copy(&self) -> u8 {
+        self.row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1)
+    }
+
+    /// What MySQL must record when the copy is verified. `merged` late members were moved into the zset by this run.
+    pub fn done(&self, tally: Tally, left_out: u64, merged: u64) -> Done {
+        // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
+        let restored = self.row.filter(|row| row.restored_at.is_some());
+        let left_out = restored.map_or(left_out, |row| row.left_out.max(left_out));
+        let late_members = self.late_members + merged;
+        Done { tally, left_out, copy: self.copy(), frozen: self.freeze, late_members }
+    }
+}
+
 /// For an archived zset that is no longer in Redis: returns a problem if late writes were lost, or if late writes are
 /// left over. Otherwise returns `None`.
-pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
+pub fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
     match (is_lost, live) {
         (true, true) => Some(Reason::LostLateAndLate),
@@ -117,8 +196,6 @@ fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallyd_core::model::Freeze;
-    use tallyd_core::tally::Tally;
 
     const DONE_AT: Micros = Micros(1_000_000_000);
     const STAY: Duration = Duration::from_secs(60);

@@ -1,0 +1,80 @@
+//! The snapshot of a board that is not archived, and whether Redis still has the same board.
+
+use crate::model::Micros;
+
+/// Withdrawn likes can leave no member of a board with fewer saved members than this. So such a board is treated as lost
+/// only if Redis evicts boards.
+const FEW_MEMBERS: u64 = 10;
+
+/// A row of `leaderboard_snapshot_period`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Snapshot {
+    /// The run that began the last snapshot.
+    pub number: u64,
+    /// The generation of the data in Redis, as in [`crate::model::Freeze`].
+    pub generation: u64,
+    /// The number of rows at the time when the snapshot was last complete.
+    pub members: u64,
+    /// The time when the last snapshot began.
+    pub began_at: Micros,
+    /// The time when the last complete snapshot began.
+    pub taken_at: Option<Micros>,
+}
+
+impl Snapshot {
+    /// Returns true if the board's mark in Redis shows that the board in Redis is at least as new as this snapshot. A
+    /// run first writes the snapshot's number to Redis, as the board's mark. Then the run writes the same number to
+    /// MySQL. So if the mark is lower than the number in MySQL, Redis has lost data.
+    pub fn is_marked(&self, mark: Option<u64>) -> bool {
+        mark.is_some_and(|mark| mark >= self.number)
+    }
+
+    /// Returns a tag. When a run restores the zset from this snapshot to Redis, this tag becomes a part of the zset's
+    /// name.
+    pub fn tag(&self) -> String {
+        format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
+    }
+
+    /// Whether Redis has lost all data since this snapshot. Then everything in the live zset was added since the loss.
+    /// A mark together with a newer generation does not come from a flush: MySQL has gone back to an older state.
+    pub fn was_flushed(&self, mark: Option<u64>, generation: u64) -> bool {
+        mark.is_none() && generation > self.generation
+    }
+}
+
+/// Returns the least number of members that a board with `saved` members must still have.
+pub fn members_min(saved: u64) -> u64 {
+    if saved < FEW_MEMBERS { 0 } else { saved / 2 }
+}
+
+/// Whether `live`, the current scores of a snapshot's best members, show that the zset is still the snapshot's board.
+/// Members that left the zset have no score in `live`. If Redis evicts boards, a zset is new if the scores together are
+/// less than half of the saved ones.
+pub fn are_of_board(saved: &[f64], live: &[f64], evicts: bool) -> bool {
+    let (before, now) = (saved.iter().sum::<f64>(), live.iter().sum::<f64>());
+    let fell = evicts && before > 0.0 && now * 2.0 < before;
+    let is_small = saved.is_empty() || (!evicts && (saved.len() as u64) < FEW_MEMBERS);
+    is_small || !(live.is_empty() || fell)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_board_is_lost_only_if_most_of_many_points_are_gone() {
+        let of = |members: usize, score: f64| vec![score; members];
+        for (saved, live, if_evicted, otherwise) in [
+            (of(9, 5.0), vec![], false, true),
+            (of(9, 5.0), of(1, 5.0), false, true),
+            (of(10, 5.0), vec![], false, false),
+            (of(10, 5.0), of(5, 5.0), true, true),
+            (of(10, 5.0), of(4, 5.0), false, true),
+            (of(10, -1.0), of(10, -1.0), true, true),
+            (vec![], vec![], true, true),
+        ] {
+            let found = [true, false].map(|evicts| are_of_board(&saved, &live, evicts));
+            assert_eq!(found, [if_evicted, otherwise], "{saved:?} {live:?}");
+        }
+    }
+}
