@@ -2,28 +2,32 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+mod archive;
 mod fence;
 mod outbox;
 mod prefetch;
 mod queue;
 mod repair;
 mod session;
+mod snapshots;
+mod zsets;
 
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Instant;
 
-use stateright::{Checker, Model};
+use stateright::{Checker, HasDiscoveries, Model};
 
-/// Visits every state of the model, and checks its properties in each.
-fn check<M>(model: M)
+/// Goes through all states of the model, until a property fails.
+fn check<M>(model: M, bounds: &impl Debug)
 where
-    M: Model + Debug + Send + Sync + 'static,
-    M::State: Clone + Debug + PartialEq + Hash + Send + Sync,
-    M::Action: Clone + Debug + PartialEq,
+    M: Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq>
+        + Send
+        + Sync
+        + 'static,
 {
-    let (began, said) = (Instant::now(), format!("{model:?}"));
-    let checker = model.checker().threads(2).spawn_bfs().join();
-    println!("{} states in {:.1} s: {said}", checker.unique_state_count(), began.elapsed().as_secs_f32());
+    let began = Instant::now();
+    let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    println!("{} states in {:.1} s: {bounds:?}", checker.unique_state_count(), began.elapsed().as_secs_f32());
     checker.assert_properties();
 }
