@@ -4,19 +4,21 @@
 -- KEYS[1]  the board's claim.
 -- KEYS[2]  the mark.
 -- KEYS[3]  the live zset.
+-- KEYS[4]  only if board_raise.lua has raised the scores in the live zset: the count of pages that this server received.
 -- ARGV[1]  the claim of this run.
 -- ARGV[2]  the expected mark, or an empty text if no mark is expected.
 -- ARGV[3]  the new mark, or an empty text to remove the mark.
+-- ARGV[4]  the total number of pages, if KEYS[4] is set.
 --
 -- Returns  1  the mark was changed.
 --         -1  another run has the claim.
 --         -2  there is neither a mark nor a board.
---         -3  the mark is not the expected mark.
+--         -3  the mark is not the expected mark, or pages are missing, because another Redis server has taken over.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
 end
-if (redis.call('GET', KEYS[2]) or '') ~= ARGV[2] then
+if (redis.call('GET', KEYS[2]) or '') ~= ARGV[2] or (KEYS[4] and redis.call('GET', KEYS[4]) ~= ARGV[4]) then
     return -3
 end
 if ARGV[3] == '' then

@@ -7,7 +7,7 @@
 -- KEYS[3]  the count of pages that this server received.
 -- KEYS[4]  if KEYS[2] is the live zset: the frozen zset. Otherwise the hash with the board's freeze notes.
 -- ARGV[1]  the claim of this run.
--- ARGV[2]  the number of pages before this page; empty if pages are not counted.
+-- ARGV[2]  the number of pages before this page.
 -- ARGV[3]  empty if KEYS[2] is the live zset. Otherwise the field of KEYS[4] with the count of late members that were
 --          moved into the frozen zset.
 -- ARGV[4]  the expected count. If another Redis server has taken over, it can lack the last of these moves.
@@ -31,10 +31,8 @@ elseif redis.call('EXISTS', KEYS[2]) == 0 then
 elseif (redis.call('HGET', KEYS[4], ARGV[3]) or '0') ~= ARGV[4] then
     return -1
 end
-if ARGV[2] ~= '' then
-    if ARGV[2] ~= '0' and redis.call('GET', KEYS[3]) ~= ARGV[2] then
-        return -1
-    end
-    redis.call('SET', KEYS[3], ARGV[2] + 1, 'EX', 86400)
+if ARGV[2] ~= '0' and redis.call('GET', KEYS[3]) ~= ARGV[2] then
+    return -1
 end
+redis.call('SET', KEYS[3], ARGV[2] + 1, 'EX', 86400)
 return #ARGV > 4 and redis.call('ZADD', KEYS[2], 'GT', 'CH', unpack(ARGV, 5)) or 0

@@ -116,7 +116,8 @@ impl Cache {
     }
 
     /// Changes a board's mark from `former` to `new`. `None` stands for a missing mark. The run must have claimed the
-    /// board.
+    /// board. If the board's scores were raised before, `pages` is the number of pages that raised them. If Redis lacks
+    /// one of these pages, the result is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -126,9 +127,12 @@ impl Cache {
         run: u64,
         former: Option<u64>,
         new: Option<u64>,
+        pages: Option<u64>,
     ) -> Result<Changed> {
         let call = self.claimed(&BOARD_MARK, at, run, [self.mark(at), self.live(at)]);
-        self.change("mark a board", call.arg(mark_text(former)).arg(mark_text(new))).await
+        let call = if pages.is_some() { call.key(self.raised(at)) } else { call };
+        let call = call.arg(mark_text(former)).arg(mark_text(new)).number(pages.unwrap_or(0));
+        self.change("mark a board", call).await
     }
 
     /// Returns the scores of `members` in a live board, in the order of `members`.
@@ -211,13 +215,13 @@ impl Cache {
         self.change("fill a board", members.iter().fold(call, with_member)).await
     }
 
-    /// Records that the filled zset is complete.
+    /// Records that the filled zset is complete. If it does not have `members` members, the result is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
-    pub async fn end_filling(&self, to: Restoring<'_>) -> Result<Changed> {
+    pub async fn end_filling(&self, to: Restoring<'_>, members: u64) -> Result<Changed> {
         let call = self.claimed(&BOARD_FREEZE, to.at, to.run, [self.filling(to.at), self.restored(to)]);
-        self.change("end the filling of a board", call).await
+        self.change("end the filling of a board", call.number(members)).await
     }
 
     /// Renames the restored zset to the key of the frozen zset, and stores the run's number in Redis. Returns zero if a
@@ -243,8 +247,8 @@ impl Cache {
 
     /// Compares each score in `members` with the member's score in the zset. If the score in `members` is higher, or if
     /// the zset lacks the member, the member gets this score. Returns the number of members that the call added, or
-    /// whose score the call raised. `pages_before` is the count of pages that must have arrived before this page;
-    /// `None` if a missing page does not matter.
+    /// whose score the call raised. `pages_before` is the count of pages that must have arrived before this page. The
+    /// first page of a zset and the last page of a frozen zset are empty.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -252,18 +256,17 @@ impl Cache {
         &self,
         (at, raised): (&BoardPeriod, Raised),
         run: u64,
-        pages_before: Option<u64>,
+        pages_before: u64,
         members: &[BoardMember],
     ) -> Result<Changed> {
         let call = Call::new(&BOARD_RAISE, self.keys.board_claim(&at.board));
-        let pages = pages_before.map(|pages| pages.to_string()).unwrap_or_default();
         let call = match raised {
             Raised::Live => call.key(self.live(at)).key(self.raised(at)).key(self.frozen(at)),
             Raised::Frozen { .. } => {
                 call.key(self.frozen(at)).key(self.raised(at)).key(self.keys.board_freezes(&at.board))
             }
         };
-        let call = call.arg(self.claim(run)).arg(pages);
+        let call = call.arg(self.claim(run)).number(pages_before);
         let call = match raised {
             Raised::Live => call.arg("").arg(""),
             Raised::Frozen { late_members } => call.arg(late_field(&at.period)).number(late_members),

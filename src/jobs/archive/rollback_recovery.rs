@@ -50,7 +50,7 @@ pub(super) async fn raise_frozen(run: &BoardRun<'_>, at: &BoardPeriod, row: Peri
     let to = (at, Raised::Frozen { late_members });
     let pages = raise(run, to, row, "a state before late members were archived").await?;
     // The server that counts this page has all pages before it.
-    run.present(run.cache.raise_board(to, run.number, Some(pages), &[]).await?).map(drop)
+    run.present(run.cache.raise_board(to, run.number, pages, &[]).await?).map(drop)
 }
 
 async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Raised), row: PeriodRow, state: &str) -> Step<u64> {
@@ -100,7 +100,7 @@ impl Pages {
         members: &[BoardMember],
     ) -> Step<()> {
         run.check_stop()?;
-        self.members += run.present(run.cache.raise_board(to, run.number, Some(self.pages), members).await?)?;
+        self.members += run.present(run.cache.raise_board(to, run.number, self.pages, members).await?)?;
         self.pages += 1;
         fault::point("archive:raised-page");
         Ok(())

@@ -63,7 +63,7 @@ pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Ste
     run.store.void_snapshot(run.number, at).await?;
     let mark = run.mark(at).await?;
     if mark.is_some() {
-        run.taken(run.cache.mark_board(at, run.number, mark, None).await?)?;
+        run.taken(run.cache.mark_board(at, run.number, mark, None, None).await?)?;
     }
     let mut after = None;
     while let Some(last) = run.store.forget_snapshot(run.number, at, after.as_deref()).await? {

@@ -250,7 +250,7 @@ impl Restorer<'_> {
         if !is_whole {
             return Err(Halt::Kept(Reason::Incomplete { filled, total }));
         }
-        self.run.present(cache.end_filling(to).await?).map(drop)
+        self.run.present(cache.end_filling(to, filled).await?).map(drop)
     }
 
     /// Renames the filled zset to its final key. Returns how many members were moved into the zset before it was
@@ -283,18 +283,22 @@ impl Restorer<'_> {
         }
     }
 
-    /// Raises all members to their scores in the snapshot, and marks the board.
+    /// Raises all members to their scores in the snapshot, and marks the board. The first page is empty. If another Redis
+    /// server takes over meanwhile, it has a different count of pages, and its board is not marked.
     async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "restored", snapshot.members);
         let mut rows = Rows::new(store, at, RowsOf::Snapshot);
-        while let Some(page) = rows.next().await? {
+        let (mut next, mut pages) = (Some(Vec::new()), 0);
+        while let Some(page) = next {
             self.run.check_stop()?;
-            self.run.present(cache.raise_board((at, Raised::Live), number, None, &page).await?)?;
+            self.run.present(cache.raise_board((at, Raised::Live), number, pages, &page).await?)?;
             fault::point("restore:raised-page");
             self.run.show_done(rows.read);
+            pages += 1;
+            next = rows.next().await?;
         }
         let mark = self.run.mark(at).await?;
-        self.run.present(cache.mark_board(at, number, mark, Some(snapshot.number)).await?).map(drop)
+        self.run.present(cache.mark_board(at, number, mark, Some(snapshot.number), Some(pages)).await?).map(drop)
     }
 }

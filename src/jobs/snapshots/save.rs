@@ -148,7 +148,7 @@ impl Saver<'_> {
     /// starts from an old backup, the mark is older than the number.
     async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
-        if self.run.taken(cache.mark_board(at, number, *mark, Some(number)).await?)?.is_none() {
+        if self.run.taken(cache.mark_board(at, number, *mark, Some(number), None).await?)?.is_none() {
             return Ok(false);
         }
         fault::point("snapshot:marked");

@@ -198,14 +198,14 @@ async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
     let run = stage.take().await;
     stage.claim(run).await;
     let member = |score| [BoardMember { member: b"member-1".to_vec(), score }];
-    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(0), &[]).await.unwrap(), Changed::Done(0));
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, 0, &[]).await.unwrap(), Changed::Done(0));
     let then = stage.remember().await;
-    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, 1, &member(100.0)).await.unwrap(), Changed::Done(1));
     stage.go_back(&then).await;
-    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, 2, &member(50.0)).await.unwrap(), Changed::Refused);
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Lost);
     assert_eq!(stage.in_redis(&at).await, board(3));
-    assert_eq!(cache.raise_board((&at, Raised::Live), run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.raise_board((&at, Raised::Live), run, 1, &member(100.0)).await.unwrap(), Changed::Done(1));
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Done(1));
     stage.close().await;
 }
@@ -224,9 +224,8 @@ async fn a_server_that_lacks_a_merge_or_the_frozen_zset_is_not_raised() {
     let then = stage.remember().await;
     assert_eq!(cache.merge_late(&at, run, 10, Rule::PLAIN).await.unwrap(), Changed::Done(2));
     let member = [BoardMember { member: b"member-1".to_vec(), score: 100.0 }];
-    let raise = async |pages| {
-        cache.raise_board((&at, Raised::Frozen { late_members: 2 }), run, Some(pages), &member).await.unwrap()
-    };
+    let raise =
+        async |pages| cache.raise_board((&at, Raised::Frozen { late_members: 2 }), run, pages, &member).await.unwrap();
     assert_eq!(
         (raise(0).await, raise(1).await, raise(3).await),
         (Changed::Done(1), Changed::Done(0), Changed::Refused)

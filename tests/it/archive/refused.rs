@@ -2,6 +2,9 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
+use tallyd_core::model::BoardMember;
+use tallyd_redis::boards::Changed;
+use tallyd_redis::snapshots::{Raised, Restoring};
 
 use super::saved::open;
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, week};
@@ -17,11 +20,11 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     // A restore filled its temporary zset and was then stopped. Redis still had the board.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
-    let to = tallyd_redis::snapshots::Restoring { at: &at, tag: &tag, run };
+    let to = Restoring { at: &at, tag: &tag, run };
     stage.claim(run).await;
-    let member = [tallyd_core::model::BoardMember { member: b"stale".to_vec(), score: 1_000.0 }];
+    let member = [BoardMember { member: b"stale".to_vec(), score: 1_000.0 }];
     cache.fill_board(to, &member).await.unwrap();
-    cache.end_filling(to).await.unwrap();
+    cache.end_filling(to, 1).await.unwrap();
     stage.end_lease().await;
     let left = cache.keys.restored_board("likes", "2026-W47", &tag);
     assert!((1..=86_400).contains(&stage.ttl_s(&left).await), "the key must expire");
@@ -78,5 +81,30 @@ async fn what_can_not_be_restored_is_refused_with_the_reason() {
     stage.refuses("2026-W47", "neither a complete snapshot nor an archive").await;
     let error = stage.restore("2026-11", NOW).await.unwrap_err();
     assert!(error.to_string().contains("2026-11 is a month"), "{error:#}");
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_server_that_takes_over_in_the_middle_of_a_restore_is_not_marked() {
+    let mut stage = Stage::new("restored_twice", WEEKLY).await;
+    let (at, cache) = (open(), stage.world.cache.clone());
+    stage.write(&at, &board(3)).await;
+    let run = stage.take().await;
+    stage.claim(run).await;
+    let to = Restoring { at: &at, tag: "s1", run };
+    let member = |name: &str| [BoardMember { member: name.into(), score: 100.0 }];
+    let raise = async |pages| cache.raise_board((&at, Raised::Live), run, pages, &member("member-1")).await.unwrap();
+    assert_eq!(raise(0).await, Changed::Done(1));
+    assert_eq!(cache.fill_board(to, &member("a")).await.unwrap(), Changed::Done(1));
+    let then = stage.remember().await;
+    assert_eq!(raise(1).await, Changed::Done(0));
+    assert_eq!(cache.fill_board(to, &member("b")).await.unwrap(), Changed::Done(2));
+    stage.go_back(&then).await;
+    assert_eq!(cache.mark_board(&at, run, None, Some(1), Some(2)).await.unwrap(), Changed::Lost);
+    assert_eq!(cache.end_filling(to, 2).await.unwrap(), Changed::Lost);
+    assert_eq!(raise(1).await, Changed::Done(0));
+    assert_eq!(cache.mark_board(&at, run, None, Some(1), Some(2)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.fill_board(to, &member("b")).await.unwrap(), Changed::Done(2));
+    assert_eq!(cache.end_filling(to, 2).await.unwrap(), Changed::Done(1));
     stage.close().await;
 }

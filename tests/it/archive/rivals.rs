@@ -225,11 +225,11 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
         let member = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
         for refused in [
             cache.fill_board(to, &member).await.unwrap(),
-            cache.end_filling(to).await.unwrap(),
+            cache.end_filling(to, 1).await.unwrap(),
             cache.put_frozen(to).await.unwrap(),
             cache.put_live(to, 10, Rule::PLAIN, 1).await.unwrap(),
-            cache.raise_board((&at, Raised::Live), 1, None, &member).await.unwrap(),
-            cache.mark_board(&at, 1, None, Some(1)).await.unwrap(),
+            cache.raise_board((&at, Raised::Live), 1, 0, &member).await.unwrap(),
+            cache.mark_board(&at, 1, None, Some(1), None).await.unwrap(),
         ] {
             assert_eq!(refused, Changed::Refused);
         }

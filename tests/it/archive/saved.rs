@@ -347,7 +347,7 @@ async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
     stage.claim(overtaken).await;
     stage.end_lease().await;
     assert!(stage.save_all(false).await.is_done());
-    let late = stage.world.cache.mark_board(&at, overtaken, Some(former), Some(overtaken)).await.unwrap();
+    let late = stage.world.cache.mark_board(&at, overtaken, Some(former), Some(overtaken), None).await.unwrap();
     assert_eq!(late, tallyd_redis::boards::Changed::Refused);
     assert!(stage.save_all(false).await.is_done());
     stage.close().await;

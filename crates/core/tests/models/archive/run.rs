@@ -6,7 +6,7 @@ use tallyd_core::archive::{Backup, BoardKeys, Facts, Frozen, Note, PeriodRow, Pl
 use tallyd_core::model::{Freeze, Micros};
 
 use super::stores::{Changed, MySql, Raised, Redis, tally_of};
-use crate::zsets::{EMPTY, Zset};
+use crate::zsets::{EMPTY, Zset, members};
 
 const HOUR: u64 = 3_600;
 
@@ -236,7 +236,7 @@ impl Run {
                 Ok(Step::Counts(work))
             }
             Step::Counts(work) => {
-                let (before, now) = (tally_of(work.copied).members, tally_of(redis.frozen).members);
+                let (before, now) = (members(work.copied), members(redis.frozen));
                 if before == now { Ok(Step::LooksBeyond(work)) } else { kept(Reason::Changed { before, now }) }
             }
             Step::LooksBeyond(work) => {

@@ -5,11 +5,10 @@ use tallyd_core::archive::{BoardKeys, Done, LATE_MEMBERS_MISSING, PeriodRow, Per
 use tallyd_core::model::{Freeze, Micros};
 use tallyd_core::tally::Tally;
 
-use crate::zsets::{EMPTY, MEMBERS, Zset, both};
+use crate::zsets::{EMPTY, MEMBERS, Zset, both, members};
 
 pub(super) fn tally_of(zset: Zset) -> Tally {
-    let members = zset.iter().filter(|score| **score > 0).count() as u64;
-    Tally { members, checksum: zset.iter().fold(0, |sum, score| sum * 256 + u64::from(*score)) }
+    Tally { members: members(zset), checksum: zset.iter().fold(0, |sum, score| sum * 256 + u64::from(*score)) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -300,9 +300,11 @@ fn an_open_board_is_saved_exactly_although_runs_crash() {
 fn a_flushed_board_is_restored_with_all_that_came_since() {
     check(World::saved(Bounds { saves: 1, restores: 1, flushes: 1, crashes: 1, ..NONE }));
     check(World::saved(Bounds { saves: 1, restores: 1, flushes: 1, timeouts: 1, ..NONE }));
+    check(World::saved(Bounds { saves: 1, restores: 1, flushes: 1, failovers: 1, ..NONE }));
 }
 
 #[test]
 fn an_older_board_is_raised_and_no_score_counts_twice() {
     check(World::new(Bounds { restores: 1, failovers: 1, ..NONE }));
+    check(World::saved(Bounds { saves: 1, restores: 1, failovers: 2, ..NONE }));
 }

@@ -3,7 +3,7 @@
 use tallyd_core::archive::{Snapshot, are_of_board};
 use tallyd_core::model::Micros;
 
-use crate::zsets::{EMPTY, MEMBERS, Zset, both};
+use crate::zsets::{EMPTY, MEMBERS, Zset, both, members};
 
 /// The zset that a restore has filled. Its key contains the snapshot's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +22,8 @@ pub(super) struct Redis {
     pub generation: u64,
     pub claim: u8,
     pub filling: Zset,
+    /// The pages that this server received of a raise.
+    pub pages: u64,
     pub restored: Option<Restored>,
 }
 
@@ -68,10 +70,10 @@ pub(super) enum Step {
     ClearsFilling(u64, Snapshot),
     ReadsRows(u64, Snapshot),
     Fills(u64, Snapshot, Zset, usize),
-    EndsFilling(u64, Snapshot),
+    EndsFilling(u64, Snapshot, Zset),
     Moves(u64, Snapshot),
     ReadsToRaise(u64, Snapshot),
-    Raises(u64, Snapshot, Zset),
+    Raises(u64, Snapshot, Zset, u64),
     ReadsOldMark(u64, Snapshot),
     MarksRaised(u64, Snapshot, Option<u64>),
     NotesGeneration(u64),
@@ -114,16 +116,34 @@ fn has_best(saved: Zset, live: Zset, evicts: bool) -> bool {
     are_of_board(&scores(saved), &scores(live), evicts)
 }
 
+fn tag(snapshot: Snapshot) -> (u64, Option<Micros>) {
+    (snapshot.number, snapshot.taken_at)
+}
+
 impl Redis {
+    fn is_filled(&self, of: Snapshot) -> bool {
+        self.restored.is_some_and(|restored| restored.tag == tag(of))
+    }
+
     /// `board_mark.lua`.
-    fn marks(&mut self, former: Option<u64>, new: u64) -> Result<(), End> {
-        if self.mark != former {
+    fn marks(&mut self, former: Option<u64>, new: u64, pages: Option<u64>) -> Result<(), End> {
+        if self.mark != former || pages.is_some_and(|pages| pages != self.pages) {
             return Err(End::Lost);
         }
         if former.is_none() && self.live == EMPTY {
             return Err(End::Done);
         }
         self.mark = Some(new);
+        Ok(())
+    }
+
+    /// `board_raise.lua`.
+    fn raises(&mut self, pages: u64, scores: Zset) -> Result<(), End> {
+        if pages != 0 && self.pages != pages {
+            return Err(End::Failed);
+        }
+        self.pages = pages + 1;
+        self.live = both(self.live, scores, u8::max);
         Ok(())
     }
 
@@ -219,7 +239,7 @@ impl Run {
             },
             Marks(found) => {
                 script?;
-                redis.marks(found.mark, number)?;
+                redis.marks(found.mark, number, None)?;
                 Begins(found)
             }
             Begins(Found { generation, .. }) => {
@@ -241,7 +261,7 @@ impl Run {
             Adds(live) => {
                 statement?;
                 mysql.saved = both(mysql.saved, live, |saved, live| if saved > 0 { saved } else { live });
-                Ends(mysql.saved.iter().filter(|score| **score > 0).count() as u64)
+                Ends(members(mysql.saved))
             }
             Ends(members) => {
                 statement?;
@@ -260,8 +280,6 @@ impl Run {
         statement: Result<(), End>,
     ) -> Result<Step, End> {
         use Step::*;
-        let tag = |snapshot: Snapshot| (snapshot.number, snapshot.taken_at);
-        let is_filled = |redis: &Redis, of| redis.restored.is_some_and(|restored| restored.tag == tag(of));
         Ok(match self.step {
             ClaimsLost => {
                 self.claims(redis);
@@ -274,7 +292,7 @@ impl Run {
                 FindsRestored(generation, mysql.complete().ok_or(End::Done)?)
             }
             FindsRestored(generation, of) => match redis.restored {
-                Some(restored) if restored.tag == tag(of) && restored.has_moved => Moves(generation, of),
+                Some(restored) if redis.is_filled(of) && restored.has_moved => Moves(generation, of),
                 _ => ReadsMark(generation, of),
             },
             ReadsMark(generation, of) => ReadsLostBest(generation, of, redis.mark),
@@ -284,11 +302,25 @@ impl Run {
                     return Err(End::Done);
                 }
                 match of.was_flushed(mark, generation) {
-                    true if is_filled(redis, of) => Moves(generation, of),
+                    true if redis.is_filled(of) => Moves(generation, of),
                     true => ClearsFilling(generation, of),
                     false => ReadsToRaise(generation, of),
                 }
             }
+            _ => return self.restores_from(redis, mysql, script, statement),
+        })
+    }
+
+    /// Restores from a source.
+    fn restores_from(
+        &self,
+        redis: &mut Redis,
+        mysql: &mut MySql,
+        script: Result<(), End>,
+        statement: Result<(), End>,
+    ) -> Result<Step, End> {
+        use Step::*;
+        Ok(match self.step {
             ClearsFilling(generation, of) => {
                 script?;
                 redis.filling = EMPTY;
@@ -298,18 +330,17 @@ impl Run {
             Fills(generation, of, saved, member) => {
                 script?;
                 redis.filling[member] = saved[member];
-                let members = |zset: Zset| zset[..=member].iter().filter(|score| **score > 0).count();
-                if members(redis.filling) != members(saved) {
+                if members(redis.filling) != members(if member == 0 { [saved[0], 0] } else { saved }) {
                     return Err(End::Failed);
                 }
-                if member == 0 { Fills(generation, of, saved, 1) } else { EndsFilling(generation, of) }
+                if member == 0 { Fills(generation, of, saved, 1) } else { EndsFilling(generation, of, saved) }
             }
-            EndsFilling(generation, of) => {
+            EndsFilling(generation, of, saved) => {
                 script?;
-                if redis.filling == EMPTY {
+                if members(redis.filling) != members(saved) {
                     return Err(End::Lost);
                 }
-                if !is_filled(redis, of) {
+                if !redis.is_filled(of) {
                     redis.restored = Some(Restored { tag: tag(of), zset: redis.filling, has_moved: false });
                     redis.filling = EMPTY;
                 }
@@ -319,16 +350,16 @@ impl Run {
                 script?;
                 if redis.moves(tag(of), of.number)? { NotesGeneration(generation) } else { Moves(generation, of) }
             }
-            ReadsToRaise(generation, of) => Raises(generation, of, mysql.saved),
-            Raises(generation, of, saved) => {
+            ReadsToRaise(generation, of) => Raises(generation, of, mysql.saved, 0),
+            Raises(generation, of, saved, page) => {
                 script?;
-                redis.live = both(redis.live, saved, u8::max);
-                ReadsOldMark(generation, of)
+                redis.raises(page, if page == 0 { EMPTY } else { saved })?;
+                if page == 0 { Raises(generation, of, saved, 1) } else { ReadsOldMark(generation, of) }
             }
             ReadsOldMark(generation, of) => MarksRaised(generation, of, redis.mark),
             MarksRaised(generation, of, mark) => {
                 script?;
-                redis.marks(mark, of.number)?;
+                redis.marks(mark, of.number, Some(2))?;
                 NotesGeneration(generation)
             }
             NotesGeneration(generation) => {
