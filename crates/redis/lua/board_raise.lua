@@ -11,7 +11,7 @@
 -- ARGV[3]  empty if KEYS[2] is the live zset. Otherwise the field of KEYS[4] with the count of late members that were
 --          moved into the frozen zset.
 -- ARGV[4]  the expected count. If another Redis server has taken over, it can lack the last of these moves.
--- ARGV     then scores and members in turn.
+-- ARGV     then scores and members in turn. The first page of a zset has none. The last page of a frozen zset has none.
 --
 -- Returns  n  the number of members that were raised or added.
 --         -1  another run has the claim, or another Redis server has taken over and lacks an earlier call of this run.
@@ -35,4 +35,8 @@ if ARGV[2] ~= '0' and redis.call('GET', KEYS[3]) ~= ARGV[2] then
     return -1
 end
 redis.call('SET', KEYS[3], ARGV[2] + 1, 'EX', 86400)
+if ARGV[3] ~= '' and ARGV[2] ~= '0' and #ARGV == 4 then
+    -- The raise counts as one late member. If a server that lacks this raise takes over, its count is lower than MySQL's.
+    redis.call('HSET', KEYS[4], ARGV[3], string.format('%.0f', ARGV[4] + 1))
+end
 return #ARGV > 4 and redis.call('ZADD', KEYS[2], 'GT', 'CH', unpack(ARGV, 5)) or 0

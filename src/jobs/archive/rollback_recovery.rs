@@ -15,7 +15,8 @@
 //! Redis can also go back to a state in which the board is frozen, but lacks late members that are archived. Redis counts
 //! the late members, so this count is then lower than in MySQL. The run first moves the late members that Redis has into
 //! the frozen zset, and then raises its scores in the same way. MySQL records before the first of these steps that late
-//! members are missing, because Redis can count more late members afterwards than MySQL has recorded.
+//! members are missing, because Redis can count more late members afterwards than MySQL has recorded. The last page
+//! of the raise counts as one more late member. If Redis then goes back once more, its count is lower again.
 //!
 //! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
 //! holds only late writes.

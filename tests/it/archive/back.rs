@@ -10,6 +10,7 @@ use tallyd_redis::snapshots::Raised;
 
 use super::late::late;
 use super::restored::since;
+use super::saved::add;
 use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
 
 impl Stage {
@@ -96,6 +97,28 @@ async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_d
     stage.holds(&at, &whole).await;
     // When Redis loses its newest data, the merge is undone, and the next run repeats it.
     stage.go_back(&then).await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_raised_frozen_zset_that_redis_loses_is_raised_again() {
+    let mut stage = Stage::new("back_raised", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    let then = stage.remember().await;
+    let last = late(&mut whole);
+    stage.write(&at, &last).await;
+    stage.archive(NOW).await;
+    stage.go_back(&then).await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    stage.go_back(&then).await;
+    stage.write(&at, &board(1)).await;
+    add(&mut whole, &board(1));
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
     stage.close().await;

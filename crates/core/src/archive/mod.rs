@@ -170,7 +170,8 @@ impl Frozen {
         // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
         let restored = self.row.filter(|row| row.restored_at.is_some());
         let left_out = restored.map_or(left_out, |row| row.left_out.max(left_out));
-        let late_members = self.late_members + merged;
+        // A raise of the zset counts as one.
+        let late_members = self.late_members + merged + u64::from(self.lacks_late_members_of().is_some());
         Done { tally, left_out, copy: self.copy(), frozen: self.freeze, late_members }
     }
 }

@@ -35,7 +35,7 @@ pub struct PeriodRow {
     /// The archiver compared the rows in MySQL with a frozen zset in Redis. This field identifies that frozen zset.
     pub frozen: Freeze,
     /// At the time of the verification, Redis had moved this number of late members into the frozen zset. A higher number
-    /// than Redis has means that the frozen zset lacks late members of the verified copy.
+    /// than Redis has means that the frozen zset lacks late members of the verified copy. A raise of the zset counts as one.
     pub late_members: u64,
 }
 
@@ -91,7 +91,7 @@ pub struct BoardKeys {
     pub frozen: bool,
     /// Redis' notes about the freeze.
     pub freeze: Freeze,
-    /// How many late members were moved into the frozen zset.
+    /// How many late members were moved into the frozen zset. A raise of the zset counts as one.
     pub late_members: u64,
 }
 

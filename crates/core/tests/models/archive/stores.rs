@@ -120,6 +120,9 @@ impl Redis {
             return Changed::Refused;
         }
         self.pages = pages + 1;
+        if to != Raised::Live && pages > 0 && scores == EMPTY {
+            self.late_members += 1;
+        }
         let zset = if to == Raised::Live { &mut self.live } else { &mut self.frozen };
         *zset = both(*zset, scores, u8::max);
         Changed::Done(0)
