@@ -13,7 +13,7 @@ pub use snapshot::{Snapshot, are_of_board, members_min};
 use crate::model::{Freeze, Micros};
 use crate::tally::Tally;
 
-/// What is known about a closed period.
+/// The input of [`decide`].
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     pub keys: BoardKeys,
@@ -25,7 +25,7 @@ pub struct Facts {
     pub now: Micros,
 }
 
-/// What a run does with a closed period.
+/// The next steps of a run for a closed period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// The board does not exist, or all steps for its period are done.
@@ -114,7 +114,7 @@ pub struct Frozen {
     pub late_members: u64,
 }
 
-/// What MySQL must record before a run changes a frozen zset.
+/// A note that MySQL must have before a run changes a frozen zset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note {
     Nothing,
@@ -145,7 +145,7 @@ impl Frozen {
         self.row.filter(|row| row.copy.is_some() && row.late_members > self.late_members)
     }
 
-    /// What MySQL must record before a run changes the zset.
+    /// Returns the note that MySQL must have before a run changes the zset.
     pub fn note(&self) -> Note {
         match self.lacks_late_members_of() {
             Some(_) => Note::LateMembersMissing,
@@ -165,7 +165,7 @@ impl Frozen {
         self.row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1)
     }
 
-    /// What MySQL must record when the copy is verified. `merged` late members were moved into the zset by this run.
+    /// Returns the result of a verification. This run has moved `merged` late members into the zset.
     pub fn done(&self, tally: Tally, left_out: u64, merged: u64) -> Done {
         // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
         let restored = self.row.filter(|row| row.restored_at.is_some());

@@ -1,4 +1,4 @@
-//! What MySQL and Redis know about a closed period of a board.
+//! The state of a closed period of a board in MySQL and in Redis.
 
 use crate::model::{Freeze, Micros};
 use crate::tally::Tally;

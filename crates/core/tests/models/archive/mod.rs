@@ -2,7 +2,7 @@
 //! can crash, or sleep while another run takes over. A call can time out and run later. Redis and MySQL can lose data.
 //! Every order of these events, within the bounds of [`Bounds`].
 //!
-//! What must hold:
+//! These properties must hold:
 //!
 //! * While no store loses data, each member's score is in Redis or in the verified archive. A frozen zset that expires does
 //!   not count.

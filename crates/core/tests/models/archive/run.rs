@@ -63,7 +63,7 @@ pub(super) enum Step {
     NotesEnded(Option<PeriodRow>, bool),
 }
 
-/// What follows the deletion of the other copy.
+/// The work after the deletion of the other copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Next {
     Stop,

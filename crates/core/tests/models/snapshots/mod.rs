@@ -2,7 +2,7 @@
 //! restore step by step, in the order of `src/jobs/snapshots`, while clients write. Every order of these events, within
 //! the bounds of [`Bounds`].
 //!
-//! What must hold:
+//! These properties must hold:
 //!
 //! * No score counts twice: no store has a higher score than clients have written.
 //! * After quiet and some runs, the board is restored and saved. If Redis was flushed, each member then has its score of

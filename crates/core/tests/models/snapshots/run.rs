@@ -79,7 +79,7 @@ pub(super) enum Step {
     NotesGeneration(u64),
 }
 
-/// What a save finds before it claims the board.
+/// The facts that a save reads before it claims the board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Found {
     noted: Option<Snapshot>,
