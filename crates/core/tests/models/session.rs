@@ -1,7 +1,8 @@
 //! Sessions of two daemons with one queue and one table, in any order of their steps.
 //!
 //! An acknowledged message is always written. A fence (a job's marker in the queue) passes only after all events that
-//! were published before it are written. When all is quiet, every event is written.
+//! were published before it are written. After another daemon has taken over, a session writes nothing. When all is quiet,
+//! every event is written.
 
 use std::collections::BTreeSet;
 
@@ -21,19 +22,25 @@ const BATCH: usize = 3;
 #[derive(Debug, Default)]
 struct Table {
     epoch: u64,
+    /// The channel of the last session that wrote.
+    writer: u64,
     written: BTreeSet<usize>,
     fences: BTreeSet<usize>,
 }
 
 impl Table {
-    /// Runs a batch's transaction. Returns its epoch, or `None` if another daemon has taken over the partition.
-    fn write(&mut self, ours: Option<u64>, batch: &[Message], queue: &Queue) -> Option<u64> {
-        match Hold::of(self.epoch, ours) {
+    /// Runs the transaction of a session's batch. Returns its epoch, or `None` if another daemon has taken over the
+    /// partition.
+    fn write(&mut self, session: &Session, queue: &Queue) -> Option<u64> {
+        let Session { channel, writing, epoch: ours, .. } = session;
+        match Hold::of(self.epoch, *ours) {
             Hold::Keeps => {}
             Hold::Takes(epoch) => self.epoch = epoch,
             Hold::TakenOver => return None,
         }
-        let (fences, events): (Vec<&Message>, _) = batch.iter().partition(|it| queue.fences.contains(&it.id));
+        assert!(ours.is_none() || self.writer == *channel, "a session writes after another one has taken over");
+        self.writer = *channel;
+        let (fences, events): (Vec<&Message>, _) = writing.iter().partition(|it| queue.fences.contains(&it.id));
         self.written.extend(events.iter().map(|event: &&Message| event.id));
         // The queue can have returned earlier events behind a fence that was returned.
         for fence in fences.iter().filter(|fence| fence.returns == 0) {
@@ -199,7 +206,7 @@ impl World {
         if !session.flow.is_writing() {
             return;
         }
-        match self.table.write(session.epoch, &session.writing, &self.queue) {
+        match self.table.write(session, &self.queue) {
             Some(epoch) if is_known => {
                 session.epoch = Some(epoch);
                 session.writing.clear();
@@ -220,7 +227,7 @@ impl World {
         }
         self.queue.close(session.channel);
         if session.flow.is_writing() {
-            self.table.write(session.epoch, &session.writing, &self.queue);
+            self.table.write(&session, &self.queue);
         }
         self.daemons[daemon].learned = session.flow.close();
     }
@@ -230,7 +237,7 @@ impl World {
         self.silent.push(session.channel);
         // The transaction holds the partition's lock until it ends, so no other daemon writes before that.
         if session.flow.is_writing() && is_late {
-            self.table.write(session.epoch, &session.writing, &self.queue);
+            self.table.write(&session, &self.queue);
         }
     }
 
