@@ -4,6 +4,12 @@ use super::common::private::Private;
 use super::common::proxy::Proxy;
 use super::common::{World, eventually};
 use super::{Counts, METRICS, assert_exact};
+#[cfg(feature = "fault-points")]
+use {
+    super::settle,
+    tallyd_core::event::encode_count,
+    tallyd_core::model::{TargetId, UserId},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_time_out_and_run_late_add_nothing_twice() {
@@ -83,6 +89,12 @@ async fn a_redis_that_is_frozen_gets_everything_once_when_it_goes_on() {
     world.close().await;
 }
 
+/// Limits the server's memory. The server refuses all writes with the limit 1, and no write with 0.
+async fn limit_memory(redis: &Private, bytes: &str) {
+    let limit = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).to_owned();
+    let () = limit.query_async(&mut redis.connect().await).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_whose_memory_is_full_gets_everything_once_when_it_has_room() {
     let redis = Private::start(&[]).await;
@@ -94,15 +106,38 @@ async fn a_redis_whose_memory_is_full_gets_everything_once_when_it_has_room() {
     let mut counts = Counts::of(30);
     world.publish(&publisher, &counts.some(100)).await;
     assert_exact(&world, &publisher, &counts).await;
-    let mut connection = redis.connect().await;
-    let limit = |bytes: &str| redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).to_owned();
-    let _: () = limit("1").query_async(&mut connection).await.unwrap();
+    limit_memory(&redis, "1").await;
     world.publish(&publisher, &counts.some(100)).await;
     daemon.logged("outage-begun").await;
     world.publish(&publisher, &counts.some(100)).await;
     world.drained(&publisher).await;
-    let _: () = limit("0").query_async(&mut connection).await.unwrap();
+    limit_memory(&redis, "0").await;
     assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_board_gets_rows_that_it_could_not_take_at_first() {
+    let redis = Private::start(&[]).await;
+    let board = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\"\nboard = \"seen\"\n\
+        [[board]]\nname = \"seen\"\nperiod = \"total\"\nscore = [\"view\"]\n";
+    let world = World::new("outbox_board", &format!("[redis]\nurl = \"{}\"\n{board}", redis.url())).await;
+    let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:amidst")]);
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a view", None);
+    world.publish(&publisher, &[(UserId(1), view)]).await;
+    eventually("the counter has the view", || async { daemon.is_stopped() }).await;
+    limit_memory(&redis, "1").await;
+    daemon.signal("CONT");
+    daemon.logged("adding the outbox to Redis failed").await;
+    limit_memory(&redis, "0").await;
+    settle(&world, &publisher).await;
+    let score = redis::cmd("ZSCORE").arg(world.cache.keys.board("seen", "total")).arg(1).to_owned();
+    let score: Option<i64> = score.query_async(&mut redis.connect().await).await.unwrap();
+    assert_eq!(score, Some(1));
     assert!(daemon.stop().success());
     world.close().await;
 }
