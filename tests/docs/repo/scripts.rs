@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::{read, root, sources};
 
@@ -44,4 +45,10 @@ fn each_name_for_the_lab_is_a_test_or_a_module_of_tests() {
         };
         assert!(files.iter().any(is_one), "dev/lab.names: there is no test {name}");
     }
+}
+
+#[test]
+fn each_mutant_fits_the_sources_and_its_tests_exist() {
+    let output = Command::new(root().join("dev/mutants")).arg("--check").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
