@@ -261,9 +261,17 @@ async fn a_crash_on_either_side_of_the_commit_changes_nothing() {
     for point in ["consumer:before-commit", "consumer:after-commit"] {
         let world = World::new(&format!("crash_{}", point.len()), "").await;
         let publisher = world.publisher().await;
-        let (bodies, model, malformed) = traffic(2_000, 6);
+        let (mut bodies, mut model, malformed) = traffic(2_000, 6);
+        // The daemon crashes with the first message, so no other message may have its event.
+        let first = LikeEvent { target: target(1_000_000), user: UserId(1), at: Micros(NOW), liked: true };
+        model.apply(&first);
+        bodies.insert(0, body(&first));
         world.publish(&publisher, &bodies).await;
-        let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
+        // The transaction is slow. If the daemon acknowledged before the commit, the broker would get the
+        // acknowledgement before the crash.
+        let (mysql, url) = Proxy::before(world.config.mysql.url.expose()).await;
+        mysql.delay(10..20);
+        let crashed = world.command().env("TALLYD_FAULT_POINT", point).env("TALLYD__MYSQL__URL", url).output().unwrap();
         assert!(!crashed.status.success(), "{point} was not reached");
         assert_eq!(
             world.count("SELECT COUNT(*) > 0 FROM like_record").await,
