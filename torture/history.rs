@@ -32,6 +32,8 @@ pub enum What {
     Letter { letter: u64, reason: &'static str },
     /// A client reads the counters of some targets.
     Read { target: u64 },
+    /// A client has read that a target has no views.
+    Zero { target: u64 },
 }
 
 /// The client's answer.

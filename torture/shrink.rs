@@ -99,6 +99,7 @@ fn line(call: &Call, history: &History, began: Micros) -> String {
         }
         What::Letter { letter, reason } => format!("letter({letter}, {reason})"),
         What::Read { target } => format!("read({target} ...)"),
+        What::Zero { target } => format!("read zero views of {target}"),
     };
     let answer = match call.answer {
         Answer::Done { at: 0 } => "done".to_owned(),

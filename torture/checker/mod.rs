@@ -174,6 +174,7 @@ impl About {
             (Self::Event { event }, What::Add { event: of, .. }) => event == of,
             (Self::Gain { member }, What::Gain { member: of, .. }) => member == of,
             (Self::Views { target }, What::Add { target: of, metric, .. }) => target == of && *metric == numbers::VIEW,
+            (Self::Views { target }, What::Zero { target: of }) => target == of,
             (Self::Late { day, member }, What::Late { day: of, member: who, .. }) => {
                 day == of && member.is_none_or(|member| member == *who)
             }

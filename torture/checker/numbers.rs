@@ -8,10 +8,13 @@ use tallyd_core::model::{Kind, Metric, Target, TargetId};
 
 use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
-use crate::history::{Answer, History, Micros, What, event_id};
+use crate::history::{Answer, History, Loses, Micros, What, Window, event_id};
 
 /// The metric whose counts the daemon adds to Redis and to a board.
 pub const VIEW: u8 = 2;
+
+/// While no fault lasts, a confirmed view is in Redis within this time.
+const SHOWN_WITHIN: Micros = 5_000_000;
 
 /// A count event that a user sent.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +54,30 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         found.push(Violation::new(Class::Invented, About::Nothing, says));
     }
     check_values(&sets(history, aside), state, &applied, found);
+    check_zeros(history, &sent, found);
     applied
+}
+
+/// Checks that no client read zero views after Redis had a view. A number that Redis has lost must be unknown, or come from
+/// MySQL.
+fn check_zeros(history: &History, sent: &BTreeMap<u64, Event>, found: &mut Vec<Violation>) {
+    let mut shown_from: HashMap<u64, Micros> = HashMap::new();
+    for it in sent.values().filter(|it| it.is_confirmed && it.metric == VIEW) {
+        let is_met = |window: &Window| window.begin <= it.ended + SHOWN_WITHIN && window.end >= it.began;
+        if !history.windows.iter().any(is_met) {
+            let from = shown_from.entry(it.target).or_insert(Micros::MAX);
+            *from = (*from).min(it.ended + SHOWN_WITHIN);
+        }
+    }
+    for call in &history.calls {
+        let What::Zero { target } = call.what else { continue };
+        let is_shown = shown_from.get(&target).is_some_and(|from| *from < call.begin);
+        let went_back = |window: &Window| window.loses == Loses::Tables && window.begin <= call.end;
+        if is_shown && !history.windows.iter().any(went_back) {
+            let says = format!("a client read that target {target} has no views, although it had views before");
+            found.push(Violation::new(Class::Lost, About::Views { target }, says));
+        }
+    }
 }
 
 fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {

@@ -200,6 +200,22 @@ fn a_count_that_was_added_twice_or_not_at_all_is_found() {
 }
 
 #[test]
+fn a_client_that_reads_no_views_after_there_were_some_is_found() {
+    let reads_zero = |story: &mut Story, target| story.call(What::Zero { target }, Some(Answer::Done { at: 0 }));
+    let mut story = Story::new();
+    reads_zero(&mut story, 1);
+    assert_eq!(story.verdict(), [(Class::Lost, About::Views { target: 1 })]);
+    story.window(Loses::Tables);
+    assert_eq!(story.verdict(), []);
+
+    let mut story = Story::new();
+    story.count(9, VIEW, 2, 2_000, None);
+    story.state.redis = story.state.counters.clone();
+    reads_zero(&mut story, 9);
+    assert_eq!(story.verdict(), [], "the view can be on its way");
+}
+
+#[test]
 fn a_number_that_an_older_set_decides_is_reordered() {
     let mut story = Story::new();
     let older = story.state.sets[&(1, UNREAD)];

@@ -1,9 +1,9 @@
 //! Users' calls that are neither likes nor counts: they add scores to boards, read pages, or send messages that tallyd
 //! must reject.
 
-use tallyd_core::model::{Target, TargetId};
+use tallyd_core::model::{Metric, Target, TargetId};
 
-use super::{TARGETS, User, VIDEO};
+use super::{TARGETS, User, VIDEO, VIEW};
 use crate::checker::{HOT, PAST, mark};
 use crate::history::{Answer, What, period};
 use tallyd_testkit::scripts::OnBoard;
@@ -105,9 +105,14 @@ impl User {
         let first = 1 + self.dice.below(TARGETS - PAGE);
         let targets: Vec<Target> = (first..first + PAGE).map(|id| Target { kind: VIDEO, id: TargetId(id) }).collect();
         let begin = crate::history::now();
-        let is_done = self.seat.client.read(&targets).await.is_ok();
-        let answer = if is_done { Answer::Done { at: 0 } } else { Answer::Unknown };
+        let read = self.seat.client.read(&targets).await;
+        let answer = if read.is_ok() { Answer::Done { at: 0 } } else { Answer::Unknown };
         self.seat.note(self.who, begin, What::Read { target: first }, answer);
-        is_done
+        for (target, numbers) in targets.iter().zip(read.as_deref().unwrap_or_default()) {
+            if numbers.get(Metric(VIEW)).is_some_and(|views| views.value == 0) {
+                self.seat.note(self.who, begin, What::Zero { target: target.id.0 }, Answer::Done { at: 0 });
+            }
+        }
+        read.is_ok()
     }
 }
