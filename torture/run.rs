@@ -99,7 +99,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let watch = Arc::new(Watch::start(&site.direct_config(), &recorder)?);
     let resources = Resources::start(Arc::clone(&site));
     let audit = Audit::start(site.pool());
-    let crowd = Crowd::start(&site.config(), args.clients, seed, &recorder)?;
+    let crowd = Crowd::start(&site, args.clients, seed, &recorder)?;
     let driver =
         Driver { site: Arc::clone(&site), watch: Arc::clone(&watch), recorder: Arc::clone(&recorder), faults, seed };
     let (injected, late) = driver.drive(&steps, args.length()).await;

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Context, Result};
 use redis::aio::MultiplexedConnection;
 use sqlx::MySqlPool;
+use tallyd_core::rules::Writes;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::NO_TARGET;
 
-use crate::checker::{Archive, Letter, State};
+use crate::checker::{Archive, LIKE, Letter, State, VIEW};
 use crate::history::Micros;
 use crate::site::Site;
 
@@ -21,6 +22,7 @@ type BoardAt = (String, String);
 pub async fn read(site: &Site) -> Result<State> {
     let mut state = State::default();
     read_rows(site.pool(), &mut state).await.context("read the tables")?;
+    state.repairs = repairs(site).await.context("read the repairs")?;
     state.archives = archives(site.pool()).await.context("read the archives")?;
     state.letters = letters(site.pool()).await.context("read the dead letters")?;
     let (config, mut redis) = (site.admin_config(), site.stack.redis().await?);
@@ -85,6 +87,17 @@ async fn read_rows(pool: &MySqlPool, state: &mut State) -> Result<()> {
         sqlx::query_as("SELECT target_id, metric, at_us, value FROM number_set").fetch_all(pool).await?;
     state.sets = sets.into_iter().map(|(target, metric, at, value)| ((target, metric), (at, value))).collect();
     Ok(())
+}
+
+async fn repairs(site: &Site) -> Result<Vec<(u64, u8, Micros)>> {
+    let all: Vec<(u64, u8, Micros)> = sqlx::query_as(
+        "SELECT target_id, metric, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', repaired_at) AS SIGNED) FROM repair \
+         WHERE store = 'redis' AND outcome = 'done'",
+    )
+    .fetch_all(site.pool())
+    .await?;
+    let by_daemons = |metric| metric == VIEW || (metric == LIKE && site.likes_by() == Writes::Daemon);
+    Ok(all.into_iter().filter(|(_, metric, _)| by_daemons(*metric)).collect())
 }
 
 async fn archives(pool: &MySqlPool) -> Result<BTreeMap<BoardAt, Archive>> {

@@ -11,6 +11,7 @@ mod fans;
 mod letters;
 mod likes;
 mod numbers;
+mod repairs;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use std::fmt;
 pub use boards::{HOT, PAST, SEEN};
 pub use fans::POSTS;
 pub use letters::mark;
+pub use numbers::VIEW;
 
 use crate::history::{Call, History, Micros, What};
 
@@ -43,6 +45,8 @@ pub struct State {
     pub ledger: HashSet<(i64, [u8; 16])>,
     /// The newest event that set a counter. The key is target and metric; the value is `at` and the set value.
     pub sets: HashMap<(u64, u8), (Micros, i64)>,
+    /// The repairs that runs have made in Redis, of numbers that the daemons add: target, metric and time.
+    pub repairs: Vec<(u64, u8, Micros)>,
     /// Live boards in Redis. The key is board and period; the value is the members' scores.
     pub boards: BTreeMap<(String, String), BTreeMap<u64, i64>>,
     /// Closed and frozen boards in Redis.
@@ -173,7 +177,7 @@ impl About {
             ) => (target, metric) == (of, which),
             (Self::Event { event }, What::Add { event: of, .. }) => event == of,
             (Self::Gain { member }, What::Gain { member: of, .. }) => member == of,
-            (Self::Views { target }, What::Add { target: of, metric, .. }) => target == of && *metric == numbers::VIEW,
+            (Self::Views { target }, What::Add { target: of, metric, .. }) => target == of && *metric == VIEW,
             (Self::Views { target }, What::Zero { target: of }) => target == of,
             (Self::Late { day, member }, What::Late { day: of, member: who, .. }) => {
                 day == of && member.is_none_or(|member| member == *who)
@@ -205,6 +209,7 @@ pub fn check(history: &History, state: &State) -> Vec<Violation> {
     likes::check(history, state, &aside, &mut found);
     let applied = numbers::check(history, state, &aside, &mut found);
     numbers::compare_with_redis(state, &mut found);
+    repairs::check(history, state, &mut found);
     boards::check(history, state, &applied, &mut found);
     fans::check(history, state, &mut found);
     letters::check(history, state, &aside, &mut found);

@@ -212,7 +212,7 @@ fn a_client_that_reads_no_views_after_there_were_some_is_found() {
     story.count(9, VIEW, 2, 2_000, None);
     story.state.redis = story.state.counters.clone();
     reads_zero(&mut story, 9);
-    assert_eq!(story.verdict(), [], "the view can be on its way");
+    assert_eq!(story.verdict(), [], "the view can be in flight");
 }
 
 #[test]

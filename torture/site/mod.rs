@@ -11,7 +11,7 @@ mod stack;
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +19,7 @@ use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
 use tallyd::config::Config;
 use tallyd_core::rules::Writes;
+use tallyd_testkit::gateway::{Gateway, gateway_command};
 use tokio::process::Command;
 
 use crate::history::Recorder;
@@ -29,7 +30,7 @@ pub use daemon::{Daemon, Surprise};
 pub use lines::Lines;
 use log::Disturbance;
 pub use settings::PARTITIONS;
-use settings::{Addresses, Who, text};
+use settings::{Addresses, Who, of_gateway, text};
 pub use settle::CONNECTIONS;
 pub use stack::{Server, Stack, redis_at};
 
@@ -69,6 +70,8 @@ pub struct Site {
     /// The proxies of the users.
     pub lines: Lines,
     pub daemons: Vec<Arc<Daemon>>,
+    /// The gateway of the users. Its connections go through their proxies.
+    gateway: OnceLock<Arc<Gateway>>,
     folder: PathBuf,
     tallyd: PathBuf,
     config: Config,
@@ -120,6 +123,7 @@ impl Site {
             stack,
             lines,
             daemons: Vec::new(),
+            gateway: OnceLock::new(),
             folder,
             tallyd,
             config,
@@ -143,7 +147,21 @@ impl Site {
             daemon.start().await;
         }
         site.settle(Duration::from_secs(60)).await.context("daemons that were just started")?;
+        let file = site.folder.join("gateway.toml");
+        std::fs::write(&file, of_gateway(&site.name, &site.lines.addresses.of(Who::ApiServer, &site.stack.accounts)))?;
+        let gateway = Gateway::spawned(gateway_command(&file), site.folder.join("gateway.log")).await;
+        let _ = site.gateway.set(Arc::new(gateway));
         Ok(Arc::new(site))
+    }
+
+    /// Returns the writer of the like counters in Redis.
+    pub fn likes_by(&self) -> Writes {
+        self.likes_by
+    }
+
+    /// Returns the gateway through which users like, if the daemons count likes.
+    pub fn gateway(&self) -> Option<Arc<Gateway>> {
+        self.gateway.get().filter(|_| self.likes_by == Writes::Daemon).cloned()
     }
 
     /// Returns the configuration of an API server whose connections go through the users' proxies.

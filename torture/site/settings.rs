@@ -52,6 +52,24 @@ timeout_ms = 2000
     [&servers, WORK, METRICS, &likes, BOARDS].concat()
 }
 
+/// Returns the configuration of a gateway.
+pub fn of_gateway(name: &str, Addresses { mysql, redis, amqp }: &Addresses) -> String {
+    format!(
+        r#"[gateway]
+listen = "127.0.0.1:0"
+[amqp]
+url = "{amqp}"
+timeout_ms = 5000
+[mysql]
+url = "{mysql}"
+[redis]
+url = "{redis}"
+key_prefix = "{name}:"
+timeout_ms = 2000
+"#
+    )
+}
+
 /// An account on the servers.
 #[derive(Clone, Copy, Debug)]
 pub enum Who {

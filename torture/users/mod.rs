@@ -4,6 +4,7 @@
 //! Many users click on the same few targets. Some users share an account and click at the same time, as if one person
 //! used two devices.
 
+mod gateway;
 mod others;
 mod seat;
 
@@ -11,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use tallyd::config::Config;
 use tallyd_client::Change;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tokio::task::JoinSet;
@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::checker::POSTS;
 use crate::dice::Dice;
 use crate::history::{Answer, Recorder, What, event_id};
+use crate::site::Site;
 use seat::Seat;
 use tallyd_testkit::scripts::{Changed, Clicked, CountError, Counted, Counting, LikeError, TakenBack};
 
@@ -35,6 +36,9 @@ const POST: Kind = Kind(2);
 /// earlier posts, so a board of likes always has only a few members.
 const POSTS_LAST_S: u64 = 10;
 const POSTS_AT_ONCE: u64 = 4;
+
+/// The percentage of clicks that go through the gateway, if the daemons count likes.
+const BY_GATEWAY: u64 = 20;
 
 /// Number of users who click on posts.
 const FANS: u64 = 4;
@@ -70,10 +74,10 @@ impl Crowd {
     ///
     /// # Errors
     /// Fails if the configuration can't be used.
-    pub fn start(config: &Config, clients: u32, seed: u64, recorder: &Arc<Recorder>) -> Result<Self> {
+    pub fn start(site: &Site, clients: u32, seed: u64, recorder: &Arc<Recorder>) -> Result<Self> {
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         for number in 0..clients {
-            let seat = Arc::new(Seat::new(config, Arc::clone(recorder))?);
+            let seat = Arc::new(Seat::new(site, Arc::clone(recorder))?);
             for task in 0..TASKS {
                 let who = number * TASKS + task;
                 let user = User {
@@ -184,12 +188,22 @@ impl User {
 
     async fn click_once(&mut self, target: Target, user: UserId, liked: bool) -> Answer {
         let begin = crate::history::now();
+        let gateway = self.seat.gateway.clone().filter(|_| self.dice.percent(BY_GATEWAY));
+        let answer = match gateway {
+            Some(gateway) => gateway::click(&gateway, target, user, liked).await,
+            None => self.click_at_api(target, user, liked).await,
+        };
+        self.seat.note(self.who, begin, What::Like { target: target.id.0, user: user.0, liked }, answer);
+        answer
+    }
+
+    async fn click_at_api(&mut self, target: Target, user: UserId, liked: bool) -> Answer {
         let client = &self.seat.client;
         let clicked = match liked {
             true => client.like(target, user, &[]).await,
             false => client.unlike(target, user, &[]).await,
         };
-        let answer = match clicked {
+        match clicked {
             Ok(Clicked::Counted(counted)) => {
                 self.keep(Old::Like(counted));
                 Answer::Done { at: counted.event.at.0 }
@@ -200,9 +214,7 @@ impl User {
             Err(LikeError::NotCounted(_)) => Answer::NotCounted,
             Err(LikeError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
             Err(LikeError::NotConfirmed { event, .. }) => Answer::NotConfirmed { at: event.at.0 },
-        };
-        self.seat.note(self.who, begin, What::Like { target: target.id.0, user: user.0, liked }, answer);
-        answer
+        }
     }
 
     async fn add(&mut self, metric: u8) -> bool {

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use redis::aio::MultiplexedConnection;
-use tallyd::config::Config;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::Keys;
 use tokio::sync::Mutex;
 
 use crate::history::{Answer, Call, Micros, Recorder, What};
+use crate::site::Site;
+use tallyd_testkit::gateway::Gateway;
 use tallyd_testkit::scripts::ApiServer;
 
 /// Time limit for Redis's answers to calls that do not use the client.
@@ -20,6 +21,7 @@ const REDIS_MAX: Duration = Duration::from_secs(2);
 
 pub struct Seat {
     pub client: ApiServer,
+    pub gateway: Option<Arc<Gateway>>,
     pub keys: Keys,
     pub broker: Broker,
     /// The channel for messages that can't be applied.
@@ -33,9 +35,11 @@ pub struct Seat {
 }
 
 impl Seat {
-    pub fn new(config: &Config, recorder: Arc<Recorder>) -> Result<Self> {
+    pub fn new(site: &Site, recorder: Arc<Recorder>) -> Result<Self> {
+        let config = &site.config();
         Ok(Self {
             client: ApiServer::new(config),
+            gateway: site.gateway(),
             keys: Cache::new(&config.redis, &config.metrics)?.keys.clone(),
             broker: Broker::new(&config.amqp)?,
             publisher: Mutex::default(),

@@ -1,6 +1,7 @@
 //! Runs a gateway as a child process with the accounts of an API server, and sends requests to it.
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -59,14 +60,11 @@ impl World {
 
     /// Does the same as [`World::gateway_with`], but writes no site card.
     pub async fn gateway_without_card(&self, environment: &[(&str, &str)]) -> Gateway {
-        let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
-        let log = File::create(&log_path).unwrap();
         let mut command = self.gateway_command();
-        command.stderr(log);
         for (name, value) in environment {
             command.env(name, self.as_api(name, value));
         }
-        Gateway::started(Daemon { child: command.spawn().unwrap(), log_path }).await
+        Gateway::spawned(command, self.log_path(STARTED.fetch_add(1, Ordering::Relaxed))).await
     }
 
     /// Writes the site card that a daemon of this world writes, because not every test starts a daemon. Does nothing
@@ -78,10 +76,7 @@ impl World {
 
     /// Returns the command that runs a gateway with this world's gateway.toml.
     pub fn gateway_command(&self) -> Command {
-        let mut command = Command::new(program());
-        command.arg("--config").arg(self.folder.path().join("gateway.toml")).arg("gateway");
-        command.env_remove("NOTIFY_SOCKET").envs(unit_environment()).stdin(Stdio::null());
-        command
+        gateway_command(&self.folder.path().join("gateway.toml"))
     }
 
     pub async fn gateway(&self) -> Gateway {
@@ -89,7 +84,21 @@ impl World {
     }
 }
 
+/// Returns the command that runs a gateway with this file.
+pub fn gateway_command(config: &Path) -> Command {
+    let mut command = Command::new(program());
+    command.arg("--config").arg(config).arg("gateway");
+    command.env_remove("NOTIFY_SOCKET").envs(unit_environment()).stdin(Stdio::null());
+    command
+}
+
 impl Gateway {
+    /// Runs the command with a log in this file, and waits until the process accepts requests.
+    pub async fn spawned(mut command: Command, log_path: PathBuf) -> Self {
+        command.stderr(File::create(&log_path).unwrap());
+        Self::started(Daemon { child: command.spawn().unwrap(), log_path }).await
+    }
+
     /// Waits until the process accepts requests.
     pub async fn started(process: Daemon) -> Self {
         process.logged("\"gateway-started\"").await;
