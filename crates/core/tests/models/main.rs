@@ -18,6 +18,11 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
+/// Returns the first number, or the second one with `TALLYD_TEST_SIZE=full` (dev/check-all).
+fn size<T>(usual: T, full: T) -> T {
+    if std::env::var("TALLYD_TEST_SIZE").is_ok_and(|size| size == "full") { full } else { usual }
+}
+
 /// Goes through all states of the model, until a property fails.
 fn check<M>(model: M, bounds: &impl Debug)
 where

@@ -267,7 +267,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
+    #![proptest_config(ProptestConfig::with_cases(crate::size(4_000, 100_000)))]
 
     #[test]
     fn what_is_acknowledged_is_written_and_no_fence_passes_an_event(
