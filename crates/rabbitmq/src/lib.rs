@@ -32,7 +32,7 @@ use lapin::options::{
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPScheme;
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Queue};
 
 use frames::FrameLimit;
 use nodes::{Node, Nodes};
@@ -197,12 +197,7 @@ impl Link {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
         let asked = self.call("read the queue's length", declare).await;
-        if fault::strikes("depth") {
-            return Ok(Depth::of(0, 0));
-        }
-        asked
-            .map(|found| Depth::of(found.message_count(), found.consumer_count()))
-            .map_err(|error| error.about(format!("queue {queue}")))
+        asked.map(|found| depth_of(&found)).map_err(|error| error.about(format!("queue {queue}")))
     }
 
     /// Counts the ready messages of a queue that allows several consumers at the same time. If the depth is unknown,
@@ -334,6 +329,10 @@ impl Publisher {
         }
         Ok(Some(waiting))
     }
+}
+
+fn depth_of(found: &Queue) -> Depth {
+    if fault::strikes("depth") { Depth::Unknown } else { Depth::of(found.message_count(), found.consumer_count()) }
 }
 
 fn traced(traceparent: Option<&str>) -> BasicProperties {

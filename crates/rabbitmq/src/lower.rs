@@ -6,7 +6,7 @@ use tallyd_core::fence::Depth;
 use tallyd_core::partition::Partitions;
 
 use super::probe::NOT_FOUND;
-use super::{Broker, Link, Result};
+use super::{Broker, Link, Result, depth_of};
 
 impl Broker {
     /// Returns each partition's queue and its length. The length is `None` if the queue is missing.
@@ -17,9 +17,7 @@ impl Broker {
             let passive = QueueDeclareOptions::durable().passive();
             let declare = channel.queue_declare(queue.into(), passive, FieldTable::default());
             match link.call("read the queue's length", declare).await {
-                Ok(found) => {
-                    depths.push((queue.to_owned(), Some(Depth::of(found.message_count(), found.consumer_count()))))
-                }
+                Ok(found) => depths.push((queue.to_owned(), Some(depth_of(&found)))),
                 Err(error) if matches!(error.code(), Some((NOT_FOUND, _))) => {
                     depths.push((queue.to_owned(), None));
                     // The error has closed the channel, so the next call needs a new channel.

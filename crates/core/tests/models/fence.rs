@@ -3,11 +3,11 @@
 //!
 //! If a fence has passed, or the partition is idle, every event that the broker had accepted before must be committed.
 
-use stateright::{Model, Property};
+use stateright::Property;
 use tallyd_core::fence::{Depth, Fence, Look, Next, Passed};
 use tallyd_core::partition::Hold;
 
-use crate::size;
+use crate::{Following, size};
 
 /// The maximum number of passes of one run.
 const PASSES: u64 = 2;
@@ -179,6 +179,94 @@ impl World {
         }
     }
 
+    fn begins(&self, number: u64) -> Run {
+        Run { number, sent_in: None, must: (1 << self.published) - 1, step: Step::Reads }
+    }
+
+    fn returns(&mut self, session: Session) {
+        self.returned.extend(session.unacked.into_iter().map(|message| Message { is_returned: true, ..message }));
+    }
+
+    fn depth(&self) -> Depth {
+        Depth::of((self.returned.len() + self.ready.len()) as u32, u32::from(self.active.is_some()))
+    }
+
+    /// One step of the run. `depth` is the broker's answer.
+    fn runs(&mut self, depth: Depth) {
+        let Some(mut run) = self.run.take() else { return };
+        let number = run.number;
+        run.step = match run.step.clone() {
+            Step::Reads => Step::Looks(self.mysql.known()),
+            Step::Looks(known) => {
+                let fence = fence(&run, &known);
+                match fence.passed() {
+                    Passed::Yes => return self.passed(&run),
+                    Passed::TakenOver => return,
+                    Passed::No => {}
+                }
+                match Look::of(depth, known.left.len()) {
+                    Some(look) => Step::Decides(known, look),
+                    None => Step::Forgets(known),
+                }
+            }
+            Step::Forgets(known) => {
+                self.mysql.left.retain(|(fence, _)| run_of(*fence) == run_of(number));
+                Step::Decides(known, Look::Unknown)
+            }
+            Step::Decides(known, look) => match fence(&run, &known).next(look) {
+                Next::Idle => Step::ReadsAgain(known),
+                Next::Wait => Step::Reads,
+                Next::Send => Step::Publishes { epoch: known.epoch, leaves: false },
+                Next::Leave => Step::Notes(known.epoch),
+            },
+            Step::ReadsAgain(known) if self.mysql.known().left == known.left => return self.passed(&run),
+            Step::ReadsAgain(_) => Step::Reads,
+            Step::Notes(epoch) => {
+                self.mysql.left.retain(|(fence, _)| *fence != number);
+                self.mysql.left.push((number, false));
+                self.mysql.left.sort_unstable();
+                Step::Publishes { epoch, leaves: true }
+            }
+            Step::Publishes { epoch, leaves } => {
+                self.ready.push(Message { body: Body::Fence(number), is_returned: false });
+                if leaves {
+                    Step::Confirms(epoch)
+                } else {
+                    run.sent_in = Some(epoch);
+                    Step::Reads
+                }
+            }
+            Step::Confirms(epoch) => {
+                self.mysql.left.iter_mut().filter(|(fence, _)| *fence == number).for_each(|left| left.1 = true);
+                run.sent_in = Some(epoch);
+                Step::Reads
+            }
+        };
+        self.run = Some(run);
+    }
+
+    /// The run concludes that nothing is in flight, and makes its next pass.
+    fn passed(&mut self, run: &Run) {
+        self.passes += 1;
+        self.is_wrong |= run.must & !self.mysql.committed != 0;
+        let next = run.number + 1;
+        self.run = (next % PASSES < self.left.passes && !next.is_multiple_of(PASSES)).then(|| self.begins(next));
+    }
+}
+
+fn fence(run: &Run, known: &Known) -> Fence {
+    Fence {
+        number: run.number,
+        passed: known.passed,
+        epoch: known.epoch,
+        sent_in: run.sent_in,
+        has_own: known.left.iter().any(|fence| run_of(*fence) == run_of(run.number)),
+    }
+}
+
+impl crate::World for World {
+    type Event = Event;
+
     fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         let Bounds { events: more, sessions, freezes, runs, partitions, .. } = self.left;
@@ -274,118 +362,13 @@ impl World {
         }
     }
 
-    fn begins(&self, number: u64) -> Run {
-        Run { number, sent_in: None, must: (1 << self.published) - 1, step: Step::Reads }
-    }
-
-    fn returns(&mut self, session: Session) {
-        self.returned.extend(session.unacked.into_iter().map(|message| Message { is_returned: true, ..message }));
-    }
-
-    fn depth(&self) -> Depth {
-        Depth::of((self.returned.len() + self.ready.len()) as u32, u32::from(self.active.is_some()))
-    }
-
-    /// One step of the run. `depth` is the broker's answer.
-    fn runs(&mut self, depth: Depth) {
-        let Some(mut run) = self.run.take() else { return };
-        let number = run.number;
-        run.step = match run.step.clone() {
-            Step::Reads => Step::Looks(self.mysql.known()),
-            Step::Looks(known) => {
-                let fence = fence(&run, &known);
-                match fence.passed() {
-                    Passed::Yes => return self.passed(&run),
-                    Passed::TakenOver => return,
-                    Passed::No => {}
-                }
-                match Look::of(depth, known.left.len()) {
-                    Some(look) => Step::Decides(known, look),
-                    None => Step::Forgets(known),
-                }
-            }
-            Step::Forgets(known) => {
-                self.mysql.left.retain(|(fence, _)| run_of(*fence) == run_of(number));
-                Step::Decides(known, Look::Unknown)
-            }
-            Step::Decides(known, look) => match fence(&run, &known).next(look) {
-                Next::Idle => Step::ReadsAgain(known),
-                Next::Wait => Step::Reads,
-                Next::Send => Step::Publishes { epoch: known.epoch, leaves: false },
-                Next::Leave => Step::Notes(known.epoch),
-            },
-            Step::ReadsAgain(known) if self.mysql.known().left == known.left => return self.passed(&run),
-            Step::ReadsAgain(_) => Step::Reads,
-            Step::Notes(epoch) => {
-                self.mysql.left.retain(|(fence, _)| *fence != number);
-                self.mysql.left.push((number, false));
-                self.mysql.left.sort_unstable();
-                Step::Publishes { epoch, leaves: true }
-            }
-            Step::Publishes { epoch, leaves } => {
-                self.ready.push(Message { body: Body::Fence(number), is_returned: false });
-                if leaves {
-                    Step::Confirms(epoch)
-                } else {
-                    run.sent_in = Some(epoch);
-                    Step::Reads
-                }
-            }
-            Step::Confirms(epoch) => {
-                self.mysql.left.iter_mut().filter(|(fence, _)| *fence == number).for_each(|left| left.1 = true);
-                run.sent_in = Some(epoch);
-                Step::Reads
-            }
-        };
-        self.run = Some(run);
-    }
-
-    /// The run concludes that nothing is in flight, and makes its next pass.
-    fn passed(&mut self, run: &Run) {
-        self.passes += 1;
-        self.is_wrong |= run.must & !self.mysql.committed != 0;
-        let next = run.number + 1;
-        self.run = (next % PASSES < self.left.passes && !next.is_multiple_of(PASSES)).then(|| self.begins(next));
-    }
-}
-
-fn fence(run: &Run, known: &Known) -> Fence {
-    Fence {
-        number: run.number,
-        passed: known.passed,
-        epoch: known.epoch,
-        sent_in: run.sent_in,
-        has_own: known.left.iter().any(|fence| run_of(*fence) == run_of(run.number)),
-    }
-}
-
-struct Within(Bounds);
-
-impl Model for Within {
-    type State = World;
-    type Action = Event;
-
-    fn init_states(&self) -> Vec<World> {
-        vec![World::new(self.0)]
-    }
-
-    fn actions(&self, world: &World, actions: &mut Vec<Event>) {
-        actions.extend(world.events());
-    }
-
-    fn next_state(&self, world: &World, event: Event) -> Option<World> {
-        let mut next = world.clone();
-        next.does(event);
-        Some(next)
-    }
-
-    fn within_boundary(&self, world: &World) -> bool {
+    fn is_within_bounds(&self) -> bool {
         // A run can send a fence in each epoch. More than three in a queue show nothing new.
-        let fences = world.returned.iter().chain(&world.ready).filter(|message| matches!(message.body, Body::Fence(_)));
+        let fences = self.returned.iter().chain(&self.ready).filter(|message| matches!(message.body, Body::Fence(_)));
         fences.count() <= 3
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn properties() -> Vec<Property<Following<Self>>> {
         vec![
             Property::always("no fence passes an event", |_, world: &World| !world.is_wrong),
             Property::sometimes("a queue without a consumer is idle", |_, world: &World| {
@@ -399,7 +382,7 @@ impl Model for Within {
 }
 
 fn check(bounds: Bounds) {
-    crate::check(Within(bounds), &bounds);
+    crate::check(&bounds, vec![World::new(bounds)]);
 }
 
 const ONE: Bounds = Bounds { events: 1, sessions: 1, freezes: 0, runs: 1, passes: 1, partitions: 0 };

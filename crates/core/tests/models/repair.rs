@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
-use stateright::{Model, Property};
+use stateright::Property;
 use tallyd_core::drift::{Judgement, Sample, Truth, judge};
 use tallyd_core::layout::Loaded;
 use tallyd_core::model::Micros;
 use tallyd_core::outbox::OutboxOffsets;
 use tallyd_core::repair_limits::{Decision, decide};
 
-use crate::size;
+use crate::{Following, size};
 
 /// A click is published within this time after it was counted (`publish_grace`).
 const GRACE: i64 = 2;
@@ -169,36 +169,6 @@ impl World {
         self.redis.value - (counted - self.lost())
     }
 
-    fn events(&self) -> Vec<Event> {
-        let mut events = Vec::new();
-        if self.can_tick() {
-            events.push(Event::Ticks);
-        }
-        for (click, state) in self.clicks[..self.left.clicks].iter().enumerate() {
-            match state {
-                // The clicks are alike, so they are counted in their order.
-                Click::None if self.clicks[..click].iter().all(|earlier| *earlier != Click::None) => {
-                    for skew in -self.left.skew..=self.left.skew {
-                        events.extend([true, false].map(|is_lost| Event::Counts { click, is_lost, skew }));
-                    }
-                }
-                Click::Counted { is_lost: false, .. } => events.push(Event::Publishes(click)),
-                Click::Published { .. } => events.push(Event::Commits(click)),
-                _ => {}
-            }
-        }
-        if self.left.runs > 0 && self.lock.1 <= self.now && self.runs.contains(&None) {
-            events.push(Event::RunBegins);
-        }
-        for (place, run) in self.runs.iter().enumerate() {
-            let Some(run) = run else { continue };
-            events.extend(self.is_ready(run).then_some(Event::Runs(place)));
-            events.extend(matches!(run.step, Step::Repairs(_)).then_some(Event::TimesOut(place)));
-        }
-        events.extend(self.late.map(|_| Event::RunsLate));
-        events
-    }
-
     fn can_tick(&self) -> bool {
         let must_publish = |click: &Click| matches!(*click, Click::Counted { counted_at, is_lost: false, .. } if counted_at + GRACE <= self.now + 1);
         self.now < self.left.end && !self.clicks.iter().any(must_publish)
@@ -213,44 +183,6 @@ impl World {
                 (0..CLICKS).all(|click| !clicks[click] || is_committed(click))
             }
             _ => true,
-        }
-    }
-
-    fn does(&mut self, event: Event) {
-        match event {
-            Event::Ticks => self.now += 1,
-            Event::Counts { click, is_lost, skew } => {
-                self.redis.value += 1;
-                self.clicks[click] = Click::Counted { at: self.now + skew, counted_at: self.now, is_lost };
-            }
-            Event::Publishes(click) => {
-                if let Click::Counted { at, .. } = self.clicks[click] {
-                    self.clicks[click] = Click::Published { at };
-                }
-            }
-            Event::Commits(click) => {
-                if let Click::Published { at } = self.clicks[click] {
-                    self.clicks[click] = Click::Committed { at };
-                }
-            }
-            Event::RunBegins => {
-                self.left.runs -= 1;
-                let number = self.lock.0 + 1;
-                self.lock = (number, self.now + LEASE);
-                let free = self.runs.iter().position(Option::is_none).unwrap_or_default();
-                self.runs[free] = Some(Run { number, earlier: None, is_again: false, step: Step::Samples });
-            }
-            Event::Runs(place) => self.runs[place] = self.runs[place].and_then(|run| self.runs(run)),
-            Event::TimesOut(place) => {
-                if let Some(Run { step: Step::Repairs(script), .. }) = self.runs[place].take() {
-                    self.late = Some(script);
-                }
-            }
-            Event::RunsLate => {
-                if let Some(script) = self.late.take() {
-                    self.repairs(script);
-                }
-            }
         }
     }
 
@@ -313,41 +245,92 @@ impl World {
     }
 }
 
-struct Within(Bounds);
+impl crate::World for World {
+    type Event = Event;
 
-impl Model for Within {
-    type State = World;
-    type Action = Event;
-
-    fn init_states(&self) -> Vec<World> {
-        [-1, 0, 1].map(|drift| World::new(self.0, drift)).into()
+    fn events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.can_tick() {
+            events.push(Event::Ticks);
+        }
+        for (click, state) in self.clicks[..self.left.clicks].iter().enumerate() {
+            match state {
+                // The clicks are alike, so they are counted in their order.
+                Click::None if self.clicks[..click].iter().all(|earlier| *earlier != Click::None) => {
+                    for skew in -self.left.skew..=self.left.skew {
+                        events.extend([true, false].map(|is_lost| Event::Counts { click, is_lost, skew }));
+                    }
+                }
+                Click::Counted { is_lost: false, .. } => events.push(Event::Publishes(click)),
+                Click::Published { .. } => events.push(Event::Commits(click)),
+                _ => {}
+            }
+        }
+        if self.left.runs > 0 && self.lock.1 <= self.now && self.runs.contains(&None) {
+            events.push(Event::RunBegins);
+        }
+        for (place, run) in self.runs.iter().enumerate() {
+            let Some(run) = run else { continue };
+            events.extend(self.is_ready(run).then_some(Event::Runs(place)));
+            events.extend(matches!(run.step, Step::Repairs(_)).then_some(Event::TimesOut(place)));
+        }
+        events.extend(self.late.map(|_| Event::RunsLate));
+        events
     }
 
-    fn actions(&self, world: &World, actions: &mut Vec<Event>) {
-        actions.extend(world.events());
+    fn does(&mut self, event: Event) {
+        match event {
+            Event::Ticks => self.now += 1,
+            Event::Counts { click, is_lost, skew } => {
+                self.redis.value += 1;
+                self.clicks[click] = Click::Counted { at: self.now + skew, counted_at: self.now, is_lost };
+            }
+            Event::Publishes(click) => {
+                if let Click::Counted { at, .. } = self.clicks[click] {
+                    self.clicks[click] = Click::Published { at };
+                }
+            }
+            Event::Commits(click) => {
+                if let Click::Published { at } = self.clicks[click] {
+                    self.clicks[click] = Click::Committed { at };
+                }
+            }
+            Event::RunBegins => {
+                self.left.runs -= 1;
+                let number = self.lock.0 + 1;
+                self.lock = (number, self.now + LEASE);
+                let free = self.runs.iter().position(Option::is_none).unwrap_or_default();
+                self.runs[free] = Some(Run { number, earlier: None, is_again: false, step: Step::Samples });
+            }
+            Event::Runs(place) => self.runs[place] = self.runs[place].and_then(|run| self.runs(run)),
+            Event::TimesOut(place) => {
+                if let Some(Run { step: Step::Repairs(script), .. }) = self.runs[place].take() {
+                    self.late = Some(script);
+                }
+            }
+            Event::RunsLate => {
+                if let Some(script) = self.late.take() {
+                    self.repairs(script);
+                }
+            }
+        }
     }
 
-    fn next_state(&self, world: &World, event: Event) -> Option<World> {
-        let mut next = world.clone();
-        next.does(event);
-        Some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn properties() -> Vec<Property<Following<Self>>> {
         vec![
             Property::always("a repair does not go too far", |_, world: &World| !world.is_wrong),
             Property::sometimes("a repair makes a counter right", |_, world: &World| {
                 world.repairs > 0 && world.error() == 0
             }),
-            Property::sometimes("a second run takes over", |model: &Self, world: &World| {
-                model.0.runs < 2 || world.runs.iter().all(Option::is_some)
+            Property::sometimes("a second run takes over", |_, world: &World| {
+                world.left.runs + world.lock.0 < 2 || world.runs.iter().all(Option::is_some)
             }),
         ]
     }
 }
 
 fn check(bounds: Bounds) {
-    crate::check(Within(bounds), &bounds);
+    crate::check(&bounds, [-1, 0, 1].map(|drift| World::new(bounds, drift)).into());
 }
 
 #[test]

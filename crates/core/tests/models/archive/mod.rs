@@ -23,10 +23,11 @@
 mod run;
 mod stores;
 
-use stateright::{Model, Property};
+use stateright::Property;
 use tallyd_core::archive::{PeriodState, Reason};
 use tallyd_core::model::Freeze;
 
+use crate::Following;
 use crate::zsets::{EMPTY, MEMBERS, Zset, both, has_all};
 use run::{End, Run, Step};
 use stores::{MySql, Redis};
@@ -134,84 +135,6 @@ impl World {
         world
     }
 
-    fn events(&self) -> Vec<Event> {
-        let Self { left, runs, .. } = self;
-        let mut events = Vec::new();
-        let mut add = |is_possible: bool, event| events.extend(is_possible.then_some(event));
-        for member in 0..MEMBERS {
-            add(left.writes > 0, Event::Writes(member));
-        }
-        add(left.runs > 0 && runs[0].is_none(), Event::Begins);
-        add(left.rivals > 0 && runs[0].is_some() && runs[1].is_none(), Event::TakesOver);
-        for (slot, run) in runs.iter().enumerate() {
-            add(run.is_some(), Event::Runs(slot));
-            add(run.is_some() && left.crashes > 0, Event::Crashes(slot));
-            add(run.is_some_and(|run| run.changes()) && left.timeouts > 0, Event::TimesOut(slot));
-        }
-        add(self.late.is_some(), Event::RunsLate);
-        add(left.flushes > 0, Event::Flushes);
-        add(left.failovers > 0, if self.replica.is_none() { Event::Replicates } else { Event::FailsOver });
-        add(left.restores > 0, if self.backup.is_none() { Event::BacksUp } else { Event::Restores });
-        add(left.expiries > 0 && self.redis.expires, Event::Expires);
-        add(left.hours > 0, Event::HourPasses);
-        events
-    }
-
-    fn does(&mut self, event: Event) {
-        let left = &mut self.left;
-        match event {
-            Event::Writes(member) => {
-                left.writes -= 1;
-                self.redis.live[member] += 1;
-                self.written[member] += 1;
-            }
-            Event::Begins => {
-                left.runs -= 1;
-                self.begins();
-            }
-            Event::TakesOver => {
-                left.rivals -= 1;
-                self.runs[1] = self.runs[0];
-                self.begins();
-            }
-            Event::Runs(slot) => drop(self.runs(slot)),
-            Event::Crashes(slot) => {
-                left.crashes -= 1;
-                self.runs[slot] = None;
-            }
-            Event::TimesOut(slot) => {
-                left.timeouts -= 1;
-                self.late = self.runs[slot].take();
-            }
-            Event::RunsLate => self.runs_late(),
-            Event::Flushes => {
-                left.flushes -= 1;
-                (self.redis, self.has_lost_redis) = (Redis::FLUSHED, true);
-            }
-            Event::Replicates => self.replica = Some(self.redis),
-            Event::FailsOver => {
-                left.failovers -= 1;
-                (self.redis, self.has_lost_redis) = (self.replica.take().unwrap_or(Redis::FLUSHED), true);
-                // The call went to the former server.
-                self.late = None;
-            }
-            Event::BacksUp => self.backup = Some(self.mysql),
-            Event::Restores => {
-                left.restores -= 1;
-                (self.mysql, self.has_lost_mysql) = (self.backup.take().unwrap_or(self.mysql), true);
-                self.late = None;
-            }
-            Event::Expires => {
-                left.expiries -= 1;
-                (self.redis.frozen, self.redis.expires) = (EMPTY, false);
-            }
-            Event::HourPasses => {
-                left.hours -= 1;
-                self.now += 1;
-            }
-        }
-    }
-
     /// A run takes the job's lock.
     fn begins(&mut self) {
         self.begun += 1;
@@ -310,28 +233,88 @@ impl World {
     }
 }
 
-/// All states that follow this one.
-struct Start(World);
+impl crate::World for World {
+    type Event = Event;
 
-impl Model for Start {
-    type State = World;
-    type Action = Event;
-
-    fn init_states(&self) -> Vec<World> {
-        vec![self.0.clone()]
+    fn events(&self) -> Vec<Event> {
+        let Self { left, runs, .. } = self;
+        let mut events = Vec::new();
+        let mut add = |is_possible: bool, event| events.extend(is_possible.then_some(event));
+        for member in 0..MEMBERS {
+            add(left.writes > 0, Event::Writes(member));
+        }
+        add(left.runs > 0 && runs[0].is_none(), Event::Begins);
+        add(left.rivals > 0 && runs[0].is_some() && runs[1].is_none(), Event::TakesOver);
+        for (slot, run) in runs.iter().enumerate() {
+            add(run.is_some(), Event::Runs(slot));
+            add(run.is_some() && left.crashes > 0, Event::Crashes(slot));
+            add(run.is_some_and(|run| run.changes()) && left.timeouts > 0, Event::TimesOut(slot));
+        }
+        add(self.late.is_some(), Event::RunsLate);
+        add(left.flushes > 0, Event::Flushes);
+        add(left.failovers > 0, if self.replica.is_none() { Event::Replicates } else { Event::FailsOver });
+        add(left.restores > 0, if self.backup.is_none() { Event::BacksUp } else { Event::Restores });
+        add(left.expiries > 0 && self.redis.expires, Event::Expires);
+        add(left.hours > 0, Event::HourPasses);
+        events
     }
 
-    fn actions(&self, world: &World, actions: &mut Vec<Event>) {
-        actions.extend(world.events());
+    fn does(&mut self, event: Event) {
+        let left = &mut self.left;
+        match event {
+            Event::Writes(member) => {
+                left.writes -= 1;
+                self.redis.live[member] += 1;
+                self.written[member] += 1;
+            }
+            Event::Begins => {
+                left.runs -= 1;
+                self.begins();
+            }
+            Event::TakesOver => {
+                left.rivals -= 1;
+                self.runs[1] = self.runs[0];
+                self.begins();
+            }
+            Event::Runs(slot) => drop(self.runs(slot)),
+            Event::Crashes(slot) => {
+                left.crashes -= 1;
+                self.runs[slot] = None;
+            }
+            Event::TimesOut(slot) => {
+                left.timeouts -= 1;
+                self.late = self.runs[slot].take();
+            }
+            Event::RunsLate => self.runs_late(),
+            Event::Flushes => {
+                left.flushes -= 1;
+                (self.redis, self.has_lost_redis) = (Redis::FLUSHED, true);
+            }
+            Event::Replicates => self.replica = Some(self.redis),
+            Event::FailsOver => {
+                left.failovers -= 1;
+                (self.redis, self.has_lost_redis) = (self.replica.take().unwrap_or(Redis::FLUSHED), true);
+                // The call went to the former server.
+                self.late = None;
+            }
+            Event::BacksUp => self.backup = Some(self.mysql),
+            Event::Restores => {
+                left.restores -= 1;
+                (self.mysql, self.has_lost_mysql) = (self.backup.take().unwrap_or(self.mysql), true);
+                self.late = None;
+            }
+            Event::Expires => {
+                left.expiries -= 1;
+                (self.redis.frozen, self.redis.expires) = (EMPTY, false);
+            }
+            Event::HourPasses => {
+                left.hours -= 1;
+                self.now += 1;
+            }
+        }
     }
 
-    fn next_state(&self, world: &World, event: Event) -> Option<World> {
-        let mut next = world.clone();
-        next.does(event);
-        Some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn properties() -> Vec<Property<Following<Self>>> {
         vec![
             Property::always("each score is in Redis or in the verified archive", |_, world: &World| {
                 world.has_lost_data() || world.has_all()
@@ -350,7 +333,7 @@ impl Model for Start {
 
 fn check(world: World) {
     let bounds = world.left;
-    crate::check(Start(world), &bounds);
+    crate::check(&bounds, vec![world]);
 }
 
 #[test]

@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 use std::hash::Hash;
 
-use stateright::{Model, Property};
+use stateright::Property;
 use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Micros, Target, TargetId};
 use tallyd_core::outbox::{Accepts, OutboxOffsets, OutboxRow};
 
-use crate::size;
+use crate::{Following, World as _, size};
 
 mod run;
 
@@ -201,6 +201,68 @@ impl World {
         }
     }
 
+    fn reads(&mut self, daemon: usize) {
+        let after = self.daemons[daemon].added;
+        let rows: Vec<Row> = self.mysql.rows.iter().filter(|row| row.number > after).copied().collect();
+        let marks = [0, 1].map(|bucket| rows.iter().any(|row| row.is_for(bucket)).then_some(after));
+        self.daemons[daemon].pass = Some(Pass { after, rows, marks });
+    }
+
+    fn calls(&mut self, daemon: usize, bucket: usize) {
+        let Some(pass) = &mut self.daemons[daemon].pass else { return };
+        let Some(call) = pass.call(bucket) else { return };
+        pass.marks[bucket] = self.redis[bucket].applies(&call);
+    }
+
+    /// Whether the bucket and the rows that it lacks make the counter. Only rows after `added` of a daemon are still sent.
+    fn is_exact(&self, bucket: usize) -> bool {
+        let Bucket { state, mark, value } = self.redis[bucket];
+        let waits = self.mysql.rows.iter().filter(|row| row.is_for(bucket) && row.number > mark).count() as i64;
+        !matches!(state, State::Yes(_)) || value + waits == self.mysql.counters[bucket]
+    }
+
+    /// Whether no daemon and no run is between two steps.
+    fn is_quiet(&self) -> bool {
+        self.run.is_none() && self.daemons.iter().all(|daemon| daemon.pass.is_none())
+    }
+
+    /// Does what daemons and one full run do when all is quiet. Late calls run afterwards. Returns whether Redis then
+    /// equals MySQL.
+    fn settles(&self) -> bool {
+        let mut world = self.clone();
+        for daemon in 0..DAEMONS {
+            world.reads(daemon);
+            for bucket in 0..BUCKETS {
+                // A first call, and one with the mark of its answer.
+                (0..2).for_each(|_| world.calls(daemon, bucket));
+            }
+            world.does(Event::Ends(daemon));
+            world.does(Event::Notes(daemon));
+        }
+        for _ in 0..BUCKETS {
+            world.does(Event::Loads);
+            while world.run.is_some() {
+                world.runs();
+            }
+        }
+        for bucket in 0..BUCKETS {
+            world.run = Some(Run::Measures { bucket, applied: world.mysql.applied });
+            while world.run.is_some() {
+                world.runs();
+            }
+        }
+        let calls: Vec<Call> = world.late.iter().copied().collect();
+        calls.into_iter().for_each(|call| world.does(Event::RunsLate(call)));
+        (0..BUCKETS).all(|bucket| {
+            matches!(world.redis[bucket].state, State::Yes(_))
+                && world.redis[bucket].value == world.mysql.counters[bucket]
+        })
+    }
+}
+
+impl crate::World for World {
+    type Event = Event;
+
     fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         if self.left.rows > 0 {
@@ -307,88 +369,12 @@ impl World {
         }
     }
 
-    fn reads(&mut self, daemon: usize) {
-        let after = self.daemons[daemon].added;
-        let rows: Vec<Row> = self.mysql.rows.iter().filter(|row| row.number > after).copied().collect();
-        let marks = [0, 1].map(|bucket| rows.iter().any(|row| row.is_for(bucket)).then_some(after));
-        self.daemons[daemon].pass = Some(Pass { after, rows, marks });
+    fn sort(&mut self) {
+        // The daemons do the same.
+        self.daemons.sort();
     }
 
-    fn calls(&mut self, daemon: usize, bucket: usize) {
-        let Some(pass) = &mut self.daemons[daemon].pass else { return };
-        let Some(call) = pass.call(bucket) else { return };
-        pass.marks[bucket] = self.redis[bucket].applies(&call);
-    }
-
-    /// Whether the bucket and the rows that it lacks make the counter. Only rows after `added` of a daemon are still sent.
-    fn is_exact(&self, bucket: usize) -> bool {
-        let Bucket { state, mark, value } = self.redis[bucket];
-        let waits = self.mysql.rows.iter().filter(|row| row.is_for(bucket) && row.number > mark).count() as i64;
-        !matches!(state, State::Yes(_)) || value + waits == self.mysql.counters[bucket]
-    }
-
-    /// Whether no daemon and no run is between two steps.
-    fn is_quiet(&self) -> bool {
-        self.run.is_none() && self.daemons.iter().all(|daemon| daemon.pass.is_none())
-    }
-
-    /// Does what daemons and one full run do when all is quiet. Late calls run afterwards. Returns whether Redis then
-    /// equals MySQL.
-    fn settles(&self) -> bool {
-        let mut world = self.clone();
-        for daemon in 0..DAEMONS {
-            world.reads(daemon);
-            for bucket in 0..BUCKETS {
-                // A first call, and one with the mark of its answer.
-                (0..2).for_each(|_| world.calls(daemon, bucket));
-            }
-            world.does(Event::Ends(daemon));
-            world.does(Event::Notes(daemon));
-        }
-        for _ in 0..BUCKETS {
-            world.does(Event::Loads);
-            while world.run.is_some() {
-                world.runs();
-            }
-        }
-        for bucket in 0..BUCKETS {
-            world.run = Some(Run::Measures { bucket, applied: world.mysql.applied });
-            while world.run.is_some() {
-                world.runs();
-            }
-        }
-        let calls: Vec<Call> = world.late.iter().copied().collect();
-        calls.into_iter().for_each(|call| world.does(Event::RunsLate(call)));
-        (0..BUCKETS).all(|bucket| {
-            matches!(world.redis[bucket].state, State::Yes(_))
-                && world.redis[bucket].value == world.mysql.counters[bucket]
-        })
-    }
-}
-
-struct Within(Bounds);
-
-impl Model for Within {
-    type State = World;
-    type Action = Event;
-
-    fn init_states(&self) -> Vec<World> {
-        vec![World::new(self.0)]
-    }
-
-    fn actions(&self, world: &World, actions: &mut Vec<Event>) {
-        actions.extend(world.events());
-    }
-
-    fn next_state(&self, world: &World, event: Event) -> Option<World> {
-        let mut next = world.clone();
-        next.does(event);
-        // The daemons do the same, so their order does not matter.
-        next.daemons.sort();
-        Some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn properties() -> Vec<Property<Following<Self>>> {
         vec![
             Property::always("a loaded bucket and the rows that it lacks make the counter", |_, world: &World| {
                 world.went_back || (0..BUCKETS).all(|bucket| world.is_exact(bucket))
@@ -402,7 +388,7 @@ impl Model for Within {
 }
 
 fn check(bounds: Bounds) {
-    crate::check(Within(bounds), &bounds);
+    crate::check(&bounds, vec![World::new(bounds)]);
 }
 
 const NONE: Bounds = Bounds { rows: 0, losses: 0, failovers: 0, restores: 0, timeouts: 0, deaths: 0, measures: 0 };

@@ -13,8 +13,9 @@
 
 mod run;
 
-use stateright::{Model, Property};
+use stateright::Property;
 
+use crate::Following;
 use crate::zsets::{EMPTY, MEMBERS, Zset, both, has_all};
 use run::{End, MySql, Redis, Run, Step};
 
@@ -99,79 +100,6 @@ impl World {
         world
     }
 
-    fn events(&self) -> Vec<Event> {
-        let Self { left, runs, .. } = self;
-        let mut events = Vec::new();
-        let mut add = |is_possible: bool, event| events.extend(is_possible.then_some(event));
-        for member in 0..MEMBERS {
-            add(left.writes > 0, Event::Writes(member));
-        }
-        for (step, left_runs) in [(Step::FindsSnapshot, left.saves), (Step::ClaimsLost, left.restores)] {
-            add(left_runs > 0 && runs[0].is_none(), Event::Begins(step));
-            add(left.rivals > 0 && runs[0].is_some() && runs[1].is_none(), Event::TakesOver(step));
-        }
-        for (slot, run) in runs.iter().enumerate() {
-            add(run.is_some(), Event::Runs(slot));
-            add(run.is_some() && left.crashes > 0, Event::Crashes(slot));
-            add(run.is_some_and(|run| run.changes()) && left.timeouts > 0, Event::TimesOut(slot));
-        }
-        add(self.late.is_some(), Event::RunsLate);
-        add(left.flushes > 0, Event::Flushes);
-        // A server that no run has claimed counts as flushed, so it must not lag.
-        let is_known = left.flushes == 0 && self.redis.generation != 0;
-        match self.replica {
-            None => add(left.failovers > 0 && is_known, Event::Replicates),
-            Some(_) => add(true, Event::FailsOver),
-        }
-        events
-    }
-
-    fn does(&mut self, event: Event) {
-        let left = &mut self.left;
-        match event {
-            Event::Writes(member) => {
-                left.writes -= 1;
-                self.redis.live[member] += 1;
-                self.written[member] += 1;
-                if let Some(since) = &mut self.since {
-                    since[member] += 1;
-                }
-            }
-            Event::Begins(step) => {
-                let left_runs = if step == Step::ClaimsLost { &mut left.restores } else { &mut left.saves };
-                *left_runs -= 1;
-                self.begins(step);
-            }
-            Event::TakesOver(step) => {
-                left.rivals -= 1;
-                self.runs[1] = self.runs[0];
-                self.begins(step);
-            }
-            Event::Runs(slot) => drop(self.runs(slot)),
-            Event::Crashes(slot) => {
-                left.crashes -= 1;
-                self.runs[slot] = None;
-            }
-            Event::TimesOut(slot) => {
-                left.timeouts -= 1;
-                self.late = self.runs[slot].take();
-            }
-            Event::RunsLate => self.runs_late(),
-            Event::Flushes => {
-                left.flushes -= 1;
-                self.loses(Redis::default());
-                self.since = Some(EMPTY);
-            }
-            Event::Replicates => self.replica = Some(self.redis),
-            Event::FailsOver => {
-                left.failovers -= 1;
-                let replica = self.replica.take().unwrap_or_default();
-                self.loses(replica);
-                self.since = None;
-            }
-        }
-    }
-
     /// Redis now has only the data in `redis`.
     fn loses(&mut self, redis: Redis) {
         let is_detected = self.mysql.complete().is_some_and(|snapshot| !snapshot.is_marked(redis.mark));
@@ -252,28 +180,83 @@ impl World {
     }
 }
 
-/// All states that follow this one.
-struct Start(World);
+impl crate::World for World {
+    type Event = Event;
 
-impl Model for Start {
-    type State = World;
-    type Action = Event;
-
-    fn init_states(&self) -> Vec<World> {
-        vec![self.0.clone()]
+    fn events(&self) -> Vec<Event> {
+        let Self { left, runs, .. } = self;
+        let mut events = Vec::new();
+        let mut add = |is_possible: bool, event| events.extend(is_possible.then_some(event));
+        for member in 0..MEMBERS {
+            add(left.writes > 0, Event::Writes(member));
+        }
+        for (step, left_runs) in [(Step::FindsSnapshot, left.saves), (Step::ClaimsLost, left.restores)] {
+            add(left_runs > 0 && runs[0].is_none(), Event::Begins(step));
+            add(left.rivals > 0 && runs[0].is_some() && runs[1].is_none(), Event::TakesOver(step));
+        }
+        for (slot, run) in runs.iter().enumerate() {
+            add(run.is_some(), Event::Runs(slot));
+            add(run.is_some() && left.crashes > 0, Event::Crashes(slot));
+            add(run.is_some_and(|run| run.changes()) && left.timeouts > 0, Event::TimesOut(slot));
+        }
+        add(self.late.is_some(), Event::RunsLate);
+        add(left.flushes > 0, Event::Flushes);
+        // A server that no run has claimed counts as flushed, so it must not lag.
+        let is_known = left.flushes == 0 && self.redis.generation != 0;
+        match self.replica {
+            None => add(left.failovers > 0 && is_known, Event::Replicates),
+            Some(_) => add(true, Event::FailsOver),
+        }
+        events
     }
 
-    fn actions(&self, world: &World, actions: &mut Vec<Event>) {
-        actions.extend(world.events());
+    fn does(&mut self, event: Event) {
+        let left = &mut self.left;
+        match event {
+            Event::Writes(member) => {
+                left.writes -= 1;
+                self.redis.live[member] += 1;
+                self.written[member] += 1;
+                if let Some(since) = &mut self.since {
+                    since[member] += 1;
+                }
+            }
+            Event::Begins(step) => {
+                let left_runs = if step == Step::ClaimsLost { &mut left.restores } else { &mut left.saves };
+                *left_runs -= 1;
+                self.begins(step);
+            }
+            Event::TakesOver(step) => {
+                left.rivals -= 1;
+                self.runs[1] = self.runs[0];
+                self.begins(step);
+            }
+            Event::Runs(slot) => drop(self.runs(slot)),
+            Event::Crashes(slot) => {
+                left.crashes -= 1;
+                self.runs[slot] = None;
+            }
+            Event::TimesOut(slot) => {
+                left.timeouts -= 1;
+                self.late = self.runs[slot].take();
+            }
+            Event::RunsLate => self.runs_late(),
+            Event::Flushes => {
+                left.flushes -= 1;
+                self.loses(Redis::default());
+                self.since = Some(EMPTY);
+            }
+            Event::Replicates => self.replica = Some(self.redis),
+            Event::FailsOver => {
+                left.failovers -= 1;
+                let replica = self.replica.take().unwrap_or_default();
+                self.loses(replica);
+                self.since = None;
+            }
+        }
     }
 
-    fn next_state(&self, world: &World, event: Event) -> Option<World> {
-        let mut next = world.clone();
-        next.does(event);
-        Some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn properties() -> Vec<Property<Following<Self>>> {
         vec![
             Property::always("no score counts twice", |_, world: &World| world.counts_once()),
             Property::always("after quiet the board is restored and saved", |_, world: &World| {
@@ -287,7 +270,7 @@ impl Model for Start {
 
 fn check(world: World) {
     let bounds = world.left;
-    crate::check(Start(world), &bounds);
+    crate::check(&bounds, vec![world]);
 }
 
 #[test]
