@@ -79,6 +79,16 @@ fn lines(injected: &[Injected], violations: &[Violation], history: &History) -> 
     lines
 }
 
+/// Returns the median and the maximum, in seconds, of the times from the ends of faults that met no other fault until
+/// everything worked again.
+fn exact_s(injected: &[Injected]) -> (f64, f64) {
+    let alone = injected.iter().filter(|one| !one.has_met);
+    let mut times: Vec<Duration> = alone.filter_map(|one| one.recovery).collect();
+    times.sort_unstable();
+    let of = |place: usize| times.get(place).copied().unwrap_or_default().as_secs_f64();
+    (of(times.len() / 2), of(times.len().saturating_sub(1)))
+}
+
 pub fn classes(violations: &[Violation]) -> BTreeMap<Class, usize> {
     let mut counts: BTreeMap<Class, usize> = Class::ALL.into_iter().map(|class| (class, 0)).collect();
     for violation in violations {
@@ -105,6 +115,8 @@ pub fn text(injected: &[Injected], violations: &[Violation], history: &History) 
     if lines.values().any(|line| line.has_met) {
         let _ = writeln!(text, "\n`*` whenever this fault was injected, another fault lasted at the same time.");
     }
+    let (median, max) = exact_s(injected);
+    let _ = writeln!(text, "\nexact after a fault: median {median:.1} s, at most {max:.1} s");
     let counts: Vec<String> = classes(violations).iter().map(|(class, count)| format!("{class} {count}")).collect();
     let _ = writeln!(text, "\n{}", counts.join(", "));
     text
@@ -128,7 +140,13 @@ pub fn figures(injected: &[Injected], violations: &[Violation], history: &Histor
     let faults: BTreeMap<&str, Value> = lines.iter().map(|(fault, line)| (*fault, of(line))).collect();
     let counts: BTreeMap<String, usize> =
         classes(violations).into_iter().map(|(class, count)| (class.to_string(), count)).collect();
-    json!({ "faults": faults, "violations": counts, "calls": calls(history) })
+    let (median, max) = exact_s(injected);
+    json!({
+        "faults": faults,
+        "violations": counts,
+        "calls": calls(history),
+        "exact_s": { "median": median, "max": max },
+    })
 }
 
 /// Returns how many calls got each answer, and how long clicks took.
@@ -205,5 +223,6 @@ mod tests {
         let figures = figures(&all, &[], &history);
         assert_eq!(figures["faults"]["mysql-killed"]["times"], 4);
         assert_eq!(figures["violations"]["lost"], 0);
+        assert_eq!(figures["exact_s"], json!({ "median": 4.0, "max": 4.0 }));
     }
 }

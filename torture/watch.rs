@@ -1,7 +1,7 @@
-//! Measures how long accepted events take to reach MySQL. A few extra users click during the whole run. These users
-//! bypass all proxies. This module reads MySQL repeatedly, and notes when the rows of these users arrive.
+//! Measures how long accepted events take to reach MySQL, and rows of the outbox to reach Redis. A few extra users click
+//! during the whole run. These users bypass all proxies. This module reads MySQL repeatedly.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,17 +44,55 @@ struct Watcher {
     seen_of: Micros,
 }
 
+/// The answer of MySQL: the newest row of each watched target, and the newest and the newest added outbox row of each
+/// partition.
+#[derive(Default)]
+struct Look {
+    rows: Vec<(u64, Micros)>,
+    outboxes: Vec<(u16, u64, u64)>,
+}
+
 #[derive(Default)]
 struct Seen {
     watchers: Vec<Watcher>,
+    /// Outbox rows by partition that Redis does not have yet, each with the time of the check that saw it first.
+    outboxes: HashMap<u16, VecDeque<(u64, Micros)>>,
     /// One entry for each check: the time that the oldest accepted event has waited.
     lags: Vec<(Micros, i64)>,
 }
 
 impl Seen {
+    /// Returns the time for which the oldest accepted event has waited for its row in MySQL.
     fn lag(&self, at: Micros) -> i64 {
         let oldest = self.watchers.iter().filter_map(|watcher| watcher.waiting.front()).map(|waiting| waiting.2).min();
         oldest.map_or(0, |oldest| (at - oldest).max(0))
+    }
+
+    /// Returns the time for which the oldest outbox row has waited for Redis.
+    fn redis_lag(&self, at: Micros) -> i64 {
+        let oldest = self.outboxes.values().filter_map(VecDeque::front).map(|waiting| waiting.1).min();
+        oldest.map_or(0, |oldest| (at - oldest).max(0))
+    }
+
+    fn note(&mut self, look: Look) {
+        for (target, at) in look.rows {
+            let Some(watcher) = usize::try_from(target - FIRST).ok().and_then(|at| self.watchers.get_mut(at)) else {
+                continue;
+            };
+            while let Some((_, begin, _)) = watcher.waiting.pop_front_if(|waiting| waiting.0 <= at) {
+                watcher.seen_of = watcher.seen_of.max(begin);
+            }
+        }
+        let at = now();
+        for (partition, newest, added) in look.outboxes {
+            let waiting = self.outboxes.entry(partition).or_default();
+            // An older copy of MySQL has older numbers.
+            waiting.retain(|(row, _)| (added + 1..=newest).contains(row));
+            if newest > added && waiting.back().is_none_or(|(row, _)| *row < newest) {
+                waiting.push_back((newest, at));
+            }
+        }
+        self.lags.push((at, self.lag(at)));
     }
 }
 
@@ -67,7 +105,7 @@ pub struct Watch {
 impl Watch {
     pub fn start(config: &Config, recorder: &Arc<Recorder>) -> Result<Self> {
         let watchers = (0..WATCHERS).map(|_| Watcher::default()).collect();
-        let seen = Arc::new(Mutex::new(Seen { watchers, lags: Vec::new() }));
+        let seen = Arc::new(Mutex::new(Seen { watchers, ..Seen::default() }));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let client = Arc::new(ApiServer::new(config));
         for number in 0..WATCHERS {
@@ -77,15 +115,16 @@ impl Watch {
         Ok(Self { seen, stop, tasks })
     }
 
-    /// Waits until two conditions are true. No accepted event has waited longer than `WELL`. And for each extra user,
-    /// MySQL has a click that began after `since`. Returns the time when both conditions are true.
+    /// Waits until everything works again. No accepted event waits for MySQL, and no outbox row for Redis, longer than
+    /// `WELL`. And for each extra user, MySQL has a click that began after `since`. Returns the time when this is true.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {
             {
                 let seen = self.seen.lock().unwrap();
                 let at = now();
-                if seen.lag(at) < WELL && seen.watchers.iter().all(|watcher| watcher.seen_of > since) {
+                let lag = seen.lag(at).max(seen.redis_lag(at));
+                if lag < WELL && seen.watchers.iter().all(|watcher| watcher.seen_of > since) {
                     return Some(at);
                 }
             }
@@ -156,39 +195,27 @@ async fn click(
 async fn look(url: String, seen: Arc<Mutex<Seen>>, stop: CancellationToken) {
     let mut mysql: Option<MySqlConnection> = None;
     while !stop.is_cancelled() {
-        let rows = tokio::time::timeout(LOOK_MAX, rows(&url, &mut mysql)).await;
-        let rows = match rows {
-            Ok(Ok(rows)) => rows,
-            _ => {
-                mysql = None;
-                Vec::new()
-            }
-        };
-        {
-            let mut seen = seen.lock().unwrap();
-            for (target, at) in rows {
-                let Some(watcher) = usize::try_from(target - FIRST).ok().and_then(|at| seen.watchers.get_mut(at))
-                else {
-                    continue;
-                };
-                while let Some((_, begin, _)) = watcher.waiting.pop_front_if(|waiting| waiting.0 <= at) {
-                    watcher.seen_of = watcher.seen_of.max(begin);
-                }
-            }
-            let at = now();
-            let lag = seen.lag(at);
-            seen.lags.push((at, lag));
-        }
+        let looked = tokio::time::timeout(LOOK_MAX, look_once(&url, &mut mysql)).await;
+        let looked = looked.ok().and_then(Result::ok).unwrap_or_else(|| {
+            mysql = None;
+            Look::default()
+        });
+        seen.lock().unwrap().note(looked);
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-async fn rows(url: &str, mysql: &mut Option<MySqlConnection>) -> Result<Vec<(u64, Micros)>> {
-    const SQL: &str = "SELECT target_id, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record \
+async fn look_once(url: &str, mysql: &mut Option<MySqlConnection>) -> Result<Look> {
+    const ROWS: &str = "SELECT target_id, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record \
         WHERE kind = 1 AND target_id BETWEEN 1000000 AND 1000999";
+    const OUTBOXES: &str = "SELECT o.`partition`, o.outbox, CAST(COALESCE(s.applied, 0) AS UNSIGNED) FROM partition_owner o \
+        LEFT JOIN outbox_state s USING (`partition`)";
     let connection = match mysql {
         Some(connection) => connection,
         None => mysql.insert(MySqlConnection::connect(url).await?),
     };
-    Ok(sqlx::query_as(SQL).fetch_all(connection).await?)
+    Ok(Look {
+        rows: sqlx::query_as(ROWS).fetch_all(&mut *connection).await?,
+        outboxes: sqlx::query_as(OUTBOXES).fetch_all(connection).await?,
+    })
 }
