@@ -13,6 +13,7 @@ import { crc32 } from './crc32.js';
 import { Late, Rows, within } from './rows.js';
 
 const ID_MAX = 2n ** 63n - 1n;
+const AT_MIN = 1262304000000000n; // 2010: an earlier time is probably in milliseconds
 const AT_MAX = 253402300799999999n;
 const TRIES = 3;
 const PAUSE_MS = 100; // before the next try
@@ -104,6 +105,7 @@ export function anId(text, reason = 'target-id-out-of-range') {
 // Checks a time in microseconds. A JavaScript number can hold such a time exactly until the year 2255.
 export function aTime(at) {
   if (!/^[0-9]{1,18}$/.test(at) || BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new Refused('at-out-of-range', at);
+  if (BigInt(at) < AT_MIN) throw new Refused('at-too-early', at);
   return Number(at);
 }
 

@@ -124,6 +124,8 @@ def a_time(at):
     text = str(at) if type(at) is int else at
     if not isinstance(text, str) or not re.fullmatch("[0-9]{1,18}", text) or not 1 <= int(text) <= 253402300799999999:
         raise Refused("at-out-of-range", at)
+    if int(text) < 1262304000000000:  # 2010: the time is probably in milliseconds
+        raise Refused("at-too-early", at)
     return int(text)
 
 

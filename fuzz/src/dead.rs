@@ -25,7 +25,7 @@ pub fn dead(data: &[u8]) {
     assert!(json.len() <= HEADERS_MAX, "{} bytes of headers", json.len());
     assert!(json.is_empty() || serde_json::from_str::<serde_json::Value>(&json).is_ok_and(|it| it.is_object()));
     for letter in [
-        returned(body, &properties, "tally.returned", NOW),
+        returned(body, &properties, ("tally.returned", "tally.map."), NOW),
         refused(Refusal { reason: Reason::MalformedJson, error: String::new() }, body, &json, "queue", NOW),
     ] {
         assert!(letter.queue.chars().count() <= 255 && (1..=NOW.0).contains(&letter.first_seen.0));

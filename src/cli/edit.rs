@@ -34,7 +34,7 @@ pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option
         if body.is_empty() {
             return Ok(None);
         }
-        let preview = judge.judge(&letter.queue, &body, clock::now());
+        let preview = judge.judge(letter, &body, clock::now());
         if force || preview.is_taken() {
             return Ok(Some(body));
         }

@@ -19,7 +19,7 @@ use crate::runtime::clock;
 use crate::servers::Servers;
 use tallyd_core::event::{Message, Refusal, Terms};
 use tallyd_core::fence::Depth;
-use tallyd_core::mapping;
+use tallyd_core::mapping::{self, Envelope};
 use tallyd_core::model::{Micros, Target};
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::maps::NotedMap;
@@ -35,6 +35,10 @@ pub(super) struct MapArgs {
     /// some events do not fit the map.
     #[arg(long, value_name = "FILE")]
     sample: Option<PathBuf>,
+    /// Give the message of each event these headers, a JSON object. Properties have the names property:type,
+    /// property:timestamp and property:routing_key.
+    #[arg(long, value_name = "JSON", requires = "sample")]
+    headers: Option<String>,
     /// Use the map of this name [default: the only one].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -47,6 +51,11 @@ pub(super) struct MapArgs {
 
 #[derive(Debug, Subcommand)]
 enum MapCommand {
+    /// Consume the queue of a map again that stopped because nearly all its first events were refused.
+    Resume {
+        /// Resume the map of this name.
+        name: String,
+    },
     /// Remove a map that no configuration contains: unbind and delete its queue, and forget the map.
     Remove {
         /// Remove the map of this name.
@@ -64,15 +73,19 @@ pub(super) async fn run(config: &Config, args: &MapArgs) -> Result<u8> {
         (Some(MapCommand::Remove { name, with_messages, consent }), _) => {
             remove(config, name, *with_messages, consent).await
         }
+        (Some(MapCommand::Resume { name }), _) => resume(config, name).await,
         (None, Some(path)) => {
             let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-            let report = Report::of(chosen(config, args.name.as_deref())?, &text, &Terms::from(config), clock::now());
+            let map = chosen(config, args.name.as_deref())?;
+            let report =
+                Report::of((map, &envelope(args.headers.as_deref())?), &text, &Terms::from(config), clock::now());
             print(&report, args.format)?;
             Ok(if report.refused > 0 { EXIT_DRIFT } else { EXIT_DONE })
         }
-        (None, None) => {
-            Err(Usage("use `--sample FILE` to test a map, or `remove NAME` to remove one".to_owned()).into())
-        }
+        (None, None) => Err(Usage(
+            "use `--sample FILE` to test a map, `resume NAME` to resume one, or `remove NAME` to remove one".to_owned(),
+        )
+        .into()),
     }
 }
 
@@ -85,6 +98,12 @@ fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Map, Usage> 
         (Some(name), maps) => maps.iter().find(|map| map.name == name),
     };
     found.ok_or_else(|| Usage(format!("name one of the maps with --name: {}", known.join(", "))))
+}
+
+fn envelope(headers: Option<&str>) -> Result<Envelope, Usage> {
+    let read =
+        |json| serde_json::from_str(json).map_err(|error| Usage(format!("--headers is not a JSON object: {error}")));
+    headers.map_or_else(|| Ok(Envelope::default()), |json| read(json).map(Envelope))
 }
 
 /// The result for each sample event.
@@ -107,12 +126,12 @@ struct Sample {
 }
 
 impl Report {
-    fn of(map: &Map, text: &[u8], terms: &Terms, now: Micros) -> Self {
+    fn of((map, envelope): (&Map, &Envelope), text: &[u8], terms: &Terms, now: Micros) -> Self {
         let mut report = Self { map: map.name.clone(), taken: 0, refused: 0, events: Vec::new() };
         let is_one = serde_json::from_slice::<IgnoredAny>(text).is_ok();
         let bodies: Vec<&[u8]> = if is_one { vec![text] } else { text.split(|byte| *byte == b'\n').collect() };
         for (line, body) in (1..).zip(bodies).filter(|(_, body)| !body.trim_ascii().is_empty()) {
-            mapping::decode_all(body, map, terms, now, |verdict, _| report.add(line, verdict, terms));
+            mapping::decode_all(body, (map, envelope), terms, now, |verdict, _| report.add(line, verdict, terms));
         }
         report
     }
@@ -167,6 +186,23 @@ impl fmt::Display for Report {
     }
 }
 
+async fn resume(config: &Config, name: &str) -> Result<u8> {
+    let store = Servers::checked(config).await?.store;
+    let said = match store.resume_map(name).await? {
+        None => return Err(unknown(name, &store.noted_maps().await?).into()),
+        Some(true) => "is resumed: the daemons consume its queue again within a minute",
+        Some(false) => "is not stopped",
+    };
+    writeln!(std::io::stdout(), "the map {name} {said}").context("print")?;
+    Ok(EXIT_DONE)
+}
+
+fn unknown(name: &str, maps: &[NotedMap]) -> Usage {
+    let known: Vec<&str> = maps.iter().map(|map| map.name.as_str()).collect();
+    let known = if known.is_empty() { "no maps are in use".to_owned() } else { known.join(", ") };
+    Usage(format!("no map named {name} is in use: {known}"))
+}
+
 async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Consent) -> Result<u8> {
     if config.maps.iter().any(|map| map.name == name) {
         let text =
@@ -177,9 +213,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     let Servers { store, broker, .. } = &servers;
     let maps = store.noted_maps().await?;
     let Some(map) = maps.iter().find(|map| map.name == name) else {
-        let known: Vec<&str> = maps.iter().map(|map| map.name.as_str()).collect();
-        let known = if known.is_empty() { "no maps are in use".to_owned() } else { known.join(", ") };
-        return Err(Usage(format!("no map named {name} is in use: {known}")).into());
+        return Err(unknown(name, &maps).into());
     };
     let link = broker.connect("operator").await?;
     let there = unused(&servers, &link, map, with_messages).await?;

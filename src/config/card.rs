@@ -24,6 +24,7 @@ impl From<&Config> for Card {
             has_filters: config.filter.asked,
             settable: numbers(|ruled| ruled.settable),
             below_zero: numbers(|ruled| ruled.below_zero),
+            at_min_s: consumer.at_min.begins().0.unsigned_abs() / 1_000_000,
             // A client must not refuse what the daemon accepts, so a part of a second counts as a second.
             future_max_s: consumer.future_max.0.as_millis().div_ceil(1_000).try_into().unwrap_or(u64::MAX),
             applied_event_keep_s: consumer.applied_event_keep.0.as_secs(),
@@ -64,6 +65,7 @@ mod tests {
             "has_filters": false,
             "settable": ["article:view", "video:view"],
             "below_zero": ["article:view", "video:view"],
+            "at_min_s": 1_262_304_000,
             "future_max_s": 60,
             "applied_event_keep_s": 604_800,
         });

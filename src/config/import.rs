@@ -231,7 +231,7 @@ mod tests {
                 block("view", "keys = \"v:{id}\"\n[import.source]\nurl = \"mysql://u@h/t\""),
                 "source is only for a query",
             ),
-            (block("like", &format!("{likes}\nunit = \"ns\"")), "unit"),
+            (block("like", &format!("{likes}\nunit = \"min\"")), "unit"),
             (block("like", &format!("{likes}\nquery_max = \"10ms\"")), "query_max must be from 1s to 1h"),
             (block("like", &format!("{likes}\n[import.source]\nurl = \"mysql://u@h\"")), "url has no database"),
             (block("like", &likes).repeat(2), "another [[import]] has the same name: rename one"),

@@ -6,8 +6,9 @@ use super::check::is_name;
 use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Rules, Writes};
-use tallyd_core::mapping::{Map, Source, TYPES, no_toggle};
+use tallyd_core::mapping::{Map, Place, Source, TYPES, no_toggle};
 use tallyd_core::model::Kind;
+use tallyd_core::unit::Unit;
 
 /// Maximum length of a name in RabbitMQ, in bytes.
 const EXCHANGE_BYTES_MAX: usize = 255;
@@ -74,15 +75,42 @@ fn sources(map: &Map) -> Vec<Text> {
             _ => {}
         }
     }
-    let pointers = map.fields().into_iter().filter_map(|(name, source)| Some((name, source?.pointer.as_deref()?)));
-    let others = [("at", Some(map.at.pointer.as_str())), ("list", map.list.as_deref())];
-    for (name, pointer) in pointers.chain(others.into_iter().filter_map(|(name, pointer)| Some((name, pointer?)))) {
-        if !pointer.starts_with('/') {
+    let of_fields = map.fields().into_iter().filter_map(|(name, source)| Some((name, source?.pointer.as_ref()?)));
+    for (name, places) in of_fields.chain([("at", &map.at.pointer)]) {
+        if places.iter().next().is_none() {
+            texts.push((name, format!("{name} has an empty list of places: add a place")));
+        }
+        if name != "at" && places.iter().any(|place| *place == Place::Timestamp) {
+            texts.push((name, format!("{name} can't come from property:timestamp, which is a time")));
+        }
+    }
+    if let Some(list) = &map.list {
+        if !list.starts_with('/') {
+            let text = format!("list: \"{list}\" is not a JSON pointer: begin it with /, for example /batch/events");
+            texts.push(("list", text));
+        }
+        if map.single {
             texts.push((
-                name,
-                format!("{name}: \"{pointer}\" is not a JSON pointer: begin it with /, for example /actor/id"),
+                "single",
+                "single says that a list is one event, so list is not allowed: remove one".to_owned(),
             ));
         }
+    }
+    if map.ignore_other_types && map.event_type.values.is_empty() {
+        texts.push(("ignore_other_types", "ignore_other_types needs `values` for the type: add them".to_owned()));
+    }
+    texts.extend(times(map));
+    texts
+}
+
+fn times(map: &Map) -> Vec<Text> {
+    let mut texts = Vec::new();
+    if map.at.unit != Unit::S && map.at.pointer.iter().any(|place| *place == Place::Timestamp) {
+        texts.push(("at", "property:timestamp has seconds: write unit = \"s\"".to_owned()));
+    }
+    if let Some(zone) = map.at.zone.as_deref().filter(|_| !map.at.knows_zone()) {
+        texts
+            .push(("at", format!("zone \"{zone}\" is not a time zone: write an IANA name, for example Europe/Berlin")));
     }
     texts
 }
@@ -174,7 +202,17 @@ mod tests {
             ("\"site\"", "\"My Site\"", "[[map]] My Site: a name must have 1 to 32"),
             ("number = 1", "number = 100", "number is 100, allowed are 1 to 99"),
             ("\"site.likes\"", "\"tally.events\"", "exchange tally.events belongs to tallyd"),
-            ("\"/id\"", "\"id\"", "target_id: \"id\" is not a JSON pointer"),
+            ("\"/id\"", "\"id\"", "pointer is \"id\": write a JSON pointer, for example \"/actor/id\""),
+            ("\"/id\"", "[]", "target_id has an empty list of places: add a place"),
+            ("\"/id\"", "[\"/id\", \"property:timestamp\"]", "target_id can't come from property:timestamp"),
+            ("\"/ts\", unit = \"s\"", "\"property:timestamp\", unit = \"ms\"", "property:timestamp has seconds"),
+            ("unit = \"s\"", "unit = \"s\", zone = \"Berlin\"", "zone \"Berlin\" is not a time zone"),
+            ("number = 1\n", "number = 1\nsingle = true\nlist = \"/events\"\n", "so list is not allowed"),
+            (
+                ", values = { LIKE = \"like\", UNLIKE = \"unlike\" } }",
+                " }\nignore_other_types = true",
+                "needs `values` for the type",
+            ),
             ("{ pointer = \"/id\" }", "{}", "target_id has neither a pointer nor a constant"),
             ("constant = \"video\"", "constant = \"film\"", "kind becomes \"film\", which is not in [kinds]"),
             ("UNLIKE = \"unlike\"", "FLIP = \"toggle\"", "type becomes \"toggle\": a toggle can't be mapped"),

@@ -32,6 +32,7 @@ mod tls;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tallyd_core::day::Day;
 use tallyd_core::event::Terms;
 
 pub use crate::runtime::log::Format as LogFormat;
@@ -190,6 +191,9 @@ pub struct Consumer {
     /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server
     /// requires it.
     pub reads_first: bool,
+    /// First day (in UTC) of events. The daemon rejects events with an earlier `at`, because their unit is probably
+    /// wrong.
+    pub at_min: Day,
     /// How far an event's `at` can be in the future, at most 1d. The daemon rejects other events: they would win over
     /// later events of the row.
     pub future_max: Pause,
@@ -212,6 +216,7 @@ impl Default for Consumer {
             dead_letters_max: 100_000,
             linger_ms: 5,
             reads_first: false,
+            at_min: Day::first_of(2010),
             future_max: Pause::from_secs(300),
             database_away_max: Pause::from_secs(600),
         }
@@ -277,6 +282,7 @@ impl From<&Config> for Terms {
             is_checked: true,
             kinds: config.kinds.0.clone(),
             metrics: config.metrics.0.clone(),
+            at_min: config.consumer.at_min.begins(),
             future_max: config.consumer.future_max.0,
             applied_event_keep: config.consumer.applied_event_keep.0,
             rules: Rules::from(config),

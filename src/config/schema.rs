@@ -9,7 +9,9 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use tallyd_core::pause::LENGTH_OF_TIME;
+use tallyd_core::day::{DAY, Day};
+use tallyd_core::mapping::{PLACE, Place, WrongPlace};
+use tallyd_core::pause::{LENGTH_OF_TIME, parse_pause};
 
 use super::key::Key;
 use super::{Amqp, Config, GatewayConfig, Mysql, Redis};
@@ -100,7 +102,7 @@ fn mend(schema: &mut Value) {
             }
             // If the value of `format` is not a string, `format` is a configuration key. Then it stays in the schema.
             match inner.get("format").and_then(Value::as_str) {
-                None | Some(LENGTH_OF_TIME) => {}
+                None | Some(LENGTH_OF_TIME | PLACE | DAY) => {}
                 Some(format) => {
                     if format == "uint32" {
                         inner.entry("maximum").or_insert_with(|| json!(u32::MAX));
@@ -164,13 +166,27 @@ pub(super) fn allowed(schema: &Value) -> String {
         }
         Some("boolean") => "allowed are true and false".to_owned(),
         Some("array") => "write a list in brackets: [\"one\", \"two\"]".to_owned(),
-        _ if is_length_of_time(schema) => "write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"".to_owned(),
-        _ => "write a text in quotes".to_owned(),
+        _ => match format(schema) {
+            Some(LENGTH_OF_TIME) => "write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"".to_owned(),
+            Some(DAY) => "write a day: \"2010-01-31\"".to_owned(),
+            Some(PLACE) => WrongPlace.to_string(),
+            _ => "write a text in quotes".to_owned(),
+        },
     }
 }
 
-pub(super) fn is_length_of_time(schema: &Value) -> bool {
-    schema.get("format").and_then(Value::as_str) == Some(LENGTH_OF_TIME)
+/// Whether the text has the format of the schema.
+pub(super) fn has_format(text: &str, schema: &Value) -> bool {
+    match format(schema) {
+        Some(LENGTH_OF_TIME) => parse_pause(text).is_ok(),
+        Some(DAY) => text.parse::<Day>().is_ok(),
+        Some(PLACE) => text.parse::<Place>().is_ok(),
+        _ => true,
+    }
+}
+
+fn format(schema: &Value) -> Option<&str> {
+    schema.get("format").and_then(Value::as_str)
 }
 
 /// Returns the bounds as text, for example `1 to 80`.

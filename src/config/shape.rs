@@ -5,9 +5,8 @@ use serde_json::Value as Json;
 use toml::Value;
 
 use super::key::Key;
-use super::parse_pause;
 use super::problem::Faults;
-use super::schema::{File, allowed, below, bounds, is_length_of_time, names};
+use super::schema::{File, allowed, below, bounds, has_format, names};
 
 /// If the similarity (0 to 1) of an unknown name and a known name is at least this number, the unknown name is probably
 /// a typing error.
@@ -18,6 +17,7 @@ const SHOWN_MAX: usize = 60;
 /// Checks the value at `key` against `schema`, a part of the schema of `file`. Returns false if no part of the value
 /// can be used.
 pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
+    let schema = variant(schema, value);
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
     match (kind, &mut *value) {
         ("object", Value::Table(table)) => return hold_table(table, schema, key, file, faults),
@@ -54,6 +54,13 @@ pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, file: File, faul
         _ => faults.at(key.clone(), format!("{key} is {}: {}", shown(value, key), allowed(schema))),
     }
     false
+}
+
+/// Returns the part of a schema with alternatives that fits a list, if the value is a list, and else the first part.
+fn variant<'a>(schema: &'a Json, value: &Value) -> &'a Json {
+    let Some(variants) = schema.get("anyOf").and_then(Json::as_array) else { return schema };
+    let is_list = |variant: &&Json| variant.get("type").is_some_and(|kind| kind == "array");
+    variants.iter().find(|variant| is_list(variant) == value.is_array()).unwrap_or(schema)
 }
 
 fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
@@ -131,7 +138,7 @@ fn wrong_text(text: &str, schema: &Json) -> Option<String> {
     let words = schema.get("enum").and_then(Json::as_array);
     let is_wrong = match words {
         Some(words) => !words.iter().any(|word| word == text),
-        None => is_length_of_time(schema) && parse_pause(text).is_err(),
+        None => !has_format(text, schema),
     };
     let near = || {
         nearest(text, words.into_iter().flatten().filter_map(Json::as_str))

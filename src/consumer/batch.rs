@@ -33,6 +33,8 @@ pub(super) struct Arrived {
     pub redelivered: bool,
     /// Whether the message was published directly to the queue, not through an events exchange.
     pub is_direct: bool,
+    /// The property `content_encoding`.
+    pub encoding: Option<String>,
 }
 
 impl Message for Arrived {
@@ -46,11 +48,16 @@ impl Message for Arrived {
     }
 }
 
-impl From<Delivery> for Arrived {
-    fn from(delivery: Delivery) -> Self {
-        let Delivery { data: body, redelivered, properties, exchange, .. } = delivery;
-        let (headers, returns) = (letter::headers(&properties), returns(redelivered, &properties));
-        Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty() }
+impl Arrived {
+    pub(super) fn of(delivery: Delivery, is_mapped: bool) -> Self {
+        let Delivery { data: body, redelivered, properties, exchange, routing_key, .. } = delivery;
+        let (exchange, returns) = (exchange.as_str(), returns(redelivered, &properties));
+        let headers = match is_mapped {
+            true => letter::mapped(&properties, exchange, routing_key.as_str()),
+            false => letter::headers(&properties),
+        };
+        let encoding = letter::encoding(&properties).map(str::to_ascii_lowercase);
+        Self { body, headers, returns, redelivered, is_direct: exchange.is_empty(), encoding }
     }
 }
 

@@ -10,11 +10,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::Partition;
 use super::batch::{Batch, Origin, Received};
 use super::counting::{self, Throughput};
 use super::dead_letter_quota::DeadLetterQuota;
 use super::transaction::{Committed, Transaction};
+use super::{Declared, Partition};
 use crate::config::Config;
 use crate::letter;
 use crate::letter::text::instant;
@@ -24,7 +24,8 @@ use crate::runtime::retry::{Outage, Rivals};
 use crate::runtime::waits::Work;
 use crate::telemetry::Step;
 use tallyd_connect::fate::Fate;
-use tallyd_core::event::{Reason, Refusal};
+use tallyd_core::event::{LIST_EVENTS_MAX, Reason, Refusal};
+use tallyd_core::mapping::Trial;
 use tallyd_core::model::Micros;
 use tallyd_core::partition::PartitionName;
 use tallyd_mysql::letters::DeadLetter;
@@ -50,6 +51,8 @@ pub(super) struct BatchWriter {
     name: PartitionName,
     queue: String,
     database_away_max: Duration,
+    /// A batch with more events and dead letters is written in parts.
+    part_max: usize,
     transaction: Transaction,
     throughput: Throughput,
     slow: Flood,
@@ -63,6 +66,8 @@ pub(super) struct Written {
     pub rows: usize,
     /// The count of events that can never be applied.
     pub refused: usize,
+    /// The trial of the partition's map, if the batch has ended it and the map is stopped.
+    pub stopped: Option<Trial>,
 }
 
 /// The batch must be returned to the broker.
@@ -97,18 +102,17 @@ struct Tries {
 }
 
 impl BatchWriter {
-    /// Makes the writer of `partition`. `partitions` is the count of all partitions. `ends` is cancelled when the
-    /// session ends.
+    /// Makes the writer of `partition`. `ends` is cancelled when the session ends.
     pub(super) fn new(
         partition: &Partition,
         config: &Config,
-        partitions: u16,
+        declared: Declared,
         reads_first: bool,
         ends: CancellationToken,
     ) -> Self {
         let Partition { number, store, live, outbox, heartbeat, .. } = partition;
         let letters_max = live.derive(|config| config.consumer.dead_letters_max);
-        let quota = DeadLetterQuota::new(partition, partitions, letters_max, ends.clone());
+        let quota = DeadLetterQuota::new(partition, declared.partitions, letters_max, ends.clone());
         Self {
             store: store.clone(),
             outbox: outbox.clone(),
@@ -118,7 +122,8 @@ impl BatchWriter {
             name: partition.name(),
             queue: partition.queue(),
             database_away_max: config.consumer.database_away_max.0,
-            transaction: Transaction::new(partition, config, reads_first, quota),
+            part_max: config.consumer.batch_events_max + LIST_EVENTS_MAX,
+            transaction: Transaction::new(partition, config, reads_first, (quota, declared.trial)),
             throughput: Throughput::default(),
             slow: Flood::default(),
             refused: Flood::default(),
@@ -146,6 +151,12 @@ impl BatchWriter {
         let mut parts = vec![batch];
         let mut tries = Tries::default();
         while let Some(mut part) = parts.pop() {
+            // A long list is written in several transactions, and its message is acknowledged after the last one.
+            if part.len() > self.part_max && part.can_split() {
+                let rest = part.split();
+                parts.extend([rest, part]);
+                continue;
+            }
             let outcome = match self.commit(&part).await {
                 Ok(committed) => Outcome::Committed(committed),
                 Err(error) => self.recover(error, &part, &mut tries, &mut outage).await?,
@@ -157,6 +168,7 @@ impl BatchWriter {
                 Outcome::Committed(committed) => {
                     written.rows += committed.rows;
                     written.refused += part.refused.len();
+                    written.stopped = written.stopped.or(committed.stopped);
                     self.note(&part, &committed);
                     let rest = part.refused.get(committed.letters..).unwrap_or_default();
                     self.transaction.quota.turn_away(rest, &mut outage).await?;

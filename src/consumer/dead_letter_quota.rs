@@ -21,6 +21,7 @@ use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::telemetry;
 use tallyd_core::event::Reason;
+use tallyd_core::partition::MAPS_FROM;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::letters::{self, DeadLetter};
 use tallyd_rabbitmq::{Broker, Publisher};
@@ -84,7 +85,7 @@ impl DeadLetterQuota {
     /// session ends before the broker has confirmed all published letters.
     pub(super) async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
-            letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
+            letters.iter().partition(|letter| Reason::may_be_good(letter.reason, self.partition >= MAPS_FROM));
         never.iter().for_each(|letter| telemetry().consumer.dead_letter_dropped(letter.reason));
         self.log(left.len(), never.len());
         while !left.is_empty() {

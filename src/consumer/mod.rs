@@ -52,6 +52,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
+use sha2::{Digest, Sha256};
 use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -67,6 +68,7 @@ use crate::runtime::waits::Work;
 use crate::servers::control::Control;
 use crate::telemetry::{PartitionState, Standing, Unacked, telemetry};
 use tallyd_core::control::Task;
+use tallyd_core::mapping::Trial;
 use tallyd_core::partition::PartitionName;
 use tallyd_core::prefetch::{self, Limits, Prefetch};
 use tallyd_mysql::{Store, StoreError, likes};
@@ -146,6 +148,15 @@ impl From<WriteError> for SessionEnd {
     }
 }
 
+/// The sentence for a map whose trial has stopped it.
+fn stopped_map(name: &str, Trial { taken, refused, .. }: Trial) -> String {
+    let all = taken + refused;
+    format!(
+        "the map {name} is stopped, because {refused} of its first {all} events were refused: correct the map and restart the \
+         daemons, or run `tallyd map resume {name}`; `tallyd dead list` shows the events"
+    )
+}
+
 /// State that one session passes to the next.
 struct Learned {
     /// Whether old rows are read before rows are written. This slower way is used if the server does not support the
@@ -182,6 +193,15 @@ impl Learned {
             );
         }
     }
+}
+
+/// The result of declaring queues and exchanges.
+#[derive(Clone, Copy)]
+struct Declared {
+    /// The count of partitions in use.
+    partitions: u16,
+    /// The trial of the partition's map.
+    trial: Option<Trial>,
 }
 
 impl Partition {
@@ -283,11 +303,10 @@ impl Partition {
         Ok(exact)
     }
 
-    /// Connects, declares missing queues and exchanges, and starts to consume. Also returns the count of partitions in
-    /// use.
-    async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
+    /// Connects, declares missing queues and exchanges, and starts to consume.
+    async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, Declared)> {
         let link = self.broker.connect(&format!("{} of {}", self.name(), self.owner)).await?;
-        let partitions = self.declare(&link).await?;
+        let declared = self.declare(&link).await?;
         let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
         link.call("set the prefetch", qos).await?;
         let tag = format!("tallyd-{}", self.owner);
@@ -301,24 +320,26 @@ impl Partition {
             prefetch,
             "listening on {queue} with a prefetch of {prefetch} messages"
         );
-        Ok((link, deliveries, partitions))
+        Ok((link, deliveries, declared))
     }
 
     /// Declares missing queues and exchanges for all partitions in use. This daemon can be configured with fewer
     /// partitions than are in use, and must not undo another daemon's declarations. Additional partitions are recorded
-    /// in MySQL before they are declared. Returns the count of partitions in use. Forgets which fences jobs left here.
-    async fn declare(&self, link: &Link) -> Result<u16> {
+    /// in MySQL before they are declared. Forgets which fences jobs left here.
+    async fn declare(&self, link: &Link) -> Result<Declared> {
         self.declare_numbered(link).await?;
-        if let Some(map) = &self.map {
-            self.declare_map(link, map).await?;
-        }
+        let trial = match &self.map {
+            Some(map) => Some(self.declare_map(link, map).await?),
+            None => None,
+        };
         // MySQL or the broker may have lost data since these fences were recorded. From now on no job needs them.
         self.store.forget_fences(self.number, None).await?;
-        Ok(InUse::read(&self.store, &self.broker).await?.partitions.count())
+        Ok(Declared { partitions: InUse::read(&self.store, &self.broker).await?.partitions.count(), trial })
     }
 
-    /// Declares the map's queue and binds it, after the map is recorded in MySQL.
-    async fn declare_map(&self, link: &Link, map: &Map) -> Result<()> {
+    /// Declares the map's queue and binds it, after the map is recorded in MySQL. Returns the map's trial. Fails if the map
+    /// is stopped.
+    async fn declare_map(&self, link: &Link, map: &Map) -> Result<Trial> {
         let queue = queue_of(map, &self.broker);
         match self.broker.probe_map_exchange(link, &queue).await.context("check the exchange of the map")? {
             Found::Right => {}
@@ -340,7 +361,11 @@ impl Partition {
         self.broker
             .declare_map(link, &queue)
             .await
-            .with_context(|| format!("declare the queue of the map {}", map.name))
+            .with_context(|| format!("declare the queue of the map {}", map.name))?;
+        let definition = Sha256::digest(serde_json::to_vec(map).context("describe the map")?).into();
+        let trial = self.store.map_trial(map.number, definition).await?;
+        ensure!(!trial.is_stopped, stopped_map(&map.name, trial));
+        Ok(trial)
     }
 
     async fn declare_numbered(&self, link: &Link) -> Result<()> {

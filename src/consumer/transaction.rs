@@ -15,9 +15,10 @@ use crate::config::{Config, Derived, Rules, Writes};
 use crate::runtime::fault;
 use crate::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
+use tallyd_core::mapping::Trial;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
 use tallyd_core::partition::{Hold, PartitionName};
-use tallyd_mysql::{Store, StoreError, Text, changed, fences, letters, likes, outbox, partitions};
+use tallyd_mysql::{Store, StoreError, Text, changed, fences, letters, likes, maps, outbox, partitions};
 
 /// Maximum number of hints (counters that the next reconcile must check) that one batch records.
 const KEPT_MAX: usize = 1_000;
@@ -34,6 +35,8 @@ pub(super) struct Transaction {
     pub counts: Counts,
     drift_hints: DriftHints,
     pub quota: DeadLetterQuota,
+    /// The trial of the partition's map.
+    trial: Option<Trial>,
     pub steps: Steps,
 }
 
@@ -45,10 +48,17 @@ pub(super) struct Committed {
     pub outboxed: bool,
     /// The number of dead letters that the transaction kept. These are the first dead letters of the batch.
     pub letters: usize,
+    /// The map's trial, if this transaction has stopped the map.
+    pub stopped: Option<Trial>,
 }
 
 impl Transaction {
-    pub(super) fn new(partition: &Partition, config: &Config, reads_first: bool, quota: DeadLetterQuota) -> Self {
+    pub(super) fn new(
+        partition: &Partition,
+        config: &Config,
+        reads_first: bool,
+        (quota, trial): (DeadLetterQuota, Option<Trial>),
+    ) -> Self {
         let Partition { number, owner, live, .. } = partition;
         let like = config.metrics.like();
         let like_rows = LikeRows {
@@ -67,6 +77,7 @@ impl Transaction {
             counts: Counts::default(),
             drift_hints: DriftHints { overlap: live.derive(|config| config.reconcile.overlap.0) },
             quota,
+            trial,
             steps: Steps::default(),
         }
     }
@@ -93,6 +104,11 @@ impl Transaction {
         self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
         let letters = self.quota.admit(tx, &batch.refused).await?;
         letters::keep_dead_letters(tx, letters).await?;
+        let trial = self.trial.filter(|trial| !trial.is_over());
+        let trial = trial.map(|trial| trial.with(batch.events.len(), batch.refused.len()));
+        if let Some(trial) = trial {
+            maps::note_trial(tx, self.partition, trial).await?;
+        }
         for fence in batch.fences.values() {
             fences::pass(tx, self.partition, *fence).await?;
         }
@@ -102,7 +118,9 @@ impl Transaction {
         // second try finds the rows of the first.
         partitions::commit(tx).await?;
         fault::point("consumer:after-commit");
-        Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
+        self.trial = trial.or(self.trial);
+        let stopped = trial.filter(|trial| trial.is_stopped);
+        Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len(), stopped })
     }
 }
 

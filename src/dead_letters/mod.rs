@@ -144,7 +144,7 @@ pub(crate) async fn show(judge: &Judge, store: &Store, ids: &[u64], now: Micros)
     let mut shown = Vec::new();
     for id in ids {
         let letter = whole(store, *id).await?;
-        let preview = judge.judge(&letter.queue, &letter.body, now);
+        let preview = judge.judge(&letter, &letter.body, now);
         shown.push(Whole::new(letter, preview));
     }
     Ok(Shown(shown))

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use crate::config::{Config, Map, PartitionBy};
 use tallyd_core::event::{self, Message, Reason, Refusal, Terms};
-use tallyd_core::mapping;
+use tallyd_core::mapping::{self, Envelope};
 use tallyd_core::model::Micros;
+use tallyd_mysql::letters::Letter;
 use tallyd_rabbitmq::Broker;
 
 /// The routing key of a body without an id. Any other key would work, too.
@@ -47,11 +48,15 @@ impl Judge {
         Self { terms: Terms::from(config), maps: maps.collect(), map_queues: broker.map_queues() }
     }
 
-    /// Returns whether the consumer of `queue` would accept the body.
-    pub(crate) fn judge(&self, queue: &str, body: &[u8], now: Micros) -> Preview {
+    /// Returns whether the consumer of the letter's queue would accept the body.
+    pub(crate) fn judge(&self, letter: &Letter, body: &[u8], now: Micros) -> Preview {
+        let queue = letter.queue.as_str();
         let Some(name) = queue.strip_prefix(&self.map_queues) else { return judge(body, &self.terms, now) };
         let mut preview = match self.maps.get(queue) {
-            Some(map) => preview(&self.terms, |each| mapping::decode_all(body, map, &self.terms, now, each)),
+            Some(map) => {
+                let envelope = Envelope(serde_json::from_str(&letter.headers).unwrap_or_default());
+                preview(&self.terms, |each| mapping::decode_all(body, (map, &envelope), &self.terms, now, each))
+            }
             None => {
                 let error = format!("it arrived through the map {name}, which is not in the configuration");
                 Preview {
@@ -168,7 +173,7 @@ mod tests {
         let set = format!(r#"{{"type":"set","kind":"video","target_id":43,"metric":"stock","value":9,"at":{NOW}}}"#);
         let preview = judged(&set);
         assert_eq!((preview.is_taken(), preview.routing_key.as_str()), (true, "43"), "{}", preview.words());
-        let old = judged(&count.replace(&NOW.to_string(), "1"));
+        let old = judged(&count.replace(&NOW.to_string(), "1262304000000000"));
         assert_eq!(old.refusal.unwrap().reason, Reason::AtTooOld);
     }
 

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::preview::Judge;
 use super::{PAGE, Which, all_there};
+use crate::letter;
 use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
 use crate::runtime::fault;
@@ -137,7 +138,7 @@ impl Replay<'_> {
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {
-            let preview = self.judge.judge(&letter.queue, &letter.body, clock::now());
+            let preview = self.judge.judge(&letter, &letter.body, clock::now());
             let because = match letter.replayed_at {
                 // No run waits for this fence message any more, and a replay could send it to a different partition.
                 _ if preview.is_fence => Some(preview.words()),
@@ -165,7 +166,9 @@ impl Replay<'_> {
         let sent: Vec<(&Letter, Result<(), BrokerError>)> = stream::iter(&chosen)
             .map(|(letter, exchange, key)| async move {
                 let traceparent = letter.traceparent.as_deref().and_then(traceparent::parse);
-                (letter, publisher.publish_traced(exchange, key, &letter.body, traceparent).await)
+                // Only letters of maps are published directly. A map may read their headers.
+                let properties = letter::replayed(traceparent, exchange.is_empty().then_some(letter.headers.as_str()));
+                (letter, publisher.publish_with(exchange, key, &letter.body, properties).await)
             })
             .buffered(AT_ONCE)
             .collect()

@@ -83,7 +83,7 @@ async fn take_so_many(
     let mut refused = None;
     while returned.taken_in + returned.fences < room {
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
-        let Some(taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
+        let Some(taken) = gather(&link, (&returned.queue, &broker.map_queues()), at_once, &terms).await? else { break };
         match store.keep_dead_letters(&taken.letters).await {
             // MySQL has refused the message, so the code does not acknowledge the message. The broker delivers the next
             // message, and requeues the refused message when the channel closes.
@@ -119,17 +119,17 @@ struct Taken {
     left: u32,
 }
 
-async fn gather(link: &Link, queue: &str, at_once: usize, terms: &Terms) -> Result<Option<Taken>> {
+async fn gather(link: &Link, from: (&str, &str), at_once: usize, terms: &Terms) -> Result<Option<Taken>> {
     let (mut letters, mut fences, mut bytes) = (Vec::new(), 0, 0);
     let mut last = None;
     while letters.len() + fences < at_once && bytes < BYTES_AT_ONCE {
-        let Some(message) = link.get(queue).await? else { break };
+        let Some(message) = link.get(from.0).await? else { break };
         let (delivery, now) = (message.delivery, clock::now());
         bytes += delivery.data.len();
         if judge(&delivery.data, terms, now).is_fence {
             fences += 1;
         } else {
-            letters.push(letter::returned(&delivery.data, &delivery.properties, queue, now));
+            letters.push(letter::returned(&delivery.data, &delivery.properties, from, now));
         }
         last = Some((delivery.acker, message.message_count));
     }

@@ -1,15 +1,17 @@
 //! A dead letter: a message that was not applied, stored raw with its headers and the reason. The module `text` makes a
 //! letter safe to display. Pure.
 
+pub mod packed;
 pub mod text;
 
 use std::sync::Arc;
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Map, Value, json};
 
 use tallyd_core::event::{Reason, Refusal};
+use tallyd_core::mapping::{ROUTING_KEY, TIMESTAMP, TYPE};
 use tallyd_core::model::Micros;
 use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
@@ -80,8 +82,14 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
 }
 
 /// Creates a dead letter from a message in the queue of returned messages. Either the message represents a dead letter
-/// for which the quota had no room, or it contains events that the consumer never tried one by one.
-pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
+/// for which the quota had no room, or it contains events that the consumer never tried one by one. `map_queues` is the
+/// prefix of the queues of maps.
+pub fn returned(
+    body: &[u8],
+    properties: &BasicProperties,
+    (from, map_queues): (&str, &str),
+    now: Micros,
+) -> DeadLetter {
     if let Some(letter) = without_room(body, properties, now) {
         return letter;
     }
@@ -99,7 +107,13 @@ pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micr
     };
     let refusal = Refusal { reason: Reason::ReturnedByBroker, error };
     let since = death.at.filter(|at| (1..=now.0).contains(&at.0)).unwrap_or(now);
-    refused(refusal, body, &headers(properties).json, &queue, since)
+    let kept = match &death.published {
+        Some((exchange, routing_key)) if queue.starts_with(map_queues) => mapped(properties, exchange, routing_key),
+        _ => headers(properties),
+    };
+    let body =
+        packed::unpacked(body, encoding(properties).map(str::to_ascii_lowercase).as_deref()).unwrap_or(body.into());
+    refused(refusal, &body, &kept.json, &queue, since)
 }
 
 /// The headers that the broker adds to a message that it dead-letters.
@@ -108,6 +122,8 @@ struct Death {
     queue: Option<String>,
     reason: Option<String>,
     at: Option<Micros>,
+    /// The exchange and the routing key with which the message was published.
+    published: Option<(String, String)>,
 }
 
 impl Death {
@@ -121,11 +137,23 @@ impl Death {
             Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice().first(),
             _ => None,
         };
-        let at = match newest {
-            Some(AMQPValue::FieldTable(death)) => match death.inner().get("time") {
-                Some(AMQPValue::Timestamp(seconds)) => i64::try_from(*seconds).ok(),
-                _ => None,
-            },
+        let of_newest = |name: &str| match newest {
+            Some(AMQPValue::FieldTable(death)) => death.inner().get(name),
+            _ => None,
+        };
+        let at = match of_newest("time") {
+            Some(AMQPValue::Timestamp(seconds)) => i64::try_from(*seconds).ok(),
+            _ => None,
+        };
+        let key = match of_newest("routing-keys") {
+            Some(AMQPValue::FieldArray(keys)) => keys.as_slice().first(),
+            _ => None,
+        };
+        let published = match (of_newest("exchange"), key) {
+            (Some(AMQPValue::LongString(exchange)), Some(AMQPValue::LongString(key))) => {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                Some((text(exchange.as_bytes()), text(key.as_bytes())))
+            }
             _ => None,
         };
         Self {
@@ -133,6 +161,7 @@ impl Death {
             // A publisher can have set this header to any text.
             reason: text("x-first-death-reason").map(|reason| reason.chars().take(REASON_CHARS_MAX).collect()),
             at: at.and_then(|seconds| seconds.checked_mul(1_000_000)).map(Micros),
+            published,
         }
     }
 }
@@ -149,6 +178,48 @@ pub struct Headers {
 
 /// Returns the message's headers, and the other properties that identify the message's sender.
 pub fn headers(properties: &BasicProperties) -> Headers {
+    kept(all_of(properties))
+}
+
+/// Does the same as [`headers`], with all properties that a map can read. A dead letter that is replayed has the headers
+/// of its first delivery in one header.
+pub fn mapped(properties: &BasicProperties, exchange: &str, routing_key: &str) -> Headers {
+    let mut all = all_of(properties);
+    if let Some(first) = all.remove(REPLAYED).filter(|_| exchange.is_empty()) {
+        let first = first.as_str().and_then(|json| serde_json::from_str(json).ok());
+        return kept(first.unwrap_or_default());
+    }
+    if let Some(value) = properties.kind() {
+        all.insert(TYPE.to_owned(), json!(value.as_str()));
+    }
+    if let Some(value) = properties.timestamp() {
+        all.insert(TIMESTAMP.to_owned(), json!(value));
+    }
+    all.insert(ROUTING_KEY.to_owned(), json!(routing_key));
+    kept(all)
+}
+
+/// The header of a replayed dead letter that came through a map.
+const REPLAYED: &str = "x-tallyd-headers";
+
+/// Returns the properties with which a dead letter is published again. `mapped` has the headers that the letter's map
+/// may read.
+pub fn replayed(traceparent: Option<&str>, mapped: Option<&str>) -> BasicProperties {
+    let mut fields = FieldTable::default();
+    for (name, value) in [(HEADER, traceparent), (REPLAYED, mapped)] {
+        if let Some(value) = value {
+            fields.insert(name.into(), AMQPValue::LongString(value.into()));
+        }
+    }
+    BasicProperties::default().with_headers(fields)
+}
+
+/// Returns the message's `content_encoding`.
+pub fn encoding(properties: &BasicProperties) -> Option<&str> {
+    properties.content_encoding().as_ref().map(ShortString::as_str)
+}
+
+fn all_of(properties: &BasicProperties) -> Map<String, Value> {
     let mut all = match properties.headers() {
         Some(headers) => table(headers, 0),
         None => Map::new(),
@@ -163,11 +234,15 @@ pub fn headers(properties: &BasicProperties) -> Headers {
             all.insert(name.to_owned(), json!(value.as_str()));
         }
     }
+    all
+}
+
+fn kept(all: Map<String, Value>) -> Headers {
     if all.is_empty() {
         return Headers::default();
     }
     let traceparent = all.get(HEADER).and_then(Value::as_str).and_then(traceparent::parse).map(str::to_owned);
-    let json: Arc<str> = Value::Object(all).to_string().into();
+    let json: Arc<str> = Value::Object(all.clone()).to_string().into();
     let bytes = json.len();
     if bytes <= HEADERS_BYTES_MAX {
         return Headers { json, bytes, traceparent };
@@ -176,7 +251,15 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     // as much space as the events.
     let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
     let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
-    kept.extend(traceparent.iter().map(|traceparent| (HEADER.to_owned(), json!(traceparent))));
+    let mut sized: Vec<(usize, String, Value)> =
+        all.into_iter().map(|(name, value)| (name.len() + value.to_string().len(), name, value)).collect();
+    sized.sort_unstable_by_key(|(bytes, ..)| *bytes);
+    let mut room = HEADERS_BYTES_MAX / 2;
+    for (bytes, name, value) in sized {
+        let Some(rest) = room.checked_sub(bytes + 4) else { break };
+        room = rest;
+        kept.insert(name, value);
+    }
     Headers { json: Value::Object(kept).to_string().into(), bytes, traceparent }
 }
 
@@ -226,12 +309,14 @@ fn to_json(value: &AMQPValue, depth: u8) -> Value {
 mod tests {
     use super::*;
 
+    const FROM: (&str, &str) = ("tally.returned", "tally.map.");
+
     #[test]
     fn a_letter_without_room_is_the_same_once_it_is_taken_in() {
         let refusal = Refusal { reason: Reason::UnknownKind, error: "kind is \"film\"".to_owned() };
         let headers = r#"{"app_id":"api","count":-3,"is":true,"trace":"a\"b"}"#.into();
         let letter = refused(refusal, b"{}", &headers, "tally.events.3", Micros(1_795_251_385_000_001));
-        assert_eq!(returned(b"{}", &properties(&letter), "tally.returned", Micros(1_795_251_999_000_000)), letter);
+        assert_eq!(returned(b"{}", &properties(&letter), FROM, Micros(1_795_251_999_000_000)), letter);
     }
 
     const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -266,13 +351,13 @@ mod tests {
         fields.insert("x-first-death-queue".into(), AMQPValue::LongString("tally.events.3".into()));
         fields.insert("x-first-death-reason".into(), AMQPValue::LongString("delivery_limit".into()));
         let properties = BasicProperties::default().with_headers(fields);
-        let letter = returned(b"{}", &properties, "tally.returned", Micros(1_795_251_999_000_000));
+        let letter = returned(b"{}", &properties, FROM, Micros(1_795_251_999_000_000));
         assert_eq!((letter.queue.as_str(), letter.reason), ("tally.events.3", "returned-by-broker"));
         assert_eq!(letter.first_seen, Micros(1_795_251_385_000_000));
         assert!(letter.error.contains("(delivery_limit)"), "{}", letter.error);
         // In the first case, the broker's clock is ahead. In the second case, someone published the message manually.
-        assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
-        let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
+        assert_eq!(returned(b"{}", &properties, FROM, Micros(5)).first_seen, Micros(5));
+        let bare = returned(b"{}", &BasicProperties::default(), FROM, Micros(5));
         assert_eq!((bare.queue.as_str(), &*bare.headers), ("tally.returned", "{}"));
     }
 
@@ -282,7 +367,7 @@ mod tests {
             let mut fields = FieldTable::default();
             fields.insert("x-first-death-queue".into(), AMQPValue::LongString("q".into()));
             fields.insert("x-first-death-reason".into(), AMQPValue::LongString(reason.into()));
-            returned(b"{}", &BasicProperties::default().with_headers(fields), "r", Micros(5)).error
+            returned(b"{}", &BasicProperties::default().with_headers(fields), FROM, Micros(5)).error
         };
         assert_eq!(error("expired"), "the message expired in q and was never written");
         assert!(error(&"x".repeat(70_000)).len() < 200, "the column holds 65,535 bytes");

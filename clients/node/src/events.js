@@ -74,6 +74,10 @@ export function checked(event, card, isNew = false) {
   }
   if (type === 'set') result.value = integer(event.value, 'value', -VALUE_MAX, VALUE_MAX);
   result.at = integer(event.at, 'at', 1, AT_MAX);
+  if (result.at < card.atMinS * 1_000_000) {
+    const least = new Date(card.atMinS * 1_000).toISOString();
+    throw new RefusedError('at-too-early', `at is ${result.at}, which is before ${least}: write microseconds since 1970, for instance Date.now() * 1000`);
+  }
   if (isNew && card.api.includes(numberOf(result))) {
     const problem = `API servers count ${numberOf(result)}: call the script in docs/scripts.md, then publish the event with the script's \`at\``;
     throw new RefusedError('counted-by-api', problem);

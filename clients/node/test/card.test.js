@@ -17,6 +17,7 @@ const SITE = {
   api: ['post:like', 'post:view'],
   exchange: 'site.events',
   partition_by: 'target',
+  at_min_s: 1262304000,
   settable: ['video:unread'],
   below_zero: ['video:unread'],
   later: 'a field of a later version',
@@ -137,10 +138,10 @@ withSite('an unknown name is refused after one more look', async ({ redis, site,
 
 withSite('what scripts count is only published with their at', async ({ site, sent }) => {
   const like = { type: 'like', kind: 'post', target_id: 1, user_id: 1 };
-  const calls = [() => site.like('post', 1, 1), () => site.unlike('post', 1, 1, { at: 5 }), () => site.count('post', 1, 'view'), () => site.publishMany([like])];
+  const calls = [() => site.like('post', 1, 1), () => site.unlike('post', 1, 1, { at: 1795251385000005 }), () => site.count('post', 1, 'view'), () => site.publishMany([like])];
   for (const call of calls) await assert.rejects(call, { reason: 'counted-by-api', message: /docs\/scripts\.md/ });
-  await site.publish({ ...like, at: 5 });
-  await site.publishMany([{ ...like, at: 5 }]);
+  await site.publish({ ...like, at: 1795251385000005 });
+  await site.publishMany([{ ...like, at: 1795251385000005 }]);
   assert.equal(sent.length, 2);
 });
 

@@ -47,7 +47,7 @@ test('ids are never unsafe numbers', async () => {
     await assert.rejects(site.counts('video', [bad]), { reason: 'target-id-out-of-range' });
   }
   await assert.rejects(site.like('video', 9007199254740993, 7), /as text or as a BigInt/);
-  const like = (id) => checked({ type: 'like', kind: 'video', target_id: id, user_id: 7, at: 1 }, CARD).target_id;
+  const like = (id) => checked({ type: 'like', kind: 'video', target_id: id, user_id: 7, at: 1795251385000001 }, CARD).target_id;
   assert.deepEqual([42, 2n ** 63n - 1n, '9007199254740993'].map(like), ['42', '9223372036854775807', '9007199254740993']);
 });
 
@@ -67,7 +67,7 @@ test('what JSON can not say is refused', async () => {
     [site.publish({ type: 'like', kind: 'video', target_id: 1, user_id: 1 }), 'at-out-of-range'],
   ];
   for (const [call, reason] of calls) await assert.rejects(call, { reason });
-  assert.equal(checked({ type: 'set', kind: 'video', target_id: 1, metric: 'unread', value: -(2n ** 53n), at: 1n }, CARD).value, -(2 ** 53));
+  assert.equal(checked({ type: 'set', kind: 'video', target_id: 1, metric: 'unread', value: -(2n ** 53n), at: 1795251385000001n }, CARD).value, -(2 ** 53));
 });
 
 test('a missing server is said before anything is sent', async () => {

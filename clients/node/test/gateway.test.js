@@ -6,8 +6,8 @@ import { join } from 'node:path';
 import { after, before, beforeEach, test } from 'node:test';
 import { LimitedError, RefusedError, RejectedError, Tallyd, UnconfirmedError } from '../src/index.js';
 
-const LIKE = { type: 'like', kind: 'video', target_id: '42', user_id: '7', at: 5 };
-const COUNT = { type: 'count', kind: 'video', target_id: '42', metric: 'share', delta: 1, event_id: 'e', at: 6 };
+const LIKE = { type: 'like', kind: 'video', target_id: '42', user_id: '7', at: 1795251385000005 };
+const COUNT = { type: 'count', kind: 'video', target_id: '42', metric: 'share', delta: 1, event_id: 'e', at: 1795251385000006 };
 
 const verdicts = (verdict) => (events) => ({ events: events.map((event) => verdict(event)) });
 const confirmed = (events) => [202, verdicts(({ at }) => ({ verdict: 'confirmed', at }))(events)];
@@ -146,7 +146,7 @@ test('what the gateway has not confirmed is sent again', async () => {
   assert.deepEqual(seen.posted, [[LIKE, COUNT], [LIKE, COUNT], [LIKE, COUNT]]);
   seen.answers = [unconfirmed];
   const [late] = await publish([LIKE], { deadlineMs: 300 });
-  assert.ok(late instanceof UnconfirmedError && late.event.at === 5 && late.message.includes('the broker is unreachable'), late);
+  assert.ok(late instanceof UnconfirmedError && late.event.at === 1795251385000005 && late.message.includes('the broker is unreachable'), late);
 });
 
 test('what the gateway may have published is not sent again', async () => {
@@ -173,12 +173,12 @@ test('an unreachable gateway is asked until the deadline', async () => {
 test('a wrong request is not tried again', async () => {
   seen.answers = [unauthorized];
   const [rejected] = await publish([LIKE]);
-  assert.ok(rejected instanceof RejectedError && rejected.event.at === 5 && rejected.message.includes('401 (unauthorized)'), rejected);
+  assert.ok(rejected instanceof RejectedError && rejected.event.at === 1795251385000005 && rejected.message.includes('401 (unauthorized)'), rejected);
   assert.equal(seen.posted.length, 1);
 });
 
 test('a list that is not whole says the fate of each event', async () => {
-  const judged = [{ verdict: 'confirmed', at: 5 }, { verdict: 'refused', reason: 'unknown-kind', message: 'kind is song' }, { verdict: 'limited', wait_ms: 1_500 }];
+  const judged = [{ verdict: 'confirmed', at: 1795251385000005 }, { verdict: 'refused', reason: 'unknown-kind', message: 'kind is song' }, { verdict: 'limited', wait_ms: 1_500 }];
   seen.answers = [() => [400, { events: judged }]];
   const events = [LIKE, { ...LIKE, kind: 'song' }, { ...LIKE, user_id: '8' }];
   const site = new Tallyd({ gateway: url });

@@ -25,6 +25,7 @@ SITE = {
     "api": ["post:like", "post:view"],
     "exchange": "site.events",
     "partition_by": "target",
+    "at_min_s": 1262304000,
     "settable": ["video:unread"],
     "below_zero": ["video:unread"],
     "later": "a field of a later version",
@@ -146,13 +147,13 @@ class Cards(unittest.TestCase):
         like = {"type": "like", "kind": "post", "target_id": 1, "user_id": 1}
         for call in (
             self.site.like("post", 1, 1),
-            self.site.unlike("post", 1, 1, at=5),
+            self.site.unlike("post", 1, 1, at=1795251385000005),
             self.site.count("post", 1, "view"),
             self.site.publish_many([like]),
         ):
             self.assertIn("docs/scripts.md", await self.refused("counted-by-api", call))
-        await self.site.publish({**like, "at": 5})
-        await self.site.publish_many([{**like, "at": 5}])
+        await self.site.publish({**like, "at": 1795251385000005})
+        await self.site.publish_many([{**like, "at": 1795251385000005}])
         self.assertEqual(len(self.broker.sent), 2)
 
     @with_site

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from tallyd import AsyncTallyd, GatewayError, LimitedError, PublishManyError, ReadError, RefusedError, RejectedError, Tallyd, UnconfirmedError
 
-LIKE = {"type": "like", "kind": "video", "target_id": "42", "user_id": "7", "at": 5}
-COUNT = {"type": "count", "kind": "video", "target_id": "42", "metric": "share", "delta": 1, "event_id": "e", "at": 6}
+LIKE = {"type": "like", "kind": "video", "target_id": "42", "user_id": "7", "at": 1795251385000005}
+COUNT = {"type": "count", "kind": "video", "target_id": "42", "metric": "share", "delta": 1, "event_id": "e", "at": 1795251385000006}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -241,7 +241,7 @@ class Publishing(WithGateway):
 class Many(WithGateway):
     def judge(self, events):
         verdicts = [
-            {"verdict": "confirmed", "at": 5},
+            {"verdict": "confirmed", "at": 1795251385000005},
             {"verdict": "refused", "reason": "unknown-kind", "message": "kind is song"},
             {"verdict": "limited", "wait_ms": 1_500},
         ]

@@ -56,6 +56,8 @@ pub struct Card {
     pub settable: Vec<String>,
     /// Numbers that can be negative, each as `kind:metric`.
     pub below_zero: Vec<String>,
+    /// Earliest `at` of events, in seconds since 1970.
+    pub at_min_s: u64,
     /// Seconds that an event's `at` can be in the future.
     pub future_max_s: u64,
     /// Seconds for which the daemon remembers `count` events. Older events are rejected.
@@ -216,7 +218,8 @@ mod tests {
 
     prop_compose! {
         fn cards()(
-            (number, partitions, has_filters, future_max_s, applied_event_keep_s) in any::<(u64, u16, bool, u64, u64)>(),
+            (number, partitions, has_filters) in any::<(u64, u16, bool)>(),
+            (at_min_s, future_max_s, applied_event_keep_s) in any::<(u64, u64, u64)>(),
             (layout, also) in (layouts(), prop::option::of(layouts())),
             (kinds, metrics) in (codes(), codes()),
             (api, settable, below_zero) in (lists(), lists(), lists()),
@@ -226,7 +229,7 @@ mod tests {
             Card {
                 version: VERSION, number, layout, also, kinds, metrics, api, boards, exchange,
                 partition_by: PartitionBy::Target, partitions, has_filters, settable, below_zero,
-                future_max_s, applied_event_keep_s,
+                at_min_s, future_max_s, applied_event_keep_s,
             }
         }
     }

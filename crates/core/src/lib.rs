@@ -11,6 +11,7 @@ pub mod card;
 pub mod chain;
 pub mod coalesce;
 pub mod control;
+pub mod day;
 pub mod drift;
 pub mod erase;
 pub mod event;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::board::Board;
 use crate::card::{Card, CardError};
+use crate::day::Day;
 use crate::event::Terms;
 use crate::keys::KindNames;
 use crate::kinds::{Kinds, LIKE, Metrics};
 use crate::layout::{BUCKET_BITS_MAX, Form, Layout};
-use crate::model::{Kind, Metric};
+use crate::model::{Kind, Metric, Micros};
 use crate::partition::PartitionBy;
 use crate::rules::{Ruled, Rules, Writes};
 use crate::score::SECOND_BITS_MAX;
@@ -51,6 +52,7 @@ impl Default for Site {
                 is_checked: false,
                 kinds: kinds.0.clone(),
                 metrics: metrics.0.clone(),
+                at_min: Day::first_of(2010).begins(),
                 future_max: Duration::MAX,
                 applied_event_keep: Duration::MAX,
                 rules: Rules::default(),
@@ -104,6 +106,7 @@ impl TryFrom<&Card> for Site {
                 is_checked: true,
                 kinds: card.kinds.clone(),
                 metrics: card.metrics.clone(),
+                at_min: Micros(i64::try_from(card.at_min_s).unwrap_or(i64::MAX).saturating_mul(1_000_000)),
                 future_max: Duration::from_secs(card.future_max_s),
                 applied_event_keep: Duration::from_secs(card.applied_event_keep_s),
                 rules: rules(card, &kinds, &metrics),
@@ -148,6 +151,7 @@ mod tests {
             has_filters: true,
             settable: vec!["video:view".to_owned()],
             below_zero: vec!["video:view".to_owned()],
+            at_min_s: 1_262_304_000,
             future_max_s: 60,
             applied_event_keep_s: 3_600,
         }

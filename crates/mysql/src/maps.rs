@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use sqlx::{Connection, MySqlConnection, Row};
+use tallyd_core::mapping::Trial;
 use tallyd_core::partition::MAPS_FROM;
 
 use super::{Context, Result, Store};
@@ -77,6 +78,35 @@ impl Store {
         .await
     }
 
+    /// Returns the trial of a map in use. A map with another definition (its SHA-256) begins a new trial.
+    pub async fn map_trial(&self, number: u8, definition: [u8; 32]) -> Result<Trial> {
+        const ACTION: &str = "read the trial of a map";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let begin = "UPDATE map_in_use SET taken = 0, refused = 0, stopped = 0, definition = ? WHERE number = ? AND definition <> ?";
+            let begin = sqlx::query(begin).bind(definition.as_slice()).bind(number).bind(definition.as_slice());
+            begin.execute(&mut *connection).await.context(ACTION)?;
+            let row = sqlx::query_as("SELECT taken, refused, stopped FROM map_in_use WHERE number = ?").bind(number);
+            let row: Option<(u32, u32, bool)> = row.fetch_optional(connection).await.context(ACTION)?;
+            Ok(row.map_or_else(Trial::default, |(taken, refused, is_stopped)| Trial { taken, refused, is_stopped }))
+        })
+        .await
+    }
+
+    /// Resumes a stopped map. Returns `None` if no map has this name, and else whether the map was stopped.
+    pub async fn resume_map(&self, name: &str) -> Result<Option<bool>> {
+        const ACTION: &str = "resume a map";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let known = sqlx::query_scalar("SELECT stopped FROM map_in_use WHERE name = ?").bind(name);
+            let was_stopped: Option<bool> = known.fetch_optional(&mut *connection).await.context(ACTION)?;
+            let resume = "UPDATE map_in_use SET taken = ?, refused = 0, stopped = 0 WHERE name = ? AND stopped = 1";
+            sqlx::query(resume).bind(Trial::PASSED.taken).bind(name).execute(connection).await.context(ACTION)?;
+            Ok(was_stopped)
+        })
+        .await
+    }
+
     /// Records that the map `name` is no longer in use. Returns `false` if the map was not in use.
     pub async fn forget_map(&self, name: &str) -> Result<bool> {
         const ACTION: &str = "record that a map is no longer in use";
@@ -87,6 +117,14 @@ impl Store {
         })
         .await
     }
+}
+
+/// Records a map's trial in the transaction of a batch.
+pub async fn note_trial(tx: &mut MySqlConnection, partition: u16, trial: Trial) -> Result<()> {
+    let note = sqlx::query("UPDATE map_in_use SET taken = ?, refused = ?, stopped = ? WHERE number = ?");
+    let note = note.bind(trial.taken).bind(trial.refused).bind(trial.is_stopped).bind(partition - MAPS_FROM);
+    note.execute(tx).await.context("record the trial of a map")?;
+    Ok(())
 }
 
 /// Reads the maps in use, within the connection's transaction if there is one.

@@ -5,6 +5,7 @@
 //! the writer is free and `linger_ms` has passed since the batch's first message. While few events arrive, a batch closes
 //! as soon as the writer is free.
 
+mod filling;
 mod writing;
 
 use std::pin::pin;
@@ -16,24 +17,21 @@ use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
 
+use self::filling::Filling;
 use self::writing::{Writing, join};
 use super::arrival_rate::ArrivalRate;
-use super::batch::{Arrived, Batch, Event, Origin, Received};
+use super::batch::Arrived;
 use super::batch_writer::BatchWriter;
-use super::counting::{InBatches, ReceivedCounts};
-use super::decode::decode;
+use super::counting::InBatches;
 use super::{Learned, PAUSED_BY, Partition, SessionEnd};
 use crate::config::{Config, Derived};
-use crate::letter;
 use crate::runtime::clock;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{PartitionState, Standing, telemetry};
-use tallyd_core::event::{self, Terms};
-use tallyd_core::flow::{Flow, Message, Step};
-use tallyd_core::model::Micros;
+use tallyd_core::event::Terms;
+use tallyd_core::flow::{Flow, Step};
 use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
 
@@ -50,16 +48,6 @@ const TICK: Duration = Duration::from_secs(1);
 /// A session that has lasted for this time is considered to work, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
 
-/// A batch that the session fills.
-#[derive(Default)]
-struct Filling {
-    batch: Batch,
-    since: Option<Instant>,
-    /// The oldest `at` of the batch's events, for the metric of the lag.
-    oldest: Option<Micros>,
-    received: ReceivedCounts,
-}
-
 /// Runs one session, from connecting to its end. The broker keeps messages that were received and not acknowledged.
 pub(super) async fn run(
     partition: &Partition,
@@ -72,14 +60,14 @@ pub(super) async fn run(
     let queue = partition.queue();
     // `listen` makes many calls, and each has a timeout.
     let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
-    let (link, deliveries, partitions) = match listening {
+    let (link, deliveries, declared) = match listening {
         Ok(listening) => listening,
         Err(error) => return error.into(),
     };
-    learned.partitions = partitions;
+    learned.partitions = declared.partitions;
     let limits = learned.limits(config);
     let ends = partition.stop.child_token();
-    let writer = BatchWriter::new(partition, config, partitions, learned.reads_first, ends.clone());
+    let writer = BatchWriter::new(partition, config, declared, learned.reads_first, ends.clone());
     let mut session = Session {
         partition,
         config,
@@ -262,7 +250,9 @@ impl Session<'_> {
         self.stall_detector.received(Instant::now());
         let delivery = delivery.inspect_err(|error| self.link.note(error)).context("receive")?;
         let acker = delivery.acker.clone();
-        self.flow.received(Arrived::from(delivery), acker).map_err(SessionEnd::LargeMessages)
+        self.flow
+            .received(Arrived::of(delivery, self.partition.map.is_some()), acker)
+            .map_err(SessionEnd::LargeMessages)
     }
 
     /// Takes all messages that have already arrived. Messages must not stay inside the library, because their bytes are
@@ -276,46 +266,13 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// Adds a message to the open batch.
     fn push(&mut self, message: Arrived) {
-        let bytes = message.bytes();
-        let Arrived { body, headers, redelivered, is_direct, .. } = message;
         let now = clock::now();
-        let open = &mut self.open;
-        open.since.get_or_insert_with(Instant::now);
         self.unacked.open.oldest.get_or_insert(now);
         self.unacked.open.messages += 1;
-        open.received.messages += 1;
-        open.received.redelivered += u64::from(redelivered);
-        open.batch.messages += 1;
-        open.batch.bytes += bytes;
-        open.batch.clock.note(now);
-        open.batch.belongs_to(headers.traceparent);
-        let origin = Arc::new(Origin { body, headers: headers.json });
-        let map = self.partition.map.as_deref();
-        decode(&origin.body, is_direct, map, (self.terms.get(), now), |verdict, range| {
-            let event = match verdict {
-                Ok(event::Message::Like(event)) => Event::Like(event),
-                Ok(event::Message::Count(event)) => Event::Count(event),
-                Ok(event::Message::Set(event)) => Event::Set(event),
-                // The queue can have returned earlier events behind this fence.
-                Ok(event::Message::Fence(_)) if redelivered => return,
-                Ok(event::Message::Fence(fence)) => return open.batch.take_fence(fence),
-                Err(refusal) => {
-                    // The error's text is left out, because it can quote the message.
-                    debug!(
-                        event = "message-refused",
-                        partition = self.partition.number,
-                        reason = refusal.reason.code()
-                    );
-                    let body = origin.body.get(range).unwrap_or(&origin.body);
-                    let letter = letter::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
-                    return open.batch.refused.push(letter);
-                }
-            };
-            open.oldest = Some(open.oldest.map_or(event.at(), |oldest| oldest.min(event.at())));
-            open.received.event(&event);
-            open.batch.events.push(Received { event, origin: Arc::clone(&origin), range });
-        });
+        let queue = &self.partition.queue();
+        self.open.take(message, self.partition.map.as_deref(), (self.terms.get(), now), queue);
     }
 }
 

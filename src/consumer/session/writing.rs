@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use super::{Filling, REPLY_SUCCESS, Session};
-use crate::consumer::SessionEnd;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
+use crate::consumer::{SessionEnd, stopped_map};
 use crate::runtime::progress::counted;
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, Unacked, telemetry};
@@ -48,7 +48,7 @@ impl Session<'_> {
         self.writer = Some(writer);
         self.unacked.writing = Unacked::default();
         self.is_proven |= result.is_err();
-        let refused = result?.refused;
+        let batch_writer::Written { refused, stopped, .. } = result?;
         if let Some(refused) = self.refused.note(refused as u64, Instant::now()) {
             let become_letters = counted(
                 refused,
@@ -63,7 +63,10 @@ impl Session<'_> {
             );
         }
         self.flow.committed();
-        Ok(())
+        match (stopped, &self.partition.map) {
+            (Some(trial), Some(map)) => Err(anyhow!(stopped_map(&map.name, trial)).into()),
+            _ => Ok(()),
+        }
     }
 
     /// Acknowledges this message and all messages before it.
@@ -124,7 +127,7 @@ async fn write(partition: u16, mut writer: BatchWriter, open: Filling, why: Clos
     let started = Instant::now();
     let (messages, events) = (open.batch.messages, open.batch.events.len());
     let result = writer.write(open.batch).await;
-    if let Ok(batch_writer::Written { rows, refused }) = &result {
+    if let Ok(batch_writer::Written { rows, refused, .. }) = &result {
         let write_ms = started.elapsed().as_secs_f32() * 1e3;
         let lag_ms = open.oldest.map(|oldest| (clock::now().0 - oldest.0) / 1_000);
         debug!(

@@ -59,6 +59,10 @@ pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Ve
         let message = format!("the list is empty: send 1 to {LIST_EVENTS_MAX} events");
         return Err(Refused::bad("no-events", message));
     }
+    if events.len() > LIST_EVENTS_MAX {
+        let message = format!("the list has {} events, at most {LIST_EVENTS_MAX} are allowed", events.len());
+        return Err(Refused::new(StatusCode::PAYLOAD_TOO_LARGE, Reason::TooLarge.code(), message));
+    }
     // A later event of the list has a later time, because of two events with the same time the unlike wins.
     let times = (now.0..).map(Micros);
     Ok(events.into_iter().zip(times).map(|(event, at)| judge_one(event.get().as_bytes(), terms, at)).collect())
@@ -103,7 +107,8 @@ mod tests {
         assert_eq!(judged(with).unwrap(), [Ok(with.to_owned())], "a like with a time keeps its time");
         let unlike = without.replace("like", "unlike");
         assert!(judged(&unlike).unwrap()[0].is_ok());
-        for wrong in ["null", "0", "\"1\"", "1.5"] {
+        assert_eq!(judged(&with.replace("1795251385004538", "1795251385004")).unwrap(), [Err("at-too-early")]);
+        for wrong in ["null", "0", "\"now\"", "1.5"] {
             let body = with.replace("1795251385004538", wrong);
             assert_eq!(judged(&body).unwrap(), [Err("at-out-of-range")], "{body}");
         }
@@ -136,12 +141,12 @@ mod tests {
     fn without_a_card_names_and_rules_are_not_checked() {
         let terms = tallyd_core::site::Site::default().terms;
         for body in [
-            r#"{"type":"like","kind":"post","target_id":42,"user_id":7,"at":5}"#,
-            r#"{"type":"set","kind":"post","target_id":42,"metric":"balance","value":-5,"at":5}"#,
+            r#"{"type":"like","kind":"post","target_id":42,"user_id":7,"at":1795251385004538}"#,
+            r#"{"type":"set","kind":"post","target_id":42,"metric":"balance","value":-5,"at":1795251385004538}"#,
         ] {
             assert!(judge(body.as_bytes(), &terms, NOW).unwrap()[0].is_ok(), "{body}");
         }
-        let wrong = r#"{"type":"like","kind":"post","target_id":0,"user_id":7,"at":5}"#;
+        let wrong = r#"{"type":"like","kind":"post","target_id":0,"user_id":7,"at":1795251385004538}"#;
         let refusal = judge(wrong.as_bytes(), &terms, NOW).unwrap().remove(0).unwrap_err();
         assert_eq!(refusal.reason, Reason::TargetIdOutOfRange);
     }

@@ -295,7 +295,7 @@ impl Run<'_> {
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(()) };
         let Exporter { servers, export, writes, site, .. } = self.on;
         let at = |at: Micros| match export.unit {
-            Some(unit) => at.0.div_euclid(unit.micros()).to_string(),
+            Some(unit) => unit.number(at).to_string(),
             None => time_literal(at),
         };
         let sql = |row: &LikeRow| {

@@ -101,7 +101,7 @@ async fn a_letter_is_shown_whole_and_judged_by_todays_configuration() {
     let twice = br#"{"at":12345678901234567890123,"at":1,"x":"\u001b"}"#.to_vec();
     let binary: Vec<u8> = (0..=255).collect();
     let large = vec![b'y'; 64 * 1024 + 1];
-    let old = view(3, "old", Micros(1));
+    let old = view(3, "old", Micros(1_262_304_000_000_000));
     let bodies = [film(1, 7), twice, NASTY.as_bytes().to_vec(), binary.clone(), large.clone(), old];
     put_bodies(&world, Reason::UnknownKind, &bodies).await;
 

@@ -119,7 +119,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let good =
         body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
     let half = [b"[", good.as_slice(), b",", &film(1, 1), b"]"].concat();
-    let old = view(1, "old", Micros(1));
+    let old = view(1, "old", Micros(1_262_304_000_000_000));
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
     put_bodies(&world, Reason::ReturnedByBroker, &[b"nonsense".to_vec(), old, half, fence, good]).await;
     let limited = world.report(&["dead", "replay", "--all", "--limit", "1", "--dry-run"]);

@@ -10,6 +10,7 @@ mod letters;
 mod order;
 mod refused;
 mod traffic;
+mod wrong;
 
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};

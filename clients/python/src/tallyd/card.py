@@ -8,7 +8,7 @@ from typing import FrozenSet, Mapping, NamedTuple, Optional, Union
 VERSION = 1
 FORMS = ("packed", "entity", "string")
 # A refusal for one of these reasons can come from an outdated card.
-REASONS = ("unknown-kind", "unknown-metric", "not-settable", "counted-by-api")
+REASONS = ("unknown-kind", "unknown-metric", "not-settable", "counted-by-api", "at-too-early")
 
 
 class Card(NamedTuple):
@@ -22,6 +22,7 @@ class Card(NamedTuple):
     below_zero: FrozenSet[str] = frozenset()
     exchange: str = "tally.events"
     partition_by: str = "user"
+    at_min_s: int = 1262304000
     form: str = "packed"
     bucket_bits: int = 13
     counter_key: str = ""
@@ -42,6 +43,7 @@ def parsed(text: Union[bytes, str, None]) -> Optional[Card]:
             below_zero=frozenset(card["below_zero"]),
             exchange=card["exchange"],
             partition_by=card["partition_by"],
+            at_min_s=int(card["at_min_s"]),
             form=layout["form"],
             bucket_bits=layout["bucket_bits"],
             counter_key=layout.get("counter_key", ""),

@@ -83,6 +83,9 @@ def checked(event: Mapping[str, Any], card: Card, is_new: bool = False) -> Event
     if event_type == "set":
         result["value"] = _integer(event.get("value"), "value", -VALUE_MAX, VALUE_MAX)
     result["at"] = _integer(event.get("at"), "at", 1, AT_MAX)
+    if result["at"] < card.at_min_s * 1_000_000:
+        problem = f"at is {result['at']}, which is before the site's earliest time ({card.at_min_s} s since 1970): write microseconds since 1970"
+        raise RefusedError("at-too-early", problem)
     if is_new and number_of(result) in card.api:
         problem = f"API servers count {number_of(result)}: call the script in docs/scripts.md, then publish the event with the script's `at`"
         raise RefusedError("counted-by-api", problem)

@@ -26,6 +26,7 @@ use crate::kinds::LIKE;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use crate::partition::PartitionBy;
 use crate::rules::Rules;
+use crate::unit::Unit;
 
 /// The maximum size of an event's JSON, in bytes. Real events have about 120 bytes.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -139,6 +140,8 @@ pub struct Terms {
     pub kinds: BTreeMap<String, u8>,
     /// `[metrics]`.
     pub metrics: BTreeMap<String, u8>,
+    /// The earliest `at`. A time in a wrong unit is far earlier.
+    pub at_min: Micros,
     /// The maximum time by which an `at` can be in the future. Without this limit, an event with a wrong `at` in the
     /// far future would win against all correct events of its row.
     pub future_max: Duration,
@@ -157,29 +160,38 @@ impl Terms {
     }
 }
 
-/// Checks a message's body. The body is one event or a list of up to [`LIST_EVENTS_MAX`] events. Calls `each` for every
-/// event, with the result and the event's place in the body. A refused event in a list does not affect the other
-/// events.
+/// Checks a message's body. The body is one event or a list of events. Calls `each` for every event, with the result and
+/// the event's place in the body. A refused event in a list does not affect the other events.
 pub fn decode_all(
     body: &[u8],
     terms: &Terms,
     now: Micros,
     mut each: impl FnMut(Result<Message, Refusal>, Range<usize>),
 ) {
-    if body.trim_ascii_start().first() != Some(&b'[') {
-        return each(decode(body, terms, now), 0..body.len());
+    let text = without_mark(body);
+    if text.trim_ascii_start().first() != Some(&b'[') {
+        return each(decode(text, terms, now), place_in(body, text));
     }
-    match split(body) {
+    match split(text) {
         Err(refusal) => each(Err(refusal), 0..body.len()),
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body. So the event's place is its address minus the body's address.
-                let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
-                each(decode(event, terms, now).and_then(Message::of_publisher), from..from + event.len());
+                each(decode(event, terms, now).and_then(Message::of_publisher), place_in(body, event));
             }
         }
     }
+}
+
+/// Removes a byte order mark, as RFC 8259 allows.
+pub(crate) fn without_mark(body: &[u8]) -> &[u8] {
+    body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
+}
+
+/// Returns the place of `part`, which is a slice of `body`.
+pub(crate) fn place_in(body: &[u8], part: &[u8]) -> Range<usize> {
+    let from = (part.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
+    from..from + part.len()
 }
 
 /// Splits a body into its events. The body must be a list.
@@ -191,13 +203,7 @@ pub fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
         let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());
         return Err(refuse(Reason::TooLarge, error));
     }
-    let events: Vec<&RawValue> =
-        serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
-    if events.len() > LIST_EVENTS_MAX {
-        let error = format!("the list has {} events, at most {LIST_EVENTS_MAX} are allowed", events.len());
-        return Err(refuse(Reason::TooLarge, error));
-    }
-    Ok(events)
+    serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))
 }
 
 /// Checks one event.
@@ -259,7 +265,7 @@ pub fn with_at(body: &[u8], at: Micros) -> Option<Vec<u8>> {
 fn like(raw: &Raw<'_>, liked: bool, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     let target = target(raw, terms)?;
     let user = id_of_user(&raw.user_id)?;
-    let at = at(&raw.at, now, terms.future_max)?;
+    let at = at(raw, terms, now)?;
     Ok(Message::Like(LikeEvent { target, user, at, liked }))
 }
 
@@ -308,7 +314,7 @@ fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
 
 /// Checks the `at` of a count or set. The ledger keeps such an event for `applied_event_keep`.
 fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
-    let at = at(&raw.at, now, terms.future_max)?;
+    let at = at(raw, terms, now)?;
     if at < now.before(terms.applied_event_keep) {
         let keep = terms.applied_event_keep.as_secs();
         let error = format!(
@@ -361,26 +367,50 @@ fn decimal(text: &str) -> Option<u64> {
     if digits && !text.starts_with('0') { text.parse().ok() } else { None }
 }
 
-fn at(value: &Scalar<'_>, now: Micros, future_max: Duration) -> Result<Micros, Refusal> {
+fn at(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
+    let value = &raw.at;
     let at = match value {
-        Scalar::Unsigned(at) => i64::try_from(*at).ok().filter(|at| (1..=Micros::MAX.0).contains(at)),
+        Scalar::Unsigned(at) => i64::try_from(*at).ok(),
+        Scalar::Text(text) => decimal(text).and_then(|at| i64::try_from(at).ok()),
         _ => None,
     };
-    let Some(at) = at else {
+    let Some(at) = at.filter(|at| (1..=Micros::MAX.0).contains(at)) else {
         let error =
             format!("at is {value}, allowed are microseconds since the epoch as an integer, 1 to {}", Micros::MAX);
         return Err(refuse(Reason::AtOutOfRange, error));
     };
+    if Micros(at) < terms.at_min {
+        let error = format!(
+            "at is {}, which is before {} ([consumer] at_min){}",
+            instant(Micros(at)),
+            instant(terms.at_min),
+            unit_hint(raw.unit.number(Micros(at)), raw.unit, now)
+        );
+        return Err(refuse(Reason::AtTooEarly, error));
+    }
     let ahead = at.saturating_sub(now.0);
-    if u128::try_from(ahead).is_ok_and(|ahead| ahead > future_max.as_micros()) {
+    if u128::try_from(ahead).is_ok_and(|ahead| ahead > terms.future_max.as_micros()) {
         let error = format!(
             "at is {:.1} s ahead of this daemon's clock, at most {} s are allowed",
             micros_as_s(ahead),
-            future_max.as_secs()
+            terms.future_max.as_secs()
         );
         return Err(refuse(Reason::AtInFuture, error));
     }
     Ok(Micros(at))
+}
+
+/// If the number is a time of these years in another unit, returns the end of a sentence that says so.
+pub(crate) fn unit_hint(number: i128, unit: Unit, now: Micros) -> String {
+    match Unit::likely(number, now) {
+        Some(likely) if likely != unit => format!(": the number looks like {likely}, but it is read as {unit}"),
+        _ => String::new(),
+    }
+}
+
+/// Returns the time as text in UTC.
+fn instant(at: Micros) -> String {
+    jiff::Timestamp::from_microsecond(at.0).map_or_else(|_| at.to_string(), |at| at.to_string())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown with one digit after the point")]

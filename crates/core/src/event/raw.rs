@@ -1,6 +1,7 @@
 //! An event's fields before they are checked.
 
 use super::scalar::Scalar;
+use crate::unit::Unit;
 
 /// The fields that this version reads. Other fields are ignored, so producers can add fields.
 #[derive(serde::Deserialize)]
@@ -25,4 +26,7 @@ pub(crate) struct Raw<'a> {
     pub(crate) event_id: Scalar<'a>,
     #[serde(default, borrow)]
     pub(crate) fence: Scalar<'a>,
+    /// The unit in which the producer wrote `at`.
+    #[serde(skip)]
+    pub(crate) unit: Unit,
 }

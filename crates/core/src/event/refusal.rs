@@ -38,6 +38,8 @@ pub enum Reason {
     EventIdOutOfRange,
     /// `at` is missing or is not a time that `DATETIME(6)` can hold.
     AtOutOfRange,
+    /// `at` is before `at_min`. Its unit is probably wrong.
+    AtTooEarly,
     /// `at` is ahead of this machine's clock by more than `future_max`.
     AtInFuture,
     /// A `count`, `set` or `reset` is older than the ledger of applied events. So it is unknown whether the event was
@@ -52,7 +54,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order in which they are checked.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::TooLarge,
         Self::MalformedJson,
         Self::NoType,
@@ -66,6 +68,7 @@ impl Reason {
         Self::ValueOutOfRange,
         Self::EventIdOutOfRange,
         Self::AtOutOfRange,
+        Self::AtTooEarly,
         Self::AtInFuture,
         Self::AtTooOld,
         Self::RefusedByDatabase,
@@ -73,12 +76,11 @@ impl Reason {
     ];
 
     /// Whether an event with this code could be accepted later. This is possible if the cause is the configuration, a
-    /// clock or an old version, or if the event was never checked. For codes that this version does not know, returns
-    /// true.
-    pub fn may_be_good(code: &str) -> bool {
-        let never = [
-            Self::TooLarge,
-            Self::MalformedJson,
+    /// clock or an old version, or if the event was never checked. If the event came through a map (`is_mapped`), each
+    /// field's place and meaning are configuration. For codes that this version does not know, returns true.
+    pub fn may_be_good(code: &str, is_mapped: bool) -> bool {
+        let never = [Self::TooLarge, Self::MalformedJson];
+        let never_of_own = [
             Self::NoType,
             Self::TargetIdOutOfRange,
             Self::UserIdOutOfRange,
@@ -87,7 +89,8 @@ impl Reason {
             Self::EventIdOutOfRange,
             Self::AtOutOfRange,
         ];
-        never.into_iter().all(|reason| reason.code() != code)
+        let is = |reason: &Self| reason.code() == code;
+        !never.iter().any(is) && (is_mapped || !never_of_own.iter().any(is))
     }
 
     /// Returns the code for `dead_letter.reason`, logs and metrics.
@@ -106,6 +109,7 @@ impl Reason {
             Self::ValueOutOfRange => "value-out-of-range",
             Self::EventIdOutOfRange => "event-id-out-of-range",
             Self::AtOutOfRange => "at-out-of-range",
+            Self::AtTooEarly => "at-too-early",
             Self::AtInFuture => "at-in-future",
             Self::AtTooOld => "at-too-old",
             Self::RefusedByDatabase => "refused-by-database",

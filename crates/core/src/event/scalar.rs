@@ -5,6 +5,9 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+/// Each integer up to 2^53 has an exact floating-point number.
+const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+
 /// A field's JSON value. A text without escapes is borrowed from the body.
 #[derive(Debug, Default)]
 pub(crate) enum Scalar<'a> {
@@ -13,12 +16,23 @@ pub(crate) enum Scalar<'a> {
     Unsigned(u64),
     Negative(i64),
     Text(Cow<'a, str>),
-    /// A value that no field allows: a fraction, a boolean, null, a list or an object. The text is the name of the
-    /// value's type.
+    /// A number that is not an integer, or that is too large to be exact.
+    Fraction(f64),
+    /// A value that no field allows: a boolean, null, a list or an object. The text is the name of the value's type.
     Other(&'static str),
 }
 
 impl Scalar<'_> {
+    /// Converts a number that was written with a decimal point or an exponent. A number that is exactly an integer is
+    /// that integer.
+    #[expect(clippy::cast_possible_truncation, reason = "integers up to 2^53 are exact in both types")]
+    pub(crate) fn of(number: f64) -> Self {
+        if number.fract() != 0.0 || number.abs() > EXACT_MAX {
+            return Self::Fraction(number);
+        }
+        u64::try_from(number as i64).map_or(Self::Negative(number as i64), Self::Unsigned)
+    }
+
     pub(crate) fn text(&self) -> Option<&str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
@@ -40,6 +54,7 @@ impl fmt::Display for Scalar<'_> {
             Self::Negative(number) => number.fmt(f),
             // The beginning of the text is enough here, because `dead_letter` contains the whole body.
             Self::Text(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
+            Self::Fraction(number) => write!(f, "{number}"),
             Self::Other(name) => f.write_str(name),
         }
     }
@@ -71,8 +86,8 @@ impl<'de> Visitor<'de> for ScalarVisitor {
         Ok(Scalar::Negative(number))
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Scalar::Other("a fraction or too large a number"))
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(Scalar::of(number))
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {

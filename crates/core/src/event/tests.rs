@@ -15,6 +15,7 @@ fn terms() -> Terms {
         rules: Rules::new(&kinds, &metrics, &[unread]),
         kinds: kinds.0,
         metrics: metrics.0,
+        at_min: Micros(1),
         future_max: Duration::from_secs(300),
         applied_event_keep: Duration::from_secs(3_600),
         partition_by: PartitionBy::User,
@@ -181,7 +182,8 @@ fn each_fault_has_its_reason() {
         ("kind", "1", Reason::UnknownKind),
         ("target_id", "0", Reason::TargetIdOutOfRange),
         ("target_id", "-1", Reason::TargetIdOutOfRange),
-        ("target_id", "1.0", Reason::TargetIdOutOfRange),
+        ("target_id", "1.5", Reason::TargetIdOutOfRange),
+        ("target_id", "1e17", Reason::TargetIdOutOfRange),
         ("target_id", "9223372036854775808", Reason::TargetIdOutOfRange),
         ("target_id", "\"007\"", Reason::TargetIdOutOfRange),
         ("target_id", "\" 7\"", Reason::TargetIdOutOfRange),
@@ -189,11 +191,15 @@ fn each_fault_has_its_reason() {
         ("user_id", "\"\"", Reason::UserIdOutOfRange),
         ("user_id", "{\"a\":1}", Reason::UserIdOutOfRange),
         ("at", "0", Reason::AtOutOfRange),
-        ("at", "\"3\"", Reason::AtOutOfRange),
+        ("at", "\"03\"", Reason::AtOutOfRange),
+        ("at", "3.5", Reason::AtOutOfRange),
         ("at", "253402300800000000", Reason::AtOutOfRange),
         ("at", "1764000300000001", Reason::AtInFuture),
     ] {
         assert_eq!(reason(&good(field, value)), expected, "{field} = {value}");
+    }
+    for (field, value) in [("at", "\"3\""), ("at", "1.7e15"), ("target_id", "42.0"), ("user_id", "4.2e1")] {
+        assert!(judge(&good(field, value)).is_ok(), "{field} = {value}");
     }
     assert!(judge(&good("at", "1764000300000000")).is_ok(), "exactly future_max ahead is accepted");
 }
@@ -244,17 +250,33 @@ fn each_event_of_a_list_is_judged_by_itself() {
 }
 
 #[test]
-fn a_list_that_is_broken_or_too_long_is_refused_whole() {
+fn a_list_that_is_broken_or_too_large_is_refused_whole() {
     assert_eq!(judge_all("[]"), []);
     let long = format!("[{}1]", "1,".repeat(LIST_EVENTS_MAX));
+    assert_eq!(judge_all(&long).len(), LIST_EVENTS_MAX + 1);
     let large = format!("[\"{}\"]", "x".repeat(LIST_BYTES_MAX));
     for (body, reason) in [
         ("[{\"type\":\"like\"", Reason::MalformedJson),
         ("[1] [2]", Reason::MalformedJson),
-        (long.as_str(), Reason::TooLarge),
         (large.as_str(), Reason::TooLarge),
     ] {
         assert_eq!(judge_all(body), [(Err(reason), body)]);
+    }
+}
+
+#[test]
+fn a_time_before_the_earliest_day_is_refused_and_its_unit_is_named() {
+    let terms = Terms { at_min: Micros(1_262_304_000_000_000), ..terms() };
+    let judge = |at: &str| {
+        let body = format!(r#"{{"type":"like","kind":"video","target_id":1,"user_id":2,"at":{at}}}"#);
+        decode(body.as_bytes(), &terms, NOW).map_err(|refusal| (refusal.reason, refusal.error))
+    };
+    assert!(judge("1262304000000000").is_ok());
+    assert_eq!(judge("1262303999999999").unwrap_err().0, Reason::AtTooEarly);
+    for (at, unit) in [("1763251385004", "milliseconds"), ("\"1763251385\"", "seconds")] {
+        let (reason, error) = judge(at).unwrap_err();
+        assert_eq!(reason, Reason::AtTooEarly);
+        assert!(error.ends_with(&format!(": the number looks like {unit}, but it is read as microseconds")), "{error}");
     }
 }
 

@@ -9,37 +9,43 @@ use std::ops::Range;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::place::Envelope;
 use super::{Map, Source, TYPES, Time, no_toggle, no_uuid};
 use crate::event::raw::Raw;
 use crate::event::refusal::refuse;
 use crate::event::scalar::Scalar;
-use crate::event::{BODY_BYTES_MAX, LIST_BYTES_MAX, Message, Reason, Refusal, Terms, judge, split};
+use crate::event::{
+    BODY_BYTES_MAX, LIST_BYTES_MAX, Message, Reason, Refusal, Terms, judge, place_in, split, unit_hint, without_mark,
+};
 use crate::model::Micros;
 
-/// Checks a body that is one event or a list. Calls `each` for every event, with the result and the event's place in
-/// the body.
+/// The inputs that decide about a mapped event, beside the event.
+struct On<'a> {
+    map: &'a Map,
+    envelope: &'a Envelope,
+    terms: &'a Terms,
+    now: Micros,
+}
+
+/// Checks a body that is one event or a list, with the headers and properties of its message. Calls `each` for every
+/// event, with the result and the event's place in the body. Leaves out events whose type the map ignores.
 pub fn decode_all(
     body: &[u8],
-    map: &Map,
+    (map, envelope): (&Map, &Envelope),
     terms: &Terms,
     now: Micros,
     mut each: impl FnMut(Result<Message, Refusal>, Range<usize>),
 ) {
-    let list = match list_of(body, map) {
-        Ok(Some(list)) => list,
-        Ok(None) => return each(decode(body, map, terms, now), 0..body.len()),
-        Err(refusal) => return each(Err(refusal), 0..body.len()),
-    };
-    match split(list) {
-        Err(refusal) => each(Err(refusal), 0..body.len()),
-        Ok(events) => {
-            for event in events {
-                let event = event.get().as_bytes();
-                // The event is a slice of the body. So the event's place is its address minus the body's address.
-                let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
-                each(decode(event, map, terms, now), from..from + event.len());
-            }
+    let (on, text) = (On { map, envelope, terms, now }, without_mark(body));
+    let mut take = |event: &[u8]| {
+        if let Some(verdict) = decode(event, &on).transpose() {
+            each(verdict, place_in(body, event));
         }
+    };
+    match list_of(text, map).and_then(|list| list.map(split).transpose()) {
+        Ok(None) => take(text),
+        Ok(Some(events)) => events.into_iter().for_each(|event| take(event.get().as_bytes())),
+        Err(refusal) => each(Err(refusal), 0..body.len()),
     }
 }
 
@@ -50,7 +56,7 @@ fn list_of<'a>(body: &'a [u8], map: &Map) -> Result<Option<&'a [u8]>, Refusal> {
         return Err(refuse(Reason::TooLarge, error));
     }
     if is_list(body) {
-        return Ok(Some(body));
+        return Ok((!map.single).then_some(body));
     }
     let Some(pointer) = &map.list else { return Ok(None) };
     let malformed = |error: serde_json::Error| refuse(Reason::MalformedJson, error.to_string());
@@ -72,29 +78,36 @@ fn is_list(body: &[u8]) -> bool {
     body.trim_ascii_start().first() == Some(&b'[')
 }
 
-/// Checks one event.
-fn decode(body: &[u8], map: &Map, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
+/// Checks one event. Returns `None` if the map ignores the event's type.
+fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
     if body.len() > BODY_BYTES_MAX {
         let error = format!("the event has {} bytes, at most {BODY_BYTES_MAX} are allowed", body.len());
         return Err(refuse(Reason::TooLarge, error));
     }
+    let map = on.map;
     let event: Value =
         serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
-    if !event.is_object() {
+    if !event.is_object() && !(map.single && event.is_array()) {
         return Err(refuse(Reason::MalformedJson, "the event is not a JSON object".to_owned()));
     }
-    let field = |name, source, reason| mapped(&event, name, source, reason);
+    let field = |name, source, reason| mapped((&event, on.envelope), name, source, reason);
+    let event_type = match field("type", Some(&map.event_type), Reason::UnknownType) {
+        Err(_) if map.ignore_other_types => return Ok(None),
+        found => found?,
+    };
+    let id = |scalar| if map.lenient { lenient(scalar) } else { scalar };
     let raw = Raw {
-        event_type: field("type", Some(&map.event_type), Reason::UnknownType)?,
+        event_type,
         kind: field("kind", Some(&map.kind), Reason::UnknownKind)?,
-        target_id: field("target_id", Some(&map.target_id), Reason::TargetIdOutOfRange)?,
-        user_id: field("user_id", map.user_id.as_ref(), Reason::UserIdOutOfRange)?,
-        at: at(&event, &map.at)?,
+        target_id: id(field("target_id", Some(&map.target_id), Reason::TargetIdOutOfRange)?),
+        user_id: id(field("user_id", map.user_id.as_ref(), Reason::UserIdOutOfRange)?),
+        at: at(map.at.pointer.find(&event, on.envelope), &map.at, on.now)?,
         metric: field("metric", map.metric.as_ref(), Reason::UnknownMetric)?,
         delta: number(field("delta", map.delta.as_ref(), Reason::DeltaOutOfRange)?),
         value: number(field("value", map.value.as_ref(), Reason::ValueOutOfRange)?),
         event_id: as_text(field("event_id", map.event_id.as_ref(), Reason::EventIdOutOfRange)?),
         fence: Scalar::Missing,
+        unit: map.at.unit,
     };
     let event_type = raw.event_type.text().unwrap_or_default();
     if !TYPES.contains(&event_type) {
@@ -110,21 +123,21 @@ fn decode(body: &[u8], map: &Map, terms: &Terms, now: Micros) -> Result<Message,
         );
         return Err(refuse(Reason::NotSettable, error));
     }
-    judge(&raw, terms, now).map_err(|refusal| with_pointer(refusal, map, &raw))
+    judge(&raw, on.terms, on.now).map(Some).map_err(|refusal| with_place(refusal, map, &raw))
 }
 
 /// Reads a field of the event. The map says where the field is and what its values mean.
 fn mapped<'a>(
-    event: &'a Value,
+    (event, envelope): (&'a Value, &'a Envelope),
     name: &'static str,
     source: Option<&'a Source>,
     reason: Reason,
 ) -> Result<Scalar<'a>, Refusal> {
     let Some(source) = source else { return Ok(Scalar::Missing) };
-    let Some(pointer) = &source.pointer else {
+    let Some(places) = &source.pointer else {
         return Ok(source.constant.as_deref().map_or(Scalar::Missing, |text| Scalar::Text(Cow::Borrowed(text))));
     };
-    let found = event.pointer(pointer);
+    let found = places.find(event, envelope);
     if source.values.is_empty() {
         return Ok(found.map_or(Scalar::Missing, scalar));
     }
@@ -141,7 +154,7 @@ fn mapped<'a>(
             Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
             scalar => scalar.to_string(),
         };
-        refuse(reason, format!("{name} from {pointer} is {is}, which is not in its `values`"))
+        refuse(reason, format!("{name} from {places} is {is}, which is not in its `values`"))
     })
 }
 
@@ -155,7 +168,7 @@ fn scalar(value: &Value) -> Scalar<'_> {
         Value::Number(number) => match (number.as_u64(), number.as_i64()) {
             (Some(number), _) => Scalar::Unsigned(number),
             (None, Some(number)) => Scalar::Negative(number),
-            _ => Scalar::Other("a fraction or too large a number"),
+            _ => number.as_f64().map_or(Scalar::Other("too large a number"), Scalar::of),
         },
     }
 }
@@ -177,33 +190,50 @@ fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
+/// Removes blanks and leading zeros of an id.
+fn lenient(scalar: Scalar<'_>) -> Scalar<'_> {
+    match scalar.text().map(|text| text.trim().trim_start_matches('0')) {
+        Some(text) => Scalar::Text(Cow::Owned(text.to_owned())),
+        None => scalar,
+    }
+}
+
 /// Returns the time in microseconds. If the event's time has a coarser unit, for example seconds, returns the first
 /// microsecond of that second.
-fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>, Refusal> {
-    let found = number(event.pointer(pointer).map_or(Scalar::Missing, scalar));
-    let micros = unit.micros().unsigned_abs();
-    let max = Micros::MAX.0.unsigned_abs() / micros;
-    match found {
-        Scalar::Unsigned(time) if (1..=max).contains(&time) => Ok(Scalar::Unsigned(time * micros)),
-        found => {
-            let error =
-                format!("at from {pointer} is {found}, allowed are {unit} since the epoch as an integer, 1 to {max}");
-            Err(refuse(Reason::AtOutOfRange, error))
-        }
+fn at<'a>(found: Option<&Value>, time: &Time, now: Micros) -> Result<Scalar<'a>, Refusal> {
+    let found = found.map_or(Scalar::Missing, scalar);
+    let (pointer, unit) = (&time.pointer, time.unit);
+    if let Some(at) = time.read(&found).filter(|at| (1..=Micros::MAX.0).contains(&at.0)) {
+        return Ok(Scalar::Unsigned(at.0.unsigned_abs()));
     }
+    let mut error = format!(
+        "at from {pointer} is {found}, allowed are {unit} since the epoch, 1 to {}, and a time with an offset such as 2026-01-31T10:00:00Z",
+        unit.number(Micros::MAX)
+    );
+    let whole = match &found {
+        Scalar::Unsigned(number) => Some(i128::from(*number)),
+        Scalar::Text(text) => text.parse().ok(),
+        _ => None,
+    };
+    if let Some(number) = whole {
+        error.push_str(&unit_hint(number, unit, now));
+    } else if found.text().is_some_and(|text| text.contains(':')) && time.zone.is_none() {
+        error.push_str(" (add `zone` to the map if your times have no offset)");
+    }
+    Err(refuse(Reason::AtOutOfRange, error))
 }
 
 /// Returns a field's name as error messages show it.
 fn said(name: &str, source: Option<&Source>) -> String {
-    match source.map(|source| source.pointer.as_deref()) {
-        Some(Some(pointer)) => format!("{name} from {pointer}"),
+    match source.map(|source| source.pointer.as_ref()) {
+        Some(Some(places)) => format!("{name} from {places}"),
         Some(None) => format!("{name} (a constant)"),
         None => format!("{name}, which the map does not have,"),
     }
 }
 
-/// Adds the JSON pointer of the rejected field to the error. If an id is a UUID, also adds advice to the error.
-fn with_pointer(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
+/// Adds the place of the rejected field to the error. If an id is a UUID, also adds advice to the error.
+fn with_place(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
     let fields = map.fields().map(|(name, source)| (name, said(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));
     let named = fields.into_iter().chain([at]).find_map(|(name, said)| {

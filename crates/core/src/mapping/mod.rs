@@ -6,6 +6,9 @@
 
 mod decode;
 mod order;
+mod place;
+mod time;
+mod trial;
 
 use std::collections::BTreeMap;
 
@@ -14,9 +17,11 @@ use serde::{Deserialize, Serialize};
 
 pub use decode::decode_all;
 pub use order::in_arrival;
+pub use place::{Envelope, PLACE, Place, Places, ROUTING_KEY, TIMESTAMP, TYPE, WrongPlace};
+pub use time::Time;
+pub use trial::Trial;
 
 use crate::partition::MAPS_FROM;
-use crate::unit::Unit;
 
 /// The largest number that a map can have.
 pub const MAP_NUMBER_MAX: u8 = 99;
@@ -42,8 +47,18 @@ pub struct Map {
     #[serde(default)]
     #[schemars(with = "String")]
     pub list: Option<String>,
-    /// Type: like, unlike, count, set or reset. Each field is a JSON pointer (optionally with a table of values) or a
-    /// constant.
+    /// Whether a body that is a list is one event, as task queues send it.
+    #[serde(default)]
+    pub single: bool,
+    /// Whether events are ignored whose type is not in `values`. Otherwise they become dead letters.
+    #[serde(default)]
+    pub ignore_other_types: bool,
+    /// Whether ids can have leading zeros and blanks.
+    #[serde(default)]
+    pub lenient: bool,
+    /// Type: like, unlike, count, set or reset. Each field is a place (optionally with a table of values) or a
+    /// constant. A place is a JSON pointer, "header:NAME", "property:type", "property:timestamp" (in seconds),
+    /// "routing_key", or a list of places of which the first that is there counts.
     #[serde(rename = "type")]
     pub event_type: Source,
     /// A name of `[kinds]`.
@@ -85,6 +100,13 @@ impl Map {
         MAPS_FROM + u16::from(self.number)
     }
 
+    /// Whether a field can be outside of the body.
+    pub fn reads_envelope(&self) -> bool {
+        let of_fields = self.fields().into_iter().filter_map(|(_, source)| source?.pointer.as_ref());
+        let mut places = of_fields.chain([&self.at.pointer]).flat_map(Places::iter);
+        places.any(|place| !matches!(place, Place::Pointer(_)))
+    }
+
     /// Returns all configured fields except `at`, with their names.
     pub fn fields(&self) -> [(&'static str, Option<&Source>); 8] {
         [
@@ -104,10 +126,10 @@ impl Map {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
-    /// A JSON pointer.
+    /// A place, or a list of places.
     #[serde(default)]
-    #[schemars(with = "String")]
-    pub pointer: Option<String>,
+    #[schemars(with = "Places")]
+    pub pointer: Option<Places>,
     /// The event's values and their meanings. Other values are refused.
     #[serde(default)]
     pub values: BTreeMap<String, String>,
@@ -126,16 +148,6 @@ impl Source {
             None => Some(self.values.values().map(String::as_str).collect()),
         }
     }
-}
-
-/// Where an event contains its time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Time {
-    /// A JSON pointer.
-    pub pointer: String,
-    /// The unit of the time since the epoch.
-    pub unit: Unit,
 }
 
 /// If the value contains "toggle", returns the end of a sentence that says why this value cannot be mapped.

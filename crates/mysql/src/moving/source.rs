@@ -291,7 +291,7 @@ fn read_like(row: &MySqlRow, columns: &LikeColumns, latest: Micros) -> Told<Site
 fn read_time(text: &str, unit: Option<Unit>) -> Option<Micros> {
     match unit {
         None => NaiveDateTime::parse_from_str(text, "%Y-%m-%d %H:%M:%S%.f").ok().map(micros),
-        Some(unit) => text.parse::<i64>().ok()?.checked_mul(unit.micros()).map(Micros),
+        Some(unit) => unit.read(text),
     }
 }
 

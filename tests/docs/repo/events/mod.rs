@@ -1,5 +1,6 @@
 //! Checks docs/events.schema.json and docs/asyncapi.yaml against the decoder.
 
+mod producers;
 mod shape;
 
 use std::fs;
@@ -23,7 +24,7 @@ fn terms() -> Terms {
     let rules = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nsettable = true\n[[rule]]\nmetric = \"view\"\nsettable = true";
     let config: Config = tallyd::config::parse(rules, "schema", []).unwrap();
-    Terms { future_max: Duration::MAX, applied_event_keep: Duration::MAX, ..Terms::from(&config) }
+    Terms { at_min: Micros(1), future_max: Duration::MAX, applied_event_keep: Duration::MAX, ..Terms::from(&config) }
 }
 
 /// Decodes a body. Fails if the decoder refuses any event of the body.
@@ -97,7 +98,7 @@ fn the_schema_and_the_decoder_agree_on_examples_and_vectors() {
     for name in ["events", "counts", "sets"] {
         let vectors: Vec<Value> = serde_json::from_str(&read(format!("tests/vectors/{name}.json"))).unwrap();
         for vector in vectors {
-            let by_configuration = ["unknown-kind", "not-settable", "unknown-metric"].map(Value::from);
+            let by_configuration = ["unknown-kind", "not-settable", "unknown-metric", "at-too-early"].map(Value::from);
             if by_configuration.contains(&vector["refused"]) && vector["event"]["metric"] != "like" {
                 continue;
             }
@@ -124,15 +125,20 @@ fn the_schema_and_the_decoder_agree_on_examples_and_vectors() {
 fn the_schema_accepts_what_only_the_text_or_the_size_makes_wrong() {
     let validator = Validator::new(SCHEMA);
     let event = |target: &str, more: &str| {
-        format!("{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":{target},\"user_id\":7,\"at\":1{more}}}")
+        format!(
+            "{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":{target},\"user_id\":7,\"at\":1795251385004538{more}}}"
+        )
     };
     let long = format!(",\"more\":\"{}\"", "x".repeat(BODY_BYTES_MAX));
-    for body in [event("42.0", ""), event("1e3", ""), event("42", ",\"at\":1"), event("42", &long)] {
+    for body in [event("42", ",\"at\":1"), event("42", &long)] {
         assert!(validator.accepts(&serde_json::from_str(&body).unwrap()), "{body:.99}");
         assert!(decoded(&body).is_err(), "{body:.99}");
     }
     let list = |length: usize| Value::from(vec![serde_json::from_str::<Value>(&event("42", "")).unwrap(); length]);
-    for length in [0, 1, 1_000, 1_001] {
+    for exact in ["42.0", "4.2e1", "\"42\""] {
+        validator.agrees(&serde_json::from_str(&event(exact, "")).unwrap());
+    }
+    for length in [0, 1, 1_001] {
         validator.agrees(&list(length));
     }
 }

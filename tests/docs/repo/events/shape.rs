@@ -3,19 +3,18 @@
 #![expect(dead_code, reason = "the types only describe the schema: no code creates a value of these types")]
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
+use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, VALUE_MAX};
 use tallyd_core::model::Micros;
 
 /// The body of a message to tallyd: one event, or a list of events. docs/events.md explains the fields.
 ///
-/// The daemon also refuses events that no schema can reject: numbers with a fraction or an exponent (42.0), a repeated
-/// field, an event over 65,536 bytes, and a list over 1,048,576 bytes. Other limits depend on the configuration or the
-/// clock.
+/// The daemon also refuses events that no schema can reject: a repeated field, an event over 65,536 bytes, and a list
+/// over 1,048,576 bytes. Other limits depend on the configuration or the clock.
 #[derive(JsonSchema)]
 #[schemars(untagged, title = "tallyd events")]
 pub enum Body {
     One(Event),
-    List(#[schemars(length(max = LIST_EVENTS_MAX))] Vec<Event>),
+    List(Vec<Event>),
 }
 
 /// One event. Any other field is ignored.
@@ -65,9 +64,24 @@ pub struct Click {
 #[derive(JsonSchema)]
 pub struct KindName(String);
 
-/// Microseconds since 1970 by the sender's clock. A retry sends the same time.
-#[derive(JsonSchema)]
-pub struct Instant(#[schemars(range(min = 1, max = Micros::MAX.0))] i64);
+pub struct Instant;
+
+impl JsonSchema for Instant {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Instant".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let max = Micros::MAX.0.unsigned_abs();
+        json_schema!({
+            "description": "Microseconds since 1970 by the sender's clock. A retry sends the same time.",
+            "anyOf": [
+                { "type": "integer", "minimum": 1, "maximum": max },
+                { "type": "string", "pattern": up_to(max) },
+            ],
+        })
+    }
+}
 
 pub struct Id;
 

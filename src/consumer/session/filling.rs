@@ -1,0 +1,134 @@
+//! Adds messages to a batch: unpacks and decodes each message, and makes dead letters of events that can't be applied.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::debug;
+
+use super::super::batch::{Arrived, Batch, Event, Origin, Received};
+use super::super::counting::ReceivedCounts;
+use super::super::decode::decode;
+use crate::config::Map;
+use crate::letter::packed::{ENCODINGS, unpacked};
+use crate::letter::{self, Headers};
+use tallyd_core::event::{LIST_EVENTS_MAX, Message, Reason, Refusal, Terms};
+use tallyd_core::mapping::Envelope;
+use tallyd_core::model::Micros;
+use tallyd_mysql::letters::DeadLetter;
+
+/// A batch that the session fills.
+#[derive(Default)]
+pub(super) struct Filling {
+    pub batch: Batch,
+    pub since: Option<Instant>,
+    /// The oldest `at` of the batch's events, for the metric of the lag.
+    pub oldest: Option<Micros>,
+    pub received: ReceivedCounts,
+}
+
+impl Filling {
+    /// Adds a message from `queue`.
+    pub(super) fn take(&mut self, message: Arrived, map: Option<&Map>, (terms, now): (&Terms, Micros), queue: &str) {
+        self.since.get_or_insert_with(Instant::now);
+        self.received.messages += 1;
+        self.received.redelivered += u64::from(message.redelivered);
+        self.batch.messages += 1;
+        self.batch.bytes += tallyd_core::flow::Message::bytes(&message);
+        self.batch.clock.note(now);
+        let Arrived {
+            body, headers: Headers { json: headers, traceparent, .. }, encoding, redelivered, is_direct, ..
+        } = message;
+        self.batch.belongs_to(traceparent);
+        let body = match unpacked(&body, encoding.as_deref()) {
+            Ok(Cow::Borrowed(_)) => body,
+            Ok(Cow::Owned(unpacked)) => {
+                self.batch.bytes += unpacked.len();
+                unpacked
+            }
+            Err(refusal) => {
+                let letter = letter::refused(refusal, &body, &headers, queue, now);
+                return self.batch.refused.push(letter);
+            }
+        };
+        let envelope = map.map(|map| (map, envelope(map, &headers)));
+        let map = envelope.as_ref().map(|(map, envelope)| (*map, envelope));
+        let origin = Arc::new(Origin { body, headers });
+        let mut refused = Refused::default();
+        decode(&origin.body, is_direct, map, (terms, now), |verdict, range| {
+            let event = match verdict {
+                Ok(Message::Like(event)) => Event::Like(event),
+                Ok(Message::Count(event)) => Event::Count(event),
+                Ok(Message::Set(event)) => Event::Set(event),
+                // The queue can have returned earlier events behind this fence.
+                Ok(Message::Fence(_)) if redelivered => return,
+                Ok(Message::Fence(fence)) => return self.batch.take_fence(fence),
+                Err(refusal) => {
+                    let body = origin.body.get(range).unwrap_or(&origin.body);
+                    let letter = |refusal| letter::refused(refusal, body, &origin.headers, queue, now);
+                    return refused.note(with_encoding(refusal, encoding.as_deref()), letter);
+                }
+            };
+            self.oldest = Some(self.oldest.map_or(event.at(), |oldest| oldest.min(event.at())));
+            self.received.event(&event);
+            self.batch.events.push(Received { event, origin: Arc::clone(&origin), range });
+        });
+        self.batch
+            .refused
+            .extend(refused.letters(|refusal| letter::refused(refusal, &origin.body, &origin.headers, queue, now)));
+    }
+}
+
+/// Returns the headers and properties if the map reads some of them.
+fn envelope(map: &Map, headers: &str) -> Envelope {
+    let read = || serde_json::from_str(headers).unwrap_or_default();
+    Envelope(if map.reads_envelope() { read() } else { serde_json::Map::new() })
+}
+
+/// Adds the message's encoding to the error if the encoding can be the cause.
+fn with_encoding(refusal: Refusal, encoding: Option<&str>) -> Refusal {
+    match encoding {
+        Some(encoding) if refusal.reason == Reason::MalformedJson => {
+            let error =
+                format!("{}; its content_encoding is {encoding:?}, and tallyd unpacks only {ENCODINGS}", refusal.error);
+            Refusal { error, ..refusal }
+        }
+        _ => refusal,
+    }
+}
+
+/// The refused events of one message.
+#[derive(Default)]
+struct Refused {
+    letters: Vec<DeadLetter>,
+    /// The first refusal, and the count of all.
+    first: Option<Refusal>,
+    all: usize,
+}
+
+impl Refused {
+    fn note(&mut self, refusal: Refusal, letter: impl FnOnce(Refusal) -> DeadLetter) {
+        // The error's text is left out, because it can quote the message.
+        debug!(event = "message-refused", reason = refusal.reason.code());
+        self.all += 1;
+        self.first.get_or_insert_with(|| refusal.clone());
+        match self.all {
+            0..=LIST_EVENTS_MAX => self.letters.push(letter(refusal)),
+            _ => self.letters.clear(),
+        }
+    }
+
+    /// Returns a letter for each event. If there are too many, returns one letter for the whole message.
+    fn letters(self, letter: impl FnOnce(Refusal) -> DeadLetter) -> Vec<DeadLetter> {
+        match self.first {
+            Some(Refusal { reason, error }) if self.all > LIST_EVENTS_MAX => {
+                let error = format!(
+                    "{} events of the list are refused, and this letter has the whole list; the first: {error}",
+                    self.all
+                );
+                vec![letter(Refusal { reason, error })]
+            }
+            _ => self.letters,
+        }
+    }
+}
