@@ -87,7 +87,7 @@ fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
     let map = on.map;
     let event: Value =
         serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
-    if !event.is_object() && !(map.single && event.is_array()) {
+    if !(event.is_object() || map.single && event.is_array()) {
         return Err(refuse(Reason::MalformedJson, "the event is not a JSON object".to_owned()));
     }
     let field = |name, source, reason| mapped((&event, on.envelope), name, source, reason);
