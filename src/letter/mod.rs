@@ -1,19 +1,19 @@
 //! A dead letter: a message that was not applied, stored raw with its headers and the reason. The module `text` makes a
 //! letter safe to display. Pure.
 
+mod headers;
 pub mod packed;
 pub mod text;
 
 use std::sync::Arc;
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable, ShortString};
-use serde_json::{Map, Value, json};
+use lapin::types::{AMQPValue, FieldTable};
+use serde_json::{Map, Value};
 
+pub use self::headers::{Headers, encoding, headers, mapped, replayed};
 use tallyd_core::event::{Reason, Refusal};
-use tallyd_core::mapping::{ROUTING_KEY, TIMESTAMP, TYPE};
 use tallyd_core::model::Micros;
-use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
 
 /// Maximum number of bytes of a body that are kept. This number is 16 times the size limit of an event, and far below
@@ -166,107 +166,6 @@ impl Death {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Headers {
-    /// The headers as JSON. Empty if the message has no headers.
-    pub json: Arc<str>,
-    /// The length of the JSON of all headers, including the headers that were left out.
-    pub bytes: usize,
-    /// The message's `traceparent`.
-    pub traceparent: Option<String>,
-}
-
-/// Returns the message's headers, and the other properties that identify the message's sender.
-pub fn headers(properties: &BasicProperties) -> Headers {
-    kept(all_of(properties))
-}
-
-/// Does the same as [`headers`], with all properties that a map can read. A dead letter that is replayed has the headers
-/// of its first delivery in one header.
-pub fn mapped(properties: &BasicProperties, exchange: &str, routing_key: &str) -> Headers {
-    let mut all = all_of(properties);
-    if let Some(first) = all.remove(REPLAYED).filter(|_| exchange.is_empty()) {
-        let first = first.as_str().and_then(|json| serde_json::from_str(json).ok());
-        return kept(first.unwrap_or_default());
-    }
-    if let Some(value) = properties.kind() {
-        all.insert(TYPE.to_owned(), json!(value.as_str()));
-    }
-    if let Some(value) = properties.timestamp() {
-        all.insert(TIMESTAMP.to_owned(), json!(value));
-    }
-    all.insert(ROUTING_KEY.to_owned(), json!(routing_key));
-    kept(all)
-}
-
-/// The header of a replayed dead letter that came through a map.
-const REPLAYED: &str = "x-tallyd-headers";
-
-/// Returns the properties with which a dead letter is published again. `mapped` has the headers that the letter's map
-/// may read.
-pub fn replayed(traceparent: Option<&str>, mapped: Option<&str>) -> BasicProperties {
-    let mut fields = FieldTable::default();
-    for (name, value) in [(HEADER, traceparent), (REPLAYED, mapped)] {
-        if let Some(value) = value {
-            fields.insert(name.into(), AMQPValue::LongString(value.into()));
-        }
-    }
-    BasicProperties::default().with_headers(fields)
-}
-
-/// Returns the message's `content_encoding`.
-pub fn encoding(properties: &BasicProperties) -> Option<&str> {
-    properties.content_encoding().as_ref().map(ShortString::as_str)
-}
-
-fn all_of(properties: &BasicProperties) -> Map<String, Value> {
-    let mut all = match properties.headers() {
-        Some(headers) => table(headers, 0),
-        None => Map::new(),
-    };
-    for (name, value) in [
-        ("message_id", properties.message_id()),
-        ("app_id", properties.app_id()),
-        ("user_id", properties.user_id()),
-        ("correlation_id", properties.correlation_id()),
-    ] {
-        if let Some(value) = value {
-            all.insert(name.to_owned(), json!(value.as_str()));
-        }
-    }
-    all
-}
-
-fn kept(all: Map<String, Value>) -> Headers {
-    if all.is_empty() {
-        return Headers::default();
-    }
-    let traceparent = all.get(HEADER).and_then(Value::as_str).and_then(traceparent::parse).map(str::to_owned);
-    let json: Arc<str> = Value::Object(all.clone()).to_string().into();
-    let bytes = json.len();
-    if bytes <= HEADERS_BYTES_MAX {
-        return Headers { json, bytes, traceparent };
-    }
-    // These headers are stored with each refused event of a list. Headers that fill a frame would need a hundred times
-    // as much space as the events.
-    let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
-    let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
-    let mut sized: Vec<(usize, String, Value)> =
-        all.into_iter().map(|(name, value)| (name.len() + value.to_string().len(), name, value)).collect();
-    sized.sort_unstable_by_key(|(bytes, ..)| *bytes);
-    let mut room = HEADERS_BYTES_MAX / 2;
-    for (bytes, name, value) in sized {
-        let Some(rest) = room.checked_sub(bytes + 4) else { break };
-        room = rest;
-        kept.insert(name, value);
-    }
-    Headers { json: Value::Object(kept).to_string().into(), bytes, traceparent }
-}
-
-/// The kept headers of a letter have at most this number of bytes as JSON. A tracing context, an exchange and a few ids
-/// need a few hundred bytes.
-const HEADERS_BYTES_MAX: usize = 8 * 1024;
-
 /// The broker's reason is shortened to this number of characters. RabbitMQ's own reasons have about a dozen characters.
 const REASON_CHARS_MAX: usize = 100;
 
@@ -274,39 +173,9 @@ const REASON_CHARS_MAX: usize = 100;
 /// longer text into the header.
 const QUEUE_CHARS_MAX: usize = 255;
 
-/// Headers are kept up to this depth of nesting. Only an attacker nests headers deeper.
-const DEPTH_MAX: u8 = 16;
-
-fn table(fields: &FieldTable, depth: u8) -> Map<String, Value> {
-    fields.inner().iter().map(|(name, value)| (name.to_string(), to_json(value, depth))).collect()
-}
-
-fn to_json(value: &AMQPValue, depth: u8) -> Value {
-    match value {
-        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) if depth >= DEPTH_MAX => json!("(nested too deep)"),
-        AMQPValue::Boolean(value) => json!(value),
-        AMQPValue::ShortShortInt(value) => json!(value),
-        AMQPValue::ShortShortUInt(value) => json!(value),
-        AMQPValue::ShortInt(value) => json!(value),
-        AMQPValue::ShortUInt(value) => json!(value),
-        AMQPValue::LongInt(value) => json!(value),
-        AMQPValue::LongUInt(value) => json!(value),
-        AMQPValue::LongLongInt(value) => json!(value),
-        AMQPValue::Float(value) => json!(value),
-        AMQPValue::Double(value) => json!(value),
-        AMQPValue::DecimalValue(value) => json!({ "scale": value.scale, "value": value.value }),
-        AMQPValue::ShortString(value) => json!(value.as_str()),
-        AMQPValue::LongString(value) => json!(String::from_utf8_lossy(value.as_bytes())),
-        AMQPValue::FieldArray(values) => values.as_slice().iter().map(|value| to_json(value, depth + 1)).collect(),
-        AMQPValue::Timestamp(value) => json!(value),
-        AMQPValue::FieldTable(fields) => Value::Object(table(fields, depth + 1)),
-        AMQPValue::ByteArray(value) => json!(String::from_utf8_lossy(value.as_slice())),
-        AMQPValue::Void => Value::Null,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::headers::HEADERS_BYTES_MAX;
     use super::*;
 
     const FROM: (&str, &str) = ("tally.returned", "tally.map.");
@@ -317,29 +186,6 @@ mod tests {
         let headers = r#"{"app_id":"api","count":-3,"is":true,"trace":"a\"b"}"#.into();
         let letter = refused(refusal, b"{}", &headers, "tally.events.3", Micros(1_795_251_385_000_001));
         assert_eq!(returned(b"{}", &properties(&letter), FROM, Micros(1_795_251_999_000_000)), letter);
-    }
-
-    const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-
-    #[test]
-    fn a_traceparent_is_read_from_the_headers_if_it_is_valid() {
-        for (value, read) in [(TRACEPARENT, Some(TRACEPARENT)), ("00-1-2-3", None), ("", None)] {
-            let mut fields = FieldTable::default();
-            fields.insert(HEADER.into(), AMQPValue::LongString(value.into()));
-            let headers = headers(&BasicProperties::default().with_headers(fields));
-            assert_eq!(headers.traceparent.as_deref(), read);
-            assert!(headers.json.contains(value), "all headers are kept");
-        }
-    }
-
-    #[test]
-    fn headers_become_json() {
-        assert_eq!(headers(&BasicProperties::default()), Headers::default());
-        let mut fields = FieldTable::default();
-        fields.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
-        fields.insert("trace".into(), AMQPValue::LongString("a\"b".into()));
-        let properties = BasicProperties::default().with_headers(fields).with_app_id("api".into());
-        assert_eq!(&*headers(&properties).json, r#"{"app_id":"api","trace":"a\"b","x-delivery-count":3}"#);
     }
 
     #[test]
@@ -371,17 +217,6 @@ mod tests {
         };
         assert_eq!(error("expired"), "the message expired in q and was never written");
         assert!(error(&"x".repeat(70_000)).len() < 200, "the column holds 65,535 bytes");
-    }
-
-    #[test]
-    fn headers_that_are_made_to_fill_the_table_are_left_out_and_that_is_said() {
-        let mut fields = FieldTable::default();
-        fields.insert("x".into(), AMQPValue::LongString(vec![b'x'; HEADERS_BYTES_MAX].into()));
-        fields.insert(HEADER.into(), AMQPValue::LongString(TRACEPARENT.into()));
-        let said = headers(&BasicProperties::default().with_headers(fields));
-        assert!(said.json.len() < 200 && said.json.contains("(left out)"), "{said:?}");
-        assert!(said.json.contains(&format!("\"traceparent\":\"{TRACEPARENT}\"")), "{said:?}");
-        assert!(said.bytes > HEADERS_BYTES_MAX);
     }
 
     #[test]
