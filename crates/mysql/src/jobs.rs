@@ -23,7 +23,7 @@ pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
 /// A random number that identifies this process. If a failover loses commits, two processes can have the same run
 /// number. The token then distinguishes these processes.
-static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+pub(super) static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 /// A run numbers its fences, watches and repairs. Such a number is `(run << 24) + n`. This constant says how many low
 /// bits of the number contain `n`. A later run has higher numbers, and each number shows which run made it.

@@ -1,7 +1,7 @@
 //! Runs `tallyd migrate` while daemons run, while other sessions lock tables, and with SIGKILL in between. Also runs
 //! daemons while the steps of a future version change the schema.
 
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use sqlx::{Connection, MySqlConnection};
 
@@ -10,6 +10,9 @@ use crate::common::{World, eventually, stderr, stdout};
 
 /// Settings with two partitions, and with a short heartbeat, so that a daemon takes over within seconds.
 const TWO: &str = "[amqp]\npartitions = 2\nheartbeat_s = 2";
+
+/// The lease of `tallyd migrate`, in seconds.
+const LEASE_S: i64 = 20;
 
 /// A query that counts the sessions that wait for a table.
 const WAITS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
@@ -80,6 +83,54 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert!(stderr(&output).contains("another session has locked a table"), "{}", stderr(&output));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migrate_renews_its_lease_while_a_step_waits_for_a_table() {
+    let world = World::new("upgrade_lease", "").await;
+    forget_from(&world, 2).await;
+    let rival = keep_outbox(&world).await;
+    let first = migrate_that_waits(&world).await;
+    let seconds_left = "SELECT TIMESTAMPDIFF(SECOND, NOW(6), lease_until) FROM migrate_lock";
+    assert!((1..=LEASE_S).contains(&world.count(seconds_left).await));
+
+    // The second migrate waits for longer than a lease that is not renewed.
+    let second = world.tallyd(&["migrate"]);
+    assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
+    assert!(stderr(&second).contains("another `tallyd migrate` has held the lock for 30 s"), "{}", stderr(&second));
+
+    rival.close().await.unwrap();
+    let output = first.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
+    assert!(world.count(seconds_left).await <= 0, "the lock must be free");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migrate_takes_over_from_one_that_is_frozen_in_a_step() {
+    let world = World::new("upgrade_frozen", "").await;
+    forget_from(&world, 2).await;
+    let rival = keep_outbox(&world).await;
+    let first = migrate_that_waits(&world).await;
+    let signal = |name: &str| {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(first.id().to_string()).status().unwrap();
+        assert!(sent.success(), "kill -{name}");
+    };
+    signal("STOP");
+    eventually("the lease has ended", || async {
+        world.count("SELECT COUNT(*) FROM migrate_lock WHERE lease_until < NOW(6)").await > 0
+    })
+    .await;
+    let second = migrate_that_waits(&world).await;
+    signal("CONT");
+    let output = first.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{}", stderr(&output));
+    rival.close().await.unwrap();
+    let output = second.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
     world.close().await;
 }
 

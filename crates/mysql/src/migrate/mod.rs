@@ -5,6 +5,8 @@
 //! pauses, so that the waiting statements can run, and then tries again. MySQL never rolls DDL back, so an interrupted
 //! step stays partly done. The next run repeats the whole step, and each step allows such a repetition.
 
+mod lock;
+
 use std::time::Duration;
 
 use sqlx::MySqlConnection;
@@ -17,7 +19,7 @@ use super::schema::{HISTORY, MIGRATIONS, Schema, applied, has_table};
 use super::{Context, Result, Store, StoreError};
 
 /// The maximum number of seconds to wait for another `tallyd migrate`.
-const LOCK_WAIT_S: i64 = 30;
+const LOCK_WAIT_S: u64 = 30;
 
 /// A step waits for a table at most this number of seconds. While the step waits, other statements on this table are
 /// blocked.
@@ -77,62 +79,60 @@ impl Store {
     /// unreachable, or if a step failed. The completed steps stay, and the next run continues after these steps.
     pub async fn migrate(&self) -> std::result::Result<usize, MigrateError> {
         match self.schema().await? {
-            Schema::Newer(_) => return Ok(0),
+            Schema::Current | Schema::Newer(_) => return Ok(0),
             Schema::TooNew => return Err(MigrateError::TooNew),
-            Schema::Current | Schema::Behind(_) => {}
+            Schema::Behind(_) => {}
         }
+        lock::take(self).await?;
+        let made = tokio::select! {
+            made = self.make() => made,
+            lost = lock::renew(self) => match lost? {},
+        };
+        let released = lock::release(self).await;
+        let steps = made?;
+        released?;
+        Ok(steps)
+    }
+
+    /// Runs the missing steps, and returns how many they were.
+    async fn make(&self) -> std::result::Result<usize, MigrateError> {
         // There is no time limit, because a step on a large table takes long. The connection is not released to the
         // pool, because its session has other settings.
         let connection = &mut self.pool.acquire().await.context("connect to MySQL")?.detach();
-        lock(connection).await?;
+        sqlx::query("SET SESSION lock_wait_timeout = ?")
+            .bind(TABLE_WAIT_S)
+            .execute(&mut *connection)
+            .await
+            .context("limit how long a step blocks others")?;
         let before = applied(connection).await?.len();
-        make(connection).await?;
-        let after = applied(connection).await?.len();
-        sqlx::query("DO RELEASE_LOCK('tallyd-migrate')").execute(connection).await.context("unlock the schema")?;
-        Ok(after - before)
-    }
-}
-
-async fn lock(connection: &mut MySqlConnection) -> std::result::Result<(), MigrateError> {
-    let locked: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('tallyd-migrate', ?)")
-        .bind(LOCK_WAIT_S)
-        .fetch_one(&mut *connection)
-        .await
-        .context("lock the schema")?;
-    if locked != Some(1) {
-        return Err(MigrateError::Locked);
-    }
-    sqlx::query("SET SESSION lock_wait_timeout = ?")
-        .bind(TABLE_WAIT_S)
-        .execute(connection)
-        .await
-        .context("limit how long a step blocks others")?;
-    Ok(())
-}
-
-async fn make(connection: &mut MySqlConnection) -> std::result::Result<(), MigrateError> {
-    let mut migrator = Migrator::with_migrations(MIGRATIONS.iter().cloned().collect());
-    migrator.set_locking(false);
-    for tries in 1.. {
-        forget_interrupted(connection).await?;
-        match migrator.run(&mut *connection).await {
-            Ok(()) => break,
-            Err(error) => match number(&error) {
-                Some(LOCK_TIMEOUT) if tries < TABLE_TRIES => {}
-                Some(LOCK_TIMEOUT) => return Err(MigrateError::TableBusy(Whole(error))),
-                Some(NO_DATABASE_RIGHT | NO_TABLE_RIGHT) => return Err(MigrateError::Denied(Whole(error))),
-                _ => return Err(MigrateError::Step(Whole(error))),
-            },
+        let mut migrator = Migrator::with_migrations(MIGRATIONS.iter().cloned().collect());
+        migrator.set_locking(false);
+        for tries in 1.. {
+            forget_interrupted(connection).await?;
+            match migrator.run(&mut *connection).await {
+                Ok(()) => break,
+                Err(error) if tries < TABLE_TRIES && number(&error) == Some(LOCK_TIMEOUT) => {}
+                Err(error) => return Err(of_step(error)),
+            }
+            warn!(
+                event = "migrate-waits",
+                tries,
+                "another session has locked a table: retrying in {} s",
+                TABLE_REST.as_secs()
+            );
+            tokio::time::sleep(TABLE_REST).await;
         }
-        warn!(
-            event = "migrate-waits",
-            tries,
-            "another session has locked a table: retrying in {} s",
-            TABLE_REST.as_secs()
-        );
-        tokio::time::sleep(TABLE_REST).await;
+        Ok(applied(connection).await?.len() - before)
     }
-    Ok(())
+}
+
+fn of_step(error: Sqlx) -> MigrateError {
+    let error = Whole(error);
+    match number(&error.0) {
+        Some(LOCK_TIMEOUT) => MigrateError::TableBusy(error),
+        Some(NO_DATABASE_RIGHT | NO_TABLE_RIGHT) => MigrateError::Denied(error),
+        _ => MigrateError::Step(error),
+    }
 }
 
 /// Deletes the record of an interrupted step, so the step runs again. The lock ensures that no other `tallyd migrate`
