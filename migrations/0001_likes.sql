@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS like_record (
     is_del    BOOLEAN          NOT NULL,
     update_at DATETIME(6)      NOT NULL COMMENT 'UTC: the event''s `at`, its version',
     PRIMARY KEY (kind, target_id, user_id)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- The numbers of a target, one row per partition that wrote it (slot): two writers never wait for each other's row.
 -- The value is SUM(value) over the slots.
@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS counter (
     update_span INT UNSIGNED AS (TIMESTAMPDIFF(MINUTE, '1970-01-01', update_at) DIV 5) STORED,
     PRIMARY KEY (kind, target_id, metric, slot),
     KEY counter_update_span (update_span)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- What each code has meant here: it must never mean anything else while there is a row with it.
 CREATE TABLE IF NOT EXISTS kind_name (
@@ -29,11 +29,11 @@ CREATE TABLE IF NOT EXISTS kind_name (
     name       VARCHAR(64)      NOT NULL,
     removed_at DATETIME(6)      NULL COMMENT 'a configuration was without it, and nothing had it',
     PRIMARY KEY (kind)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 CREATE TABLE IF NOT EXISTS metric_name (
     metric     TINYINT UNSIGNED NOT NULL,
     name       VARCHAR(64)      NOT NULL,
     removed_at DATETIME(6)      NULL COMMENT 'a configuration was without it, and nothing had it',
     PRIMARY KEY (metric)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;

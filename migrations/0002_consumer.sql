@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     batches      BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch',
     ledger_floor INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT 'seconds since 1970: what is older may be gone from applied_event',
     PRIMARY KEY (`partition`)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- The highest fence of each job that is committed: all events before it are, too.
 CREATE TABLE IF NOT EXISTS partition_fence (
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS partition_fence (
     job         VARCHAR(64)       NOT NULL,
     fence       BIGINT UNSIGNED   NOT NULL,
     PRIMARY KEY (`partition`, job)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Fences in queues that had no consumer when they were published: a queue without a consumer that has just as many messages has no event. Noted
 -- before the fence is published, counted once the broker has confirmed it, deleted by the transaction in which a daemon drops the fence.
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS left_fence (
     fence        BIGINT UNSIGNED   NOT NULL,
     is_confirmed BOOLEAN           NOT NULL COMMENT 'the broker has stored it',
     PRIMARY KEY (`partition`, fence)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- How many partitions are in use: noted before the first event can come to a new one, so that whoever waits for all events on the way knows
 -- how many queues there are. It only grows.
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS partition_count (
     layout     VARCHAR(255)      NULL COMMENT 'that of the daemon that started last, in Redis',
     also       VARCHAR(255)      NULL COMMENT 'its second one',
     PRIMARY KEY (one)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- What can never be applied. The digest makes a redelivered message one row.
 CREATE TABLE IF NOT EXISTS dead_letter (
@@ -58,14 +58,14 @@ CREATE TABLE IF NOT EXISTS dead_letter (
     UNIQUE KEY dead_letter_digest (digest),
     -- By queue, because each partition may have so many.
     KEY dead_letter_open (replayed_at, queue, reason)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Which `count` events were applied. Entries of one time lie together; a day that is over is emptied at once. 32 days go round.
 CREATE TABLE IF NOT EXISTS applied_event (
     at_s INT UNSIGNED NOT NULL COMMENT 'the event''s `at` in seconds since 1970',
     id   BINARY(16)   NOT NULL COMMENT 'the beginning of SHA-256 of its `event_id`',
     PRIMARY KEY (at_s, id)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC
   PARTITION BY HASH (at_s DIV 86400) PARTITIONS 32;
 
 -- What batches have added to `counter` and the daemon adds to Redis after that. Numbers of a partition are given under the lock of its row in
@@ -79,7 +79,7 @@ CREATE TABLE IF NOT EXISTS outbox (
     PRIMARY KEY (`partition`, number),
     -- To count rows without reading their bodies.
     KEY outbox_number (`partition`, number)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- How far each partition's outbox is added to Redis, at least, and deleted.
 CREATE TABLE IF NOT EXISTS outbox_state (
@@ -87,7 +87,7 @@ CREATE TABLE IF NOT EXISTS outbox_state (
     applied     BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'every row up to this one is in Redis',
     pruned      BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'the highest row that was deleted',
     PRIMARY KEY (`partition`)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- The newest event that set a number. Whoever writes such a number writes this row first. at_us 0: none has set it yet.
 CREATE TABLE IF NOT EXISTS number_set (
@@ -98,7 +98,7 @@ CREATE TABLE IF NOT EXISTS number_set (
     value     BIGINT           NOT NULL,
     writes    BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch that writes the number',
     PRIMARY KEY (kind, target_id, metric)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- What was lately added to numbers that may be set: an event that sets one and comes late still knows what followed it.
 -- Emptied day by day, as applied_event.
@@ -110,5 +110,5 @@ CREATE TABLE IF NOT EXISTS recent_delta (
     id        BINARY(16)       NOT NULL COMMENT 'as in applied_event',
     delta     BIGINT           NOT NULL,
     PRIMARY KEY (kind, target_id, metric, at_us, id)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC
   PARTITION BY HASH (at_us DIV 86400000000) PARTITIONS 32;

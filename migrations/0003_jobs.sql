@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS job_lock (
     lease_until DATETIME(6)     NOT NULL,
     writes      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'grows with each transaction that checks it',
     PRIMARY KEY (job)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Every run: what is due is computed from here, so that a run missed while down is made up for.
 CREATE TABLE IF NOT EXISTS job_run (
@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS job_run (
     also        VARCHAR(255)    NULL COMMENT 'reconcile: the second one that API servers counted in',
     PRIMARY KEY (run),
     KEY job_run_mode (job, mode, finished_at)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Targets too busy to be read between two events, and every event that the consumers saw of them while watched:
 -- with them the value as of any instant is exact. Empty outside of a reconcile.
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS watched_target (
     target_id BIGINT UNSIGNED  NOT NULL,
     metric    TINYINT UNSIGNED NOT NULL,
     PRIMARY KEY (watch, kind, target_id, metric)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 CREATE TABLE IF NOT EXISTS watched_event (
     watch      BIGINT UNSIGNED  NOT NULL,
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS watched_event (
     is_del     BOOLEAN          NOT NULL,
     is_former  BOOLEAN          NOT NULL COMMENT 'not an event: the state that the row had before it',
     PRIMARY KEY (watch, kind, target_id, user_id, update_at, is_del, is_former)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- The same of numbers that aren't likes: each change that was applied.
 CREATE TABLE IF NOT EXISTS watched_count (
@@ -60,7 +60,7 @@ CREATE TABLE IF NOT EXISTS watched_count (
     id         BINARY(16)       NOT NULL COMMENT 'as in applied_event; zeros where the number was set',
     delta      BIGINT           NULL     COMMENT 'NULL where the number was set',
     PRIMARY KEY (watch, kind, target_id, metric, update_at, id)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Every number that a reconcile or a recount changed, noted before it is changed: an outcome of NULL means that nobody was told.
 CREATE TABLE IF NOT EXISTS repair (
@@ -76,7 +76,7 @@ CREATE TABLE IF NOT EXISTS repair (
     repaired_at DATETIME(6)       NOT NULL,
     PRIMARY KEY (pass, kind, target_id, metric),
     KEY repair_repaired_at (repaired_at)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Targets at which the next `changed` reconcile looks first: a run left them undecided, a recount has corrected their counter, or an event came late.
 CREATE TABLE IF NOT EXISTS drift_seen (
@@ -86,4 +86,4 @@ CREATE TABLE IF NOT EXISTS drift_seen (
     drift     BIGINT           NOT NULL,
     seen_at   DATETIME(6)      NOT NULL,
     PRIMARY KEY (kind, target_id, metric)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;

@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_archive (
     score  DOUBLE         NOT NULL,
     copy   TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'late writes are copied beside the archive: leaderboard_period.copy is the one that is verified',
     PRIMARY KEY (board, period, copy, place)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- How far each closed period has come: frozen -> done -> ended -> pruned.
 CREATE TABLE IF NOT EXISTS leaderboard_period (
@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_period (
     ended_at  DATETIME(6)     NULL COMMENT 'gone from Redis',
     pruned_at DATETIME(6)     NULL COMMENT 'gone from leaderboard_archive: archive_keep is over',
     PRIMARY KEY (board, period)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- What Redis had of each board that is not archived yet, when it was looked at the last time. The index reads a board in rank order.
 CREATE TABLE IF NOT EXISTS leaderboard_snapshot (
@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_snapshot (
     second_value  INT UNSIGNED   NOT NULL COMMENT 'what decides between equals, where the score holds it',
     PRIMARY KEY (board, period, member),
     KEY by_rank (board, period, primary_value, second_value, member)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- How far each snapshot is. Redis holds the number, too: if it is gone there, so is the board.
 CREATE TABLE IF NOT EXISTS leaderboard_snapshot_period (
@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_snapshot_period (
     began_at     DATETIME(6)     NOT NULL,
     taken_at     DATETIME(6)     NULL COMMENT 'when the last complete one began',
     PRIMARY KEY (board, period)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- Which versions of tallyd can work with this schema: those that know of this step. A step that older ones can't live with raises it; one that
 -- only adds leaves it, so that daemons of both versions run side by side while they are replaced.
@@ -59,6 +59,6 @@ CREATE TABLE IF NOT EXISTS schema_floor (
     one  TINYINT UNSIGNED NOT NULL COMMENT 'always 1: there is one row',
     step BIGINT           NOT NULL COMMENT 'the number of a file of migrations/',
     PRIMARY KEY (one)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 INSERT INTO schema_floor (one, step) VALUES (1, 4) ON DUPLICATE KEY UPDATE step = GREATEST(step, 4);

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS control (
     ordered_by         VARCHAR(255) NOT NULL COMMENT 'user and host',
     reason             VARCHAR(255) NOT NULL COMMENT 'empty: none was given',
     PRIMARY KEY (task, command)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;
 
 -- The settings that clients of the site need (docs/site-card.schema.json). A daemon replaces them when it starts or is reloaded with others, and
 -- all daemons copy them to Redis.
@@ -19,4 +19,4 @@ CREATE TABLE IF NOT EXISTS site_card (
     since  DATETIME(6)      NOT NULL,
     `by`   VARCHAR(255)     NOT NULL COMMENT 'the daemon that came with it',
     PRIMARY KEY (one)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;

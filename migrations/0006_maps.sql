@@ -13,4 +13,4 @@ CREATE TABLE IF NOT EXISTS map_in_use (
     stopped  TINYINT(1)       NOT NULL DEFAULT 0 COMMENT '1: nearly all events of the trial were refused',
     PRIMARY KEY (number),
     UNIQUE KEY map_in_use_name (name)
-) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;

