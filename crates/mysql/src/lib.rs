@@ -301,7 +301,8 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
-             time_zone = '+00:00', innodb_lock_wait_timeout = 10, wait_timeout = 10",
+             time_zone = '+00:00', innodb_lock_wait_timeout = 10, wait_timeout = 10 \
+             /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */",
         )
         .await?;
     connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;

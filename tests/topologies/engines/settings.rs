@@ -1,9 +1,9 @@
 //! Servers with settings that operators and hosters really use. tallyd works with them, or says what to change.
 
-use sqlx::mysql::MySqlPool;
+use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 
-use super::common::World;
-use super::servers::{Server, Template, are_here};
+use super::common::{World, stderr, stdout};
+use super::servers::{Server, Template, are_here, run};
 
 /// Starts a server with one more argument, and a world on this server.
 async fn world_with(argument: &str, name: &str) -> Option<(Server, MySqlPool, World)> {
@@ -22,5 +22,28 @@ async fn every_table_has_long_keys_where_compact_rows_are_the_default() {
     let compact = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() \
                    AND row_format <> 'Dynamic' AND table_name <> '_sqlx_migrations'";
     assert_eq!(world.count(compact).await, 0);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_run_takes_its_time_where_the_server_limits_statements() {
+    const LIKES: i64 = 1_000_000;
+    let Some((_server, admin, mut world)) = world_with("--innodb-buffer-pool-size=256M", "slow").await else { return };
+    let fill = format!(
+        "USE {}; INSERT INTO like_record SELECT 1, 42, seq, 0, '2026-01-01' FROM seq_1_to_{LIKES}; \
+                        INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
+                        VALUES (1, 42, 1, 0, {LIKES}, '2026-01-01')",
+        world.name
+    );
+    run(&admin, &fill).await;
+    world.publisher().await;
+    // The test opens its own session first, so that the limit does not apply to it.
+    world.pool = MySqlPoolOptions::new().max_connections(1).connect(world.config.mysql.url.expose()).await.unwrap();
+    run(&admin, "SET GLOBAL max_statement_time = 0.05").await;
+    let daemon = world.daemon();
+    let output = world.tallyd(&["reconcile", "--full"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    assert!(daemon.stop().success());
+    run(&admin, "SET GLOBAL max_statement_time = 0").await;
     world.close().await;
 }
