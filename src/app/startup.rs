@@ -12,6 +12,7 @@ use crate::runtime::systemd;
 use crate::servers::Servers;
 use crate::servers::code_registry::{self, Change};
 use tallyd_connect::fate::Fate;
+use tallyd_mysql::StoreError;
 use tallyd_mysql::schema::Schema;
 
 /// The start waits at most this time for Redis, because systemd aborts a start that takes minutes.
@@ -28,7 +29,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) ->
     // Redis comes first: if its settings are wrong, the daemon must not note anything in MySQL.
     look_at_redis(servers).await?;
     let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
-    if error.is::<ConfigError>() {
+    if never_passes(&error) {
         return Err(error);
     }
     warn!(event = "mysql-away", error = format!("{error:#}"), "MySQL is unreachable, starting anyway: {error:#}");
@@ -37,7 +38,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) ->
     let mut outage = Outage::new("reading the meaning of codes from MySQL");
     loop {
         match look_at_mysql(servers, &live.current()).await {
-            Err(error) if error.is::<ConfigError>() => return Err(error),
+            Err(error) if never_passes(&error) => return Err(error),
             Err(error) => tokio::time::sleep(outage.failed(&format!("{error:#}"))).await,
             Ok(()) => {
                 outage.over();
@@ -45,6 +46,12 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) ->
             }
         }
     }
+}
+
+/// Returns true if a person must correct the configuration or the server.
+fn never_passes(error: &anyhow::Error) -> bool {
+    let is_refused = |cause: &StoreError| cause.fate() == Fate::Misconfigured;
+    error.is::<ConfigError>() || error.chain().any(|cause| cause.downcast_ref().is_some_and(is_refused))
 }
 
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {

@@ -40,6 +40,11 @@ pub enum StoreError {
     /// client does not know.
     #[error("log in to MySQL")]
     Login(#[source] Whole<sqlx::Error>),
+    /// The account has an authentication plugin that the client does not know.
+    #[error(
+        "the account of [mysql] url has the plugin {0}, which tallyd does not know: use mysql_native_password or caching_sha2_password"
+    )]
+    UnknownPlugin(String),
     /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
@@ -74,6 +79,7 @@ impl StoreError {
             Self::TlsFault(_) => Fate::Untrusted,
             Self::OutOfRange(_) => Fate::Item,
             Self::Login(_) => Fate::Refused,
+            Self::UnknownPlugin(_) => Fate::Misconfigured,
             Self::Sql { source: Whole(sqlx::Error::Configuration(_)), .. } => Fate::Misconfigured,
             _ => self.number().map_or(Fate::Passing, fate_of),
         }
@@ -251,6 +257,6 @@ mod tests {
         assert_eq!(fate(sqlx::Error::Configuration("ssl-mode".into())), Fate::Misconfigured);
         let store = crate::Store::new(&crate::config::Mysql { url: "mysql://u@h/t".into(), ..Default::default() }, 1);
         let unknown = sqlx::Error::Protocol("unknown authentication plugin: client_ed25519".to_owned());
-        assert_eq!(store.unwrap().explain(unknown).fate(), Fate::Refused);
+        assert_eq!(store.unwrap().explain(unknown).fate(), Fate::Misconfigured);
     }
 }

@@ -250,7 +250,10 @@ impl Store {
         match TlsFault::of(&source, server) {
             Some(fault) => fault.into(),
             None if lacks_tls => TlsFault::without_tls(server, "write ?ssl-mode=DISABLED").into(),
-            None if matches!(source, sqlx::Error::Protocol(_)) => StoreError::Login(Whole(source)),
+            None if matches!(source, sqlx::Error::Protocol(_)) => match unknown_plugin(&source) {
+                Some(plugin) => StoreError::UnknownPlugin(plugin),
+                None => StoreError::Login(Whole(source)),
+            },
             None => StoreError::sql("connect to MySQL")(source),
         }
     }
@@ -334,6 +337,12 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
         false => MySqlSslMode::VerifyIdentity,
     };
     let authorities = match (mode, &tls.authorities) {
+/// Returns the authentication plugin that the server asked for, if the library does not know the plugin.
+fn unknown_plugin(error: &sqlx::Error) -> Option<String> {
+    let text = error.to_string();
+    text.split_once("unknown authentication plugin: ")?.1.split(' ').next().map(str::to_owned)
+}
+
         // The server's name is not checked, so any certificate from these authorities is accepted.
         (MySqlSslMode::VerifyCa, Some(own)) if webpki_roots::TLS_SERVER_ROOTS.is_empty() => own.clone(),
         (MySqlSslMode::VerifyCa, _) => {

@@ -7,9 +7,9 @@ use crate::moving::import::Importer;
 use crate::partitions::noted;
 use crate::servers::Servers;
 use crate::servers::code_registry;
-use tallyd_mysql::Store;
 use tallyd_mysql::schema::Schema;
 use tallyd_mysql::site_query::Plan;
+use tallyd_mysql::{Store, StoreError};
 
 use super::finding::{Check, What, clock};
 
@@ -23,10 +23,15 @@ const SILENT: &str = "look for long queries (SHOW FULL PROCESSLIST), and check a
 
 const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER and GRANT as docs/operations/security.md says";
 
+const OTHER_PLUGIN: &str = "ALTER USER the account with one of these plugins, as docs/operations/security.md says";
+
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = Vec::new();
     match servers.store.settings().await {
-        Err(error) => checks.push(Check::failed(What::MysqlAnswers, error, AWAY, REFUSED)),
+        Err(error) => {
+            let refused = if matches!(error, StoreError::UnknownPlugin(_)) { OTHER_PLUGIN } else { REFUSED };
+            checks.push(Check::failed(What::MysqlAnswers, error, AWAY, refused));
+        }
         Ok(settings) => {
             checks.push(Check::ok(What::MysqlAnswers, config.mysql.url.to_string()));
             checks.push(version(&settings.version));

@@ -1,5 +1,7 @@
 //! Servers with settings that operators and hosters really use. tallyd works with them, or says what to change.
 
+use std::process::Output;
+
 use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 
 use super::common::{World, stderr, stdout};
@@ -45,5 +47,27 @@ async fn a_full_run_takes_its_time_where_the_server_limits_statements() {
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     assert!(daemon.stop().success());
     run(&admin, "SET GLOBAL max_statement_time = 0").await;
+    world.close().await;
+}
+
+/// Asserts that the program ended because an operator must correct something, and said so.
+fn assert_refused(output: &Output, sentence: &str) {
+    let said = stdout(output) + &stderr(output);
+    assert!(said.contains(sentence), "{said}");
+    assert_eq!(output.status.code(), Some(78), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_with_an_unknown_plugin_is_refused_by_its_name() {
+    const SENTENCE: &str =
+        "plugin client_ed25519, which tallyd does not know: use mysql_native_password or caching_sha2_password";
+    let Some((server, admin, mut world)) = world_with("--plugin-load-add=auth_ed25519", "plugin").await else { return };
+    run(&admin, "CREATE USER new IDENTIFIED VIA ed25519 USING PASSWORD('x'); GRANT ALL ON *.* TO new").await;
+    let url = format!("mysql://new:x@{}/{}", server.address(), world.name);
+    world.write(&format!("[mysql]\nurl = \"{url}\""));
+    for arguments in [&["config", "check"][..], &["run"], &["reconcile"], &["migrate"]] {
+        assert_refused(&world.tallyd(arguments), SENTENCE);
+    }
+    world.set("");
     world.close().await;
 }
