@@ -56,12 +56,12 @@ fn never_passes(error: &anyhow::Error) -> bool {
 
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
     look_at_schema(servers).await?;
+    let (version, warnings) = servers.store.durability().await?;
     partitions::check_maps(config, &servers.store, &servers.broker).await?;
     let changes = code_registry::agree(&servers.store, config).await?;
     let also = servers.cache.also(&config.redis, &config.metrics)?.map(|also| also.keys.layout().full_name());
     servers.store.note_daemon_layouts(&servers.cache.keys.layout().full_name(), also.as_deref()).await?;
     tell(&changes);
-    let (version, warnings) = servers.store.durability().await?;
     info!(event = "mysql", version, "MySQL is {version}");
     for warning in warnings {
         warn!(event = "mysql-not-durable", "{warning}");

@@ -45,6 +45,9 @@ pub enum StoreError {
         "the account of [mysql] url has the plugin {0}, which tallyd does not know: use mysql_native_password or caching_sha2_password"
     )]
     UnknownPlugin(String),
+    /// The session's transactions are READ COMMITTED, so MySQL cannot log their statements.
+    #[error("binlog_format is STATEMENT, so MySQL refuses every write of tallyd: set binlog_format to ROW or MIXED")]
+    StatementLog,
     /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
@@ -79,7 +82,7 @@ impl StoreError {
             Self::TlsFault(_) => Fate::Untrusted,
             Self::OutOfRange(_) => Fate::Item,
             Self::Login(_) => Fate::Refused,
-            Self::UnknownPlugin(_) => Fate::Misconfigured,
+            Self::UnknownPlugin(_) | Self::StatementLog => Fate::Misconfigured,
             Self::Sql { source: Whole(sqlx::Error::Configuration(_)), .. } => Fate::Misconfigured,
             _ => self.number().map_or(Fate::Passing, fate_of),
         }
@@ -183,6 +186,7 @@ fn fate_of(number: u16) -> Fate {
         | 1142 | 1143 | 1370 // no right to the table, to the column, to the routine
         | 1193 | 1227 // no such setting, no right to it
         => Fate::Refused,
+        1665 => Fate::Misconfigured, // a binary log of statements
         _ => Fate::Passing,
     }
 }

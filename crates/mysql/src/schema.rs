@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{MySqlConnection, Row, SqlSafeStr};
 
-use super::{Conn, Context, Result, Store};
+use super::{Conn, Context, Result, Store, StoreError};
 
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
     let step = |(version, name, sql): (i64, &str, &'static str)| {
@@ -69,17 +69,25 @@ impl Store {
     }
 
     /// Returns the server's version, and a warning for each setting that can lose acknowledged data.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::StatementLog`] if the server refuses every write of tallyd's sessions.
     pub async fn durability(&self) -> Result<(String, Vec<String>)> {
+        const ACTION: &str = "read the server's settings";
+        const SQL: &str = "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog";
         let mut conn: Conn = self.acquire().await?;
-        let row = conn
-            .limit("read the server's settings", |connection| async move {
-                sqlx::query("SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog")
-                    .fetch_one(connection)
-                    .await
-                    .context("read the server's settings")
+        let (row, log) = conn
+            .limit(ACTION, async |connection| {
+                let row = sqlx::query(SQL).fetch_one(&mut *connection).await.context(ACTION)?;
+                let log = "SHOW SESSION VARIABLES LIKE 'binlog_format'";
+                Ok((row, sqlx::query(log).fetch_optional(connection).await.context(ACTION)?))
             })
             .await?;
-        let number = |index: usize| row.try_get_unchecked::<i64, _>(index).context("read the server's settings");
+        let number = |index: usize| row.try_get_unchecked::<i64, _>(index).context(ACTION);
+        let log: Option<String> = log.map(|row| row.try_get(1)).transpose().context(ACTION)?;
+        if number(2)? != 0 && log.as_deref() == Some("STATEMENT") {
+            return Err(StoreError::StatementLog);
+        }
         let mut warnings = Vec::new();
         if number(1)? != 1 {
             warnings.push("innodb_flush_log_at_trx_commit is not 1: a crash of the host loses commits".to_owned());
@@ -87,7 +95,7 @@ impl Store {
         if number(2)? != 0 && number(3)? != 1 {
             warnings.push("sync_binlog is not 1: if the host crashes, its replicas can lack commits".to_owned());
         }
-        Ok((row.try_get_unchecked(0).context("read the server's settings")?, warnings))
+        Ok((row.try_get_unchecked(0).context(ACTION)?, warnings))
     }
 }
 

@@ -188,6 +188,13 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
                 format!("SET GLOBAL {setting} = 1, and set it in the server's configuration"),
             )
         })),
+        Err(error @ StoreError::StatementLog) => {
+            checks.push(Check::error(
+                What::MysqlDurability,
+                error.to_string(),
+                "SET GLOBAL binlog_format = 'ROW', and set it in the server's configuration",
+            ));
+        }
         Err(error) => checks.push(Check::untold(What::MysqlDurability, error, SILENT)),
     }
     let before = crate::runtime::clock::now();

@@ -58,6 +58,21 @@ fn assert_refused(output: &Output, sentence: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_binary_log_of_statements_is_refused_before_any_write() {
+    const SENTENCE: &str = "binlog_format is STATEMENT, so MySQL refuses every write of tallyd";
+    let Some((_server, admin, world)) = world_with("--sync-binlog=1", "statement").await else { return };
+    assert!(world.tallyd(&["config", "check"]).status.success());
+    run(&admin, "SET GLOBAL binlog_format = 'STATEMENT'").await;
+    for arguments in [&["config", "check"][..], &["run"]] {
+        assert_refused(&world.tallyd(arguments), SENTENCE);
+    }
+    assert_refused(&world.tallyd(&["reconcile"]), "BINLOG_FORMAT = STATEMENT");
+    run(&admin, &format!("DROP TABLE {}._sqlx_migrations", world.name)).await;
+    assert_refused(&world.tallyd(&["migrate"]), SENTENCE);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_account_with_an_unknown_plugin_is_refused_by_its_name() {
     const SENTENCE: &str =
         "plugin client_ed25519, which tallyd does not know: use mysql_native_password or caching_sha2_password";

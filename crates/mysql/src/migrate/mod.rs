@@ -83,6 +83,7 @@ impl Store {
             Schema::TooNew => return Err(MigrateError::TooNew),
             Schema::Behind(_) => {}
         }
+        self.durability().await?;
         lock::take(self).await?;
         let made = tokio::select! {
             made = self.make() => made,
