@@ -1,6 +1,9 @@
 //! Sets the destination and format of log lines.
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -94,12 +97,20 @@ impl Format {
     fn resolved(self) -> Self {
         match self {
             Self::Auto if io::stderr().is_terminal() => Self::Text,
-            // systemd sets this environment variable if stderr goes to the journal.
-            Self::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => Self::Journald,
+            Self::Auto if is_journal(&std::env::var("JOURNAL_STREAM").unwrap_or_default(), io::stderr().as_fd()) => {
+                Self::Journald
+            }
             Self::Auto => Self::Json,
             chosen => chosen,
         }
     }
+}
+
+/// Returns whether the stream is the one that systemd has connected with the journal. `told` is the variable
+/// `JOURNAL_STREAM`, which names the stream. Child processes inherit the variable, even if their stderr goes to a file.
+fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
+    let stream = stream.try_clone_to_owned().and_then(|stream| File::from(stream).metadata());
+    stream.is_ok_and(|stream| told == format!("{}:{}", stream.dev(), stream.ino()))
 }
 
 static LEVEL: OnceLock<&'static str> = OnceLock::new();
@@ -196,6 +207,16 @@ mod tests {
         }
         for target in ["", "lapin::connection", "tallydx", "sqlx_mysql", "redis::aio"] {
             assert!(!is_ours(target), "{target}");
+        }
+    }
+
+    #[test]
+    fn only_the_stream_that_systemd_names_is_the_journal() {
+        let stream = File::open("/dev/null").unwrap();
+        let its = stream.metadata().unwrap();
+        assert!(is_journal(&format!("{}:{}", its.dev(), its.ino()), stream.as_fd()));
+        for told in ["", "1:2", &format!("{}:{}", its.dev(), its.ino() + 1)] {
+            assert!(!is_journal(told, stream.as_fd()), "{told}");
         }
     }
 

@@ -323,6 +323,14 @@ async fn rust_log_wins_over_the_level_in_the_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn logs_go_to_stderr_if_only_a_parent_writes_to_the_journal() {
+    let world = World::new("cli_journal", "").await;
+    let output = world.command().arg("archive").env("JOURNAL_STREAM", "1:2").output().unwrap();
+    assert_exits(&output, 0, "\"event\":\"job-started\"");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn reports_go_to_stdout_and_logs_to_stderr() {
     let world = World::new("cli_streams", "").await;
     world.publisher().await;
