@@ -25,6 +25,7 @@ mod grants;
 pub mod jobs;
 pub mod letters;
 pub mod likes;
+mod login;
 pub mod maps;
 pub mod migrate;
 pub mod moving;
@@ -45,15 +46,14 @@ mod text;
 pub mod watches;
 
 use std::io::ErrorKind;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
+use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
-use tallyd_connect::tls::{self, Identity, TlsFault};
+use tallyd_connect::tls::{self, TlsFault};
 use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
 use tokio::sync::Mutex;
@@ -64,11 +64,9 @@ use self::error::Context;
 pub use self::error::{Result, StoreError};
 use self::rows::{TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders, target};
 pub use self::text::Text;
+use self::login::{address, options, unknown_plugin};
 
 use crate::config::Mysql;
-
-/// MySQL's default port.
-const PORT: u16 = 3_306;
 
 /// The time limit for closing the connections.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -300,7 +298,9 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
     // Strict mode is set here because the library does not set it, and without it MySQL silently truncates values.
     // `wait_timeout` is set because a daemon that freezes within a transaction keeps its partition's row locked, by
     // default for eight hours. `autocommit` is set because a server's configuration can switch it off. Without
-    // autocommit, MySQL would roll back each statement that runs outside of a transaction.
+    // autocommit, MySQL would roll back each statement that runs outside of a transaction. The server's own time limit
+    // is switched off, because a job counts a hot target's likes in one statement. Only MariaDB reads the first comment,
+    // and only MySQL reads the second comment.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -317,74 +317,9 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
     Ok(())
 }
 
-fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
-    const ACTION: &str = "read [mysql] url";
-    let Mysql { url, tls, .. } = config;
-    let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
-    let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
-    // The library must not log slow or failed statements, because the caller logs them.
-    let mut options = options.disable_statement_logging();
-    if let Some(Identity { certificate, key }) = &tls.identity {
-        options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
-    }
-    let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
-    let mode = match said {
-        true => options.get_ssl_mode(),
-        // This mode uses TLS if the server supports TLS, and does not check the server's identity. Without TLS, MySQL
-        // accepts the password only if the password is in the server's cache.
-        false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
-        // The library's default mode would not verify the server, and could fall back to plain text.
-        false => MySqlSslMode::VerifyIdentity,
-    };
-    let authorities = match (mode, &tls.authorities) {
-/// Returns the authentication plugin that the server asked for, if the library does not know the plugin.
-fn unknown_plugin(error: &sqlx::Error) -> Option<String> {
-    let text = error.to_string();
-    text.split_once("unknown authentication plugin: ")?.1.split(' ').next().map(str::to_owned)
-}
-
-        // The server's name is not checked, so any certificate from these authorities is accepted.
-        (MySqlSslMode::VerifyCa, Some(own)) if webpki_roots::TLS_SERVER_ROOTS.is_empty() => own.clone(),
-        (MySqlSslMode::VerifyCa, _) => {
-            let text =
-                "ssl-mode=VERIFY_CA needs tls_ca_file, and a build of tallyd in which sqlx trusts no other authorities";
-            return Err(sqlx::Error::Configuration(text.into())).context(ACTION);
-        }
-        (MySqlSslMode::VerifyIdentity, own) => tls::authorities(own.as_deref()),
-        // No certificate is checked, so reading the system's authorities would only delay the start.
-        (MySqlSslMode::Disabled | MySqlSslMode::Preferred | MySqlSslMode::Required, _) => String::new(),
-    };
-    Ok(options.ssl_mode(mode).ssl_ca_from_pem(authorities.into_bytes()))
-}
-
-/// `host:port`.
-fn address(url: &ServerUrl) -> String {
-    let parts = url.parts().ok();
-    let host = parts.as_ref().and_then(|url| url.host_str()).unwrap_or_default();
-    format!("{host}:{}", parts.as_ref().and_then(url::Url::port).unwrap_or(PORT))
-}
-
-fn is_loopback(url: &ServerUrl) -> bool {
-    url.parts().is_ok_and(|parts| match parts.host() {
-        Some(url::Host::Domain(name)) => {
-            name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
-        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-        None => false,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn any_authority_but_the_sites_own_is_left_out_where_names_are_not_checked() {
-        assert!(webpki_roots::TLS_SERVER_ROOTS.is_empty());
-        let config = Mysql { url: ServerUrl::from("mysql://u@h/t?ssl-mode=VERIFY_CA"), ..Mysql::default() };
-        assert!(options(&config).is_err(), "without tls_ca_file");
-    }
 
     #[tokio::test]
     async fn waiting_calls_open_one_connection_more_and_not_one_each() {
@@ -407,17 +342,5 @@ mod tests {
         }
         assert!(calls.try_join_next().is_none());
         assert_eq!(silent.len(), 2, "one of the pool, and one look");
-    }
-
-    #[test]
-    fn only_loopback_may_be_plain() {
-        for (url, expected) in [
-            ("mysql://u@127.0.0.1/t", true),
-            ("mysql://u@localhost:3306/t", true),
-            ("mysql://u@[::1]/t", true),
-            ("mysql://u@db.example.com/t", false),
-        ] {
-            assert_eq!(is_loopback(&ServerUrl::from(url)), expected, "{url}");
-        }
     }
 }
