@@ -44,7 +44,11 @@ fn set_password(
 ) -> Result<(), (&'static str, String)> {
     let password = match (password, file) {
         (Some(password), _) => password.clone(),
-        (None, Some(file)) => read_password("password_file", file).map_err(|problem| ("password_file", problem))?,
+        (None, Some(file)) => {
+            let problem = |problem| ("password_file", problem);
+            url.set_password_file(located("password_file", file).map_err(problem)?);
+            read_password("password_file", file).map_err(problem)?
+        }
         (None, None) => return Ok(()),
     };
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))

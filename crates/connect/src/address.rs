@@ -1,7 +1,8 @@
 //! Addresses of servers. An address can contain secrets.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::path::PathBuf;
+use std::{fmt, fs};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use secrecy::{ExposeSecret, SecretString};
@@ -14,12 +15,17 @@ use crate::secret::Secret;
 /// address.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
-pub struct ServerUrl(SecretString);
+pub struct ServerUrl {
+    text: SecretString,
+    /// The file from which the password came.
+    #[serde(skip)]
+    password_file: Option<PathBuf>,
+}
 
 impl ServerUrl {
     /// Returns the whole address with user and password, because the client library needs it to connect.
     pub fn expose(&self) -> &str {
-        self.0.expose_secret()
+        self.text.expose_secret()
     }
 
     /// Splits the address into its parts.
@@ -45,7 +51,7 @@ impl ServerUrl {
         url.set_host(Some(host)).map_err(|_| wrong())?;
         let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
         url.set_port(Some(port)).map_err(|()| wrong())?;
-        Ok(Self(url.to_string().into()))
+        Ok(Self { text: url.to_string().into(), ..self.clone() })
     }
 
     /// Returns the address with `***` in place of each secret. The user stays readable.
@@ -81,14 +87,37 @@ impl ServerUrl {
         // The library does not escape `%`, but the client that reads the address decodes it.
         let escaped = password.expose().replace('%', "%25");
         url.set_password(Some(&escaped)).map_err(|()| "cannot contain a password".to_owned())?;
-        self.0 = url.to_string().into();
+        self.text = url.to_string().into();
         Ok(())
+    }
+
+    /// Names the file from which the password came. New connections read it again.
+    pub fn set_password_file(&mut self, file: PathBuf) {
+        self.password_file = Some(file);
+    }
+
+    /// Returns the password that the file has now, because the file can change while tallyd runs. Returns `None` if the
+    /// password came from no file, or if the file can't be read now. Then the address has the last known password.
+    pub fn password_now(&self) -> Option<Secret> {
+        let text = fs::read_to_string(self.password_file.as_ref()?).ok()?;
+        Some(Secret::new(text.trim_end_matches(['\n', '\r']).to_owned()))
+    }
+
+    /// Returns the address for a new connection, with the password that the file has now.
+    #[must_use]
+    pub fn now(&self) -> Self {
+        let mut url = self.clone();
+        if let Some(password) = self.password_now() {
+            // This fails only if the address can't have a password, and then it had none before.
+            let _ = url.set_password(&password);
+        }
+        url
     }
 }
 
 impl From<&str> for ServerUrl {
     fn from(url: &str) -> Self {
-        Self(url.into())
+        Self { text: url.into(), password_file: None }
     }
 }
 

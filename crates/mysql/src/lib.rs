@@ -46,13 +46,14 @@ mod text;
 pub mod watches;
 
 use std::io::ErrorKind;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
+use tallyd_connect::secret::Secret;
 use tallyd_connect::tls::{self, TlsFault};
 use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
@@ -62,9 +63,9 @@ pub use self::conn::{Conn, or_rollback};
 use self::conn::{is_from_before_a_failover, note_no_primary};
 use self::error::Context;
 pub use self::error::{Result, StoreError};
+use self::login::{address, options, unknown_plugin};
 use self::rows::{TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders, target};
 pub use self::text::Text;
-use self::login::{address, options, unknown_plugin};
 
 use crate::config::Mysql;
 
@@ -111,6 +112,9 @@ pub struct Store {
     /// The last look, if a call fails immediately when the server's port refuses connections.
     look: Option<Arc<Look>>,
     transaction_max: Duration,
+    url: ServerUrl,
+    /// The password of the pool's new connections, if it came from a file.
+    password: Arc<std::sync::Mutex<Option<Secret>>>,
 }
 
 impl Store {
@@ -173,6 +177,8 @@ impl Store {
             has_certificate,
             look: None,
             transaction_max: Duration::from_millis(config.transaction_timeout_ms),
+            url: config.url.clone(),
+            password: Arc::default(),
         })
     }
 
@@ -200,6 +206,7 @@ impl Store {
     /// Fails if no connection becomes available within `[mysql] connect_timeout_ms`, for example because MySQL is
     /// unreachable.
     pub async fn acquire(&self) -> Result<Conn> {
+        self.renew_password();
         let lent = tokio::select! {
             lent = self.pool.acquire() => lent,
             refused = self.refused() => Err(refused),
@@ -210,6 +217,17 @@ impl Store {
         };
         let connection = connection.map_err(|source| self.explain(source))?;
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
+    }
+
+    /// Gives new connections the password that the file has now.
+    fn renew_password(&self) {
+        let Some(now) = self.url.password_now() else { return };
+        let mut last = self.password.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().map(Secret::expose) != Some(now.expose()) {
+            let options = (*self.pool.connect_options()).clone().password(now.expose());
+            self.pool.set_connect_options(options);
+            *last = Some(now);
+        }
     }
 
     /// Returns the error of a port that refuses connections. Never ends if the port accepts connections, or if the

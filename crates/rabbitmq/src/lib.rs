@@ -133,6 +133,9 @@ impl Broker {
         let timeout = self.config.timeout();
         let properties = ConnectionProperties::default().with_connection_name(format!("tallyd {purpose}").into());
         let mut uri = node.uri.clone();
+        if let Some(password) = self.config.url.password_now() {
+            password.expose().clone_into(&mut uri.authority.userinfo.password);
+        }
         self.frames.set(&mut uri);
         let connecting = async {
             let runtime = lapin::runtime::default_runtime()?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
 use super::login::Login;
@@ -41,7 +41,7 @@ pub(super) struct Link {
 
 /// The destination.
 enum Server {
-    Known(Box<Client>),
+    Known,
     /// The current master.
     Watched(Arc<Sentinels>),
 }
@@ -58,8 +58,9 @@ struct Connected {
 impl Link {
     /// Makes a link to one server.
     pub(super) fn new(login: Login, node: bool) -> RedisResult<Self> {
-        let server = Server::Known(Box::new(login.client()?));
-        let (timeout, silent_since) = (login.timeout, std::sync::Mutex::default());
+        // Each connection makes its own client, because the password can change. This one only checks the address.
+        login.client()?;
+        let (server, timeout, silent_since) = (Server::Known, login.timeout, std::sync::Mutex::default());
         Ok(Self { server, timeout, silent_since, node, login, connection: Arc::default() })
     }
 
@@ -169,7 +170,7 @@ impl Link {
             .set_connection_timeout(Some(self.timeout))
             .set_response_timeout(Some(self.timeout));
         let (mut connection, master) = match &self.server {
-            Server::Known(client) => (client.get_multiplexed_async_connection_with_config(&config).await?, None),
+            Server::Known => (self.login.client()?.get_multiplexed_async_connection_with_config(&config).await?, None),
             Server::Watched(sentinels) => {
                 let (connection, master) = sentinels.connect(&config).await?;
                 (connection, Some(master))

@@ -65,7 +65,7 @@ impl Login {
 
     /// Like [`Login::client`], but with another account.
     pub(super) fn client_as(&self, account: Option<RedisConnectionInfo>) -> RedisResult<Client> {
-        let info = self.url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(self.timeout));
+        let info = self.url.now().expose().into_connection_info()?.set_tcp_settings(tcp_settings(self.timeout));
         let info = match account {
             Some(account) => info.set_redis_settings(account),
             None => info,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod rights;
+mod rotated;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
