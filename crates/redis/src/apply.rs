@@ -15,7 +15,7 @@ use tallyd_core::model::{Addition, Kind, TargetId};
 use tallyd_core::outbox::Accepts;
 
 use super::refused::{Outcome, read_each};
-use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
+use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, text};
 
 /// An outbox row: its number and its additions. Some lists contain only the row's additions to one bucket.
 pub type Row = (u64, Vec<Addition>);
@@ -178,7 +178,7 @@ impl Cache {
             }
         }
         additions.sort_unstable();
-        let buckets_max = if matches!(self.servers, Servers::Cluster(_)) { 1 } else { CALL_BUCKETS_MAX };
+        let buckets_max = if self.needs_one_slot() { 1 } else { CALL_BUCKETS_MAX };
         let (mut calls, mut mark_before) = (Vec::<BucketCall>::new(), None);
         for of_bucket in additions.chunk_by(|a, b| a.0 == b.0) {
             let Some((bucket, ..)) = of_bucket.first().copied() else { continue };

@@ -147,6 +147,7 @@ static BOARD_MARK: Script = Script::new(include_str!("../lua/board_mark.lua"));
 static BOARD_SCAN: Script = Script::new(include_str!("../lua/board_scan.lua"));
 static BOARD_FILL: Script = Script::new(include_str!("../lua/board_fill.lua"));
 static BOARD_RAISE: Script = Script::new(include_str!("../lua/board_raise.lua"));
+static SCRIPTS: Script = Script::new(include_str!("../lua/scripts.lua"));
 static MAY: Script = Script::new(include_str!("../lua/may.lua"));
 
 /// A call of a script.
@@ -376,6 +377,16 @@ impl Cache {
             Servers::Found(found) => found.run(pipeline, self.timeout).await,
         };
         results.context(action)
+    }
+
+    /// Returns whether the keys of each script must be in one slot. One address can lead to several shards without being
+    /// a Cluster, and the first refused script shows that.
+    fn needs_one_slot(&self) -> bool {
+        match &self.servers {
+            Servers::One(link) => link.is_sharded(),
+            Servers::Cluster(_) => true,
+            Servers::Found(_) => false,
+        }
     }
 
     /// Runs a command without a key on every server, and returns each answer.

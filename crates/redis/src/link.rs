@@ -1,7 +1,7 @@
 //! A connection to one server, or to the master that sentinels name. All calls share the connection and use pipelines.
 //! The connection is dropped at the first sign of a problem with the connection or the server.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ pub(super) struct Link {
     node: bool,
     login: Login,
     connection: Arc<Mutex<Option<Connected>>>,
+    /// Whether the server has refused a script because its keys are in several slots.
+    is_sharded: AtomicBool,
 }
 
 /// The destination.
@@ -61,19 +63,25 @@ impl Link {
         // Each connection makes its own client, because the password can change. This one only checks the address.
         login.client()?;
         let (server, timeout, silent_since) = (Server::Known, login.timeout, std::sync::Mutex::default());
-        Ok(Self { server, timeout, silent_since, node, login, connection: Arc::default() })
+        let is_sharded = AtomicBool::default();
+        Ok(Self { server, timeout, silent_since, node, login, connection: Arc::default(), is_sharded })
     }
 
     /// Makes a link to the master that sentinels watch.
     pub(super) fn watched(sentinels: Sentinels, login: Login) -> Self {
         let (server, timeout) = (Server::Watched(Arc::new(sentinels)), login.timeout);
-        let silent_since = std::sync::Mutex::default();
-        Self { server, timeout, silent_since, node: false, login, connection: Arc::default() }
+        let (silent_since, is_sharded) = (std::sync::Mutex::default(), AtomicBool::default());
+        Self { server, timeout, silent_since, node: false, login, connection: Arc::default(), is_sharded }
     }
 
     /// Returns the address of the connected master, as named by the sentinels. `None` without sentinels.
     pub(super) async fn master(&self) -> Option<String> {
         self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
+    }
+
+    /// Returns whether several shards are behind the address. Then the keys of a script must be in one slot.
+    pub(super) fn is_sharded(&self) -> bool {
+        self.is_sharded.load(Ordering::Relaxed)
     }
 
     /// Runs a pipeline once, within `time`, and returns the result of each command. If there is no connection, the call
@@ -95,6 +103,9 @@ impl Link {
         // also needed.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
+                if results.iter().any(is_cross_slot) {
+                    self.is_sharded.store(true, Ordering::Relaxed);
+                }
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {
                     None => return Ok(results),
                     Some(error) => error,
@@ -204,6 +215,10 @@ pub(super) fn is_node(error: &RedisError) -> bool {
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node { NODE } else { "it is not a node of a Redis Cluster: set [redis] cluster = false" };
     RedisError::from((ErrorKind::InvalidClientConfig, what))
+}
+
+fn is_cross_slot(result: &RedisResult<Value>) -> bool {
+    matches!(result, Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
 /// Returns true if the server or the connection caused the error. In this case another connection may succeed.

@@ -1,11 +1,12 @@
 //! Read-only checks of Redis: the rights of the account, and the settings of the servers.
 
-use redis::{ErrorKind, Pipeline, RedisError, Value};
+use redis::{ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tallyd_connect::fate::Fate;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
-use super::{Cache, Context, MAY, Result, text};
+use super::error::is_unknown_command;
+use super::{Cache, Context, MAY, Result, SCRIPTS, text};
 
 /// The daemon's commands on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
@@ -45,7 +46,48 @@ pub enum Persistence {
     Unknown,
 }
 
+/// The scripts that a server, or the proxy in front of it, runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scripts {
+    /// All scripts.
+    All,
+    /// Only scripts whose keys are in one slot, because several shards are behind one address.
+    OneSlot,
+    /// Only scripts that write each key as `KEYS[1]`, `KEYS[2]` and so on.
+    LiteralKeys,
+    /// The server does not know EVAL.
+    None,
+}
+
 impl Cache {
+    /// Finds out which scripts the servers run.
+    ///
+    /// # Errors
+    ///
+    /// Redis failed to answer, or the account lacks the right to run scripts.
+    pub async fn scripts(&self) -> Result<Scripts> {
+        const ACTION: &str = "run a script";
+        let keys = [0, 1].map(|bucket| self.keys.counters("check", bucket));
+        let mut scripts = Scripts::All;
+        for keys in [&keys[..], &keys[..1]] {
+            if keys.len() > 1 && self.needs_one_slot() {
+                continue;
+            }
+            let mut pipeline = Pipeline::new();
+            pipeline.cmd("EVAL").arg(SCRIPTS.text).arg(keys.len()).arg(keys);
+            match self.run(ACTION, &pipeline).await?.pop() {
+                Some(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot) => {
+                    scripts = Scripts::OneSlot;
+                }
+                Some(Err(error)) if error.to_string().contains("bad lua script") => return Ok(Scripts::LiteralKeys),
+                Some(Err(error)) if is_unknown_command(&error) => return Ok(Scripts::None),
+                Some(Err(error)) => return Err(error).context(ACTION),
+                _ => {}
+            }
+        }
+        Ok(scripts)
+    }
+
     /// Returns the commands that the daemon needs but its account is not allowed to run, or that a server doesn't have.
     /// The check runs none of these commands.
     ///

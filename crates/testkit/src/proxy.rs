@@ -1,5 +1,5 @@
-//! A TCP proxy between clients and a server. The proxy can close and delay connections, drop or truncate answers, and
-//! hold back the bytes of clients.
+//! A TCP proxy between clients and a server. The proxy can close and delay connections, drop or truncate answers, hold
+//! back the bytes of clients, and replace bytes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -48,6 +48,8 @@ struct Line {
     delay: Mutex<Option<Range<u64>>>,
     /// The proxy closes each connection after the server has sent this number of further bytes.
     answers_left: Mutex<Option<usize>>,
+    /// Bytes that the proxy replaces, and the bytes that it passes instead.
+    replaced: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
     /// The number of pieces of data that the proxy has passed. The delays depend on this number.
     pieces: AtomicU64,
 }
@@ -154,6 +156,13 @@ impl Proxy {
         *self.line.answers_left.lock().unwrap() = Some(bytes);
     }
 
+    /// Passes `to` instead of `from` in both directions, as a proxy does that knows the protocol. Both have the same
+    /// length, because messages contain their length.
+    pub fn replace(&self, from: &[u8], to: &[u8]) {
+        assert_eq!(from.len(), to.len());
+        self.line.replaced.lock().unwrap().push((from.to_vec(), to.to_vec()));
+    }
+
     /// Returns to normal. If the proxy holds bytes, the proxy closes the connections, and never sends these bytes.
     pub fn clear(&self) {
         *self.line.delay.lock().unwrap() = None;
@@ -177,6 +186,7 @@ impl Line {
             last_words: Mutex::default(),
             delay: Mutex::default(),
             answers_left: Mutex::default(),
+            replaced: Mutex::default(),
             pieces: AtomicU64::default(),
         }
     }
@@ -192,7 +202,8 @@ impl Line {
 
     async fn ask(&self, mut near: OwnedReadHalf, mut far: OwnedWriteHalf, cut: &CancellationToken) {
         let mut is_held = self.held.subscribe();
-        while let Some(bytes) = some(&mut near).await {
+        while let Some(mut bytes) = some(&mut near).await {
+            self.replace_in(&mut bytes);
             let is_last = |words: &mut Vec<u8>| bytes.windows(words.len()).any(|part| part == words);
             let last = self.last_words.lock().unwrap().take_if(is_last);
             if last.is_some() {
@@ -215,6 +226,7 @@ impl Line {
         let mut near_listens = true;
         let mut passes = None;
         while let Some(mut bytes) = some(&mut far).await {
+            self.replace_in(&mut bytes);
             passes = self.answers_left.lock().unwrap().map(|left| passes.unwrap_or(left));
             if let Some(left) = &mut passes {
                 bytes.truncate(*left);
@@ -230,6 +242,16 @@ impl Line {
             }
         }
         let _ = near.shutdown().await;
+    }
+
+    fn replace_in(&self, bytes: &mut [u8]) {
+        for (from, to) in self.replaced.lock().unwrap().iter() {
+            for at in 0..bytes.len().saturating_sub(from.len() - 1) {
+                if bytes[at..].starts_with(from) {
+                    bytes[at..at + to.len()].copy_from_slice(to);
+                }
+            }
+        }
     }
 
     async fn wait(&self) {

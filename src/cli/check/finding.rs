@@ -42,6 +42,7 @@ pub enum What {
     MysqlImports,
     RedisAnswers,
     RedisVersion,
+    RedisScripts,
     RedisPermissions,
     RedisKeys,
     RedisEviction,
@@ -54,7 +55,7 @@ pub enum What {
 
 impl What {
     /// All checks, in order.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
         Self::RabbitmqPlugin,
@@ -76,6 +77,7 @@ impl What {
         Self::MysqlImports,
         Self::RedisAnswers,
         Self::RedisVersion,
+        Self::RedisScripts,
         Self::RedisPermissions,
         Self::RedisKeys,
         Self::RedisEviction,

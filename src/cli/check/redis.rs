@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::servers::Servers;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::{KindNames, fields_beside};
-use tallyd_redis::probe::Persistence;
+use tallyd_redis::probe::{Persistence, Scripts};
 use tallyd_redis::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 
 use super::finding::{Check, Status, What, clock};
@@ -43,6 +43,13 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         Ok(versions) => version(&versions),
         Err(error) => Check::untold(What::RedisVersion, error, SILENT),
     });
+    let scripts = scripts(cache).await;
+    if scripts.status == Status::Error && !scripts.passes {
+        // Without scripts, no other check is possible.
+        checks.push(scripts);
+        return checks;
+    }
+    checks.push(scripts);
     checks.push(match cache.missing_rights(config.filter.is_on()).await {
         Ok(missing) if missing.is_empty() => {
             Check::ok(What::RedisPermissions, "the account has all rights that the daemon needs")
@@ -71,6 +78,28 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         checks.extend(buckets(config, servers).await);
     }
     checks
+}
+
+/// Checks that Redis, and a proxy in front of it, run tallyd's scripts.
+async fn scripts(cache: &Cache) -> Check {
+    match cache.scripts().await {
+        Ok(Scripts::All) => Check::ok(What::RedisScripts, "Redis runs scripts"),
+        Ok(Scripts::OneSlot) => Check::ok(
+            What::RedisScripts,
+            "several shards are behind one address, so tallyd sends one bucket with each script",
+        ),
+        Ok(Scripts::LiteralKeys) => Check::error(
+            What::RedisScripts,
+            "the proxy of Redis refuses scripts whose keys are not written as KEYS[1]",
+            "set script_check_enable = 0 (Alibaba Cloud), or use an address without this proxy",
+        ),
+        Ok(Scripts::None) => Check::error(
+            What::RedisScripts,
+            "Redis runs no Lua scripts: it does not know EVAL",
+            "use a Redis or Valkey with Lua",
+        ),
+        Err(error) => Check::untold(What::RedisScripts, error, SILENT),
+    }
 }
 
 /// Checks the prefix of keys. Before version 0.1.0, the default prefix was empty.

@@ -228,6 +228,25 @@ async fn rights_that_an_account_lacks_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_refuses_the_scripts_of_tallyd_is_an_error() {
+    let world = World::new("check_scripts", "").await;
+    let without = Private::start(&["--rename-command", "EVAL", ""]).await;
+    let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &without.url())]);
+    assert_eq!(code, Some(78));
+    assert_is(&report, "redis-scripts", "error", "Redis runs no Lua scripts");
+    // A proxy that reads scripts refuses keys that are no literals.
+    let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
+    let script = "local found = 0\nfor _, key in ipairs(KEYS) do\n";
+    let refuses = "do do return {err='ERR bad lua script'} end --";
+    proxy.replace(script.as_bytes(), format!("{refuses:<width$}", width = script.len()).as_bytes());
+    let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &url)]);
+    assert_eq!(code, Some(78));
+    assert_is(&report, "redis-scripts", "error", "whose keys are not written as KEYS[1]");
+    assert!(report.to_string().contains("script_check_enable = 0"), "{report}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn keys_of_the_older_default_prefix_are_reported() {
     let world = World::new("check_prefix", "").await;
     let server = Private::start(&["--save", ""]).await;

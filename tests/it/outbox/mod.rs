@@ -8,6 +8,7 @@ mod crash;
 mod paused;
 mod refused;
 mod script;
+mod sharded;
 mod store;
 
 use std::collections::BTreeMap;
