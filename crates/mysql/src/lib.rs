@@ -90,6 +90,9 @@ type Look = Mutex<Option<(Instant, bool)>>;
 /// that such a connection leads to the former primary. After this time, the pool closes the connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
+/// The server ends a session that is idle for this number of seconds.
+pub const WAIT_TIMEOUT_S: u64 = 10;
+
 /// A connection that was idle for longer than this is tested before it is used.
 const TESTED_AFTER: Duration = Duration::from_secs(1);
 

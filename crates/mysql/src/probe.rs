@@ -19,6 +19,8 @@ pub struct Settings {
     pub version: String,
     /// The maximum size of a statement, in bytes.
     pub packet_max: u64,
+    /// After this number of idle seconds, the server ends a session, and frees its locks.
+    pub wait_timeout_s: u64,
 }
 
 impl Store {
@@ -26,11 +28,13 @@ impl Store {
         const ACTION: &str = "read the server's settings";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let row =
-                sqlx::query("SELECT VERSION(), @@max_allowed_packet").fetch_one(connection).await.context(ACTION)?;
+            let asks = "SELECT VERSION(), @@max_allowed_packet, @@SESSION.wait_timeout";
+            let row = sqlx::query(asks).fetch_one(connection).await.context(ACTION)?;
+            let number = |index: usize| row.try_get_unchecked::<i64, _>(index).context(ACTION).map(i64::unsigned_abs);
             Ok(Settings {
                 version: row.try_get_unchecked(0).context(ACTION)?,
-                packet_max: row.try_get_unchecked::<i64, _>(1).context(ACTION)?.unsigned_abs(),
+                packet_max: number(1)?,
+                wait_timeout_s: number(2)?,
             })
         })
         .await

@@ -9,7 +9,7 @@ use crate::servers::Servers;
 use crate::servers::code_registry;
 use tallyd_mysql::schema::Schema;
 use tallyd_mysql::site_query::Plan;
-use tallyd_mysql::{Store, StoreError};
+use tallyd_mysql::{Store, StoreError, WAIT_TIMEOUT_S};
 
 use super::finding::{Check, What, clock};
 
@@ -34,6 +34,14 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         }
         Ok(settings) => {
             checks.push(Check::ok(What::MysqlAnswers, config.mysql.url.to_string()));
+            if settings.wait_timeout_s != WAIT_TIMEOUT_S {
+                let found = format!(
+                    "a proxy ignores SET wait_timeout: MySQL keeps the locks of a daemon that freezes for {} s",
+                    settings.wait_timeout_s
+                );
+                let advice = "limit idle transactions in the proxy, for example with mysql-max_transaction_idle_time of ProxySQL";
+                checks.push(Check::warning(What::MysqlAnswers, found, advice));
+            }
             checks.push(version(&settings.version));
             schema(config, servers, &mut checks).await;
             server(&servers.store, &mut checks).await;

@@ -247,6 +247,19 @@ async fn a_redis_that_refuses_the_scripts_of_tallyd_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_that_keeps_the_sessions_of_mysql_open_is_reported() {
+    let world = World::new("check_idle", "").await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    proxy.replace(b"wait_timeout = 10 ", b"wait_timeout = 99 ");
+    let url = format!("{url}?ssl-mode=DISABLED");
+    let (code, report) = check(&world, &[("TALLYD__MYSQL__URL", &url)]);
+    assert_eq!(code, Some(0));
+    assert_is(&report, "mysql-answers", "warning", "a proxy ignores SET wait_timeout");
+    assert!(report.to_string().contains("freezes for 99 s"), "{report}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn keys_of_the_older_default_prefix_are_reported() {
     let world = World::new("check_prefix", "").await;
     let server = Private::start(&["--save", ""]).await;
