@@ -57,9 +57,18 @@ impl CacheError {
     }
 
     /// Returns true if the script refused the call, or if the key has the wrong type. Retries fail until someone fixes
-    /// the key.
+    /// the key. Services answer with the code ERR, too, for example until a quota is filled again.
     pub(crate) fn is_for_ever(&self) -> bool {
-        matches!(self.code(), Some("ERR" | "WRONGTYPE")) && self.fate() != Fate::Refused
+        let Self::Command { source: Whole(source), .. } = self else { return false };
+        match source.code() {
+            Some("WRONGTYPE") => true,
+            // Our own texts begin with the script's name. Redis adds the script to the text of a command's error.
+            Some("ERR") => {
+                let text = source.detail().unwrap_or_default();
+                [".lua: ", "script:", "running script"].iter().any(|part| text.contains(part))
+            }
+            _ => false,
+        }
     }
 
     pub(crate) fn code(&self) -> Option<&str> {

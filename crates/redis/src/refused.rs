@@ -63,9 +63,11 @@ mod tests {
             let error = RedisError::from((kind, "as the test wants", detail.to_owned()));
             Err::<Value, _>(error).context("ask")
         };
-        let refused = error(ErrorKind::Server(ServerErrorKind::ResponseError), "no integer");
+        let refused =
+            error(ErrorKind::Server(ServerErrorKind::ResponseError), "no integer script: 5d, on @user_script:7.");
         let unknown = error(ErrorKind::Server(ServerErrorKind::ResponseError), "unknown command 'EVALSHA'");
-        let answers = vec![Ok(Value::Int(1)), refused, unknown, error(ErrorKind::Io, "away"), Ok(Value::Int(2))];
+        let quota = error(ErrorKind::Server(ServerErrorKind::ResponseError), "max daily request limit exceeded");
+        let answers = vec![Ok(Value::Int(1)), refused, unknown, quota, error(ErrorKind::Io, "away"), Ok(Value::Int(2))];
         let mut seen = Vec::new();
         let failed = read_each(answers, |place, outcome| {
             assert_eq!(place, seen.len());
@@ -77,7 +79,7 @@ mod tests {
             });
             Ok(())
         });
-        assert_eq!(seen, [1, -1, -2, -2, 2]);
+        assert_eq!(seen, [1, -1, -2, -2, -2, 2]);
         assert!(Chain(&failed.unwrap_err()).to_string().contains("EVALSHA"));
     }
 }
