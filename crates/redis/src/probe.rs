@@ -6,7 +6,7 @@ use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
 use super::error::is_unknown_command;
-use super::{Cache, Context, MAY, Result, SCRIPTS, text};
+use super::{Cache, Context, MAY, Result, SCRIPTS, Servers, text};
 
 /// The daemon's commands on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
@@ -70,7 +70,7 @@ impl Cache {
         let keys = [0, 1].map(|bucket| self.keys.counters("check", bucket));
         let mut scripts = Scripts::All;
         for keys in [&keys[..], &keys[..1]] {
-            if keys.len() > 1 && self.needs_one_slot() {
+            if keys.len() > 1 && matches!(self.servers, Servers::Cluster(_)) {
                 continue;
             }
             let mut pipeline = Pipeline::new();

@@ -43,7 +43,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         Ok(versions) => version(&versions),
         Err(error) => Check::untold(What::RedisVersion, error, SILENT),
     });
-    let scripts = scripts(cache).await;
+    let scripts = scripts(config, cache).await;
     if scripts.status == Status::Error && !scripts.passes {
         // Without scripts, no other check is possible.
         checks.push(scripts);
@@ -81,9 +81,15 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
 }
 
 /// Checks that Redis, and a proxy in front of it, run tallyd's scripts.
-async fn scripts(cache: &Cache) -> Check {
+async fn scripts(config: &Config, cache: &Cache) -> Check {
+    let also = cache.also(&config.redis, &config.metrics).ok().flatten();
     match cache.scripts().await {
         Ok(Scripts::All) => Check::ok(What::RedisScripts, "Redis runs scripts"),
+        Ok(Scripts::OneSlot) if !cache.is_packed() || also.is_some_and(|also| !also.is_packed()) => Check::error(
+            What::RedisScripts,
+            "several shards are behind one address, which is only possible with the layout packed",
+            "use the layout packed, as docs/layouts.md says",
+        ),
         Ok(Scripts::OneSlot) => Check::ok(
             What::RedisScripts,
             "several shards are behind one address, so tallyd sends one bucket with each script",

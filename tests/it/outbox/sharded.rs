@@ -3,11 +3,10 @@
 
 use super::common::private::Private;
 use super::common::proxy::Proxy;
-use super::common::{World, eventually, stdout};
+use super::common::{World, eventually, stderr, stdout};
 use super::{Counts, METRICS, assert_exact};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn shards_behind_one_address_get_one_bucket_with_each_script() {
+async fn sharded() -> (Private, Proxy, String) {
     let node = Private::start(&["--cluster-enabled", "yes"]).await;
     let mut slots = redis::cmd("CLUSTER");
     let () = slots.arg("ADDSLOTSRANGE").arg(0).arg(16_383).query_async(&mut node.connect().await).await.unwrap();
@@ -17,17 +16,39 @@ async fn shards_behind_one_address_get_one_bucket_with_each_script() {
     .await;
     let (proxy, url) = Proxy::before(&node.url()).await;
     proxy.replace(b"cluster_enabled:1", b"cluster_enabled:0");
+    (node, proxy, url)
+}
+
+fn assert_checks(world: &World, code: i32, said: &str) {
+    let check = world.tallyd(&["config", "check"]);
+    let text = stdout(&check) + &stderr(&check);
+    assert!(text.contains(said), "{text}");
+    assert_eq!(check.status.code(), Some(code), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_behind_one_address_get_one_bucket_with_each_script() {
+    let (_node, _proxy, url) = sharded().await;
     let mut world = World::new("outbox_sharded", &format!("[redis]\nurl = \"{url}\"\n{METRICS}")).await;
     let publisher = world.publisher().await;
     let mut counts = Counts::of(100);
     world.publish(&publisher, &counts.some(500)).await;
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
-    let check = world.tallyd(&["config", "check"]);
-    assert!(stdout(&check).contains("several shards are behind one address"), "{}", stdout(&check));
-    assert_eq!(check.status.code(), Some(0));
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    assert_checks(&world, 0, "ok       redis-scripts         several shards are behind one address");
     assert!(daemon.stop().success());
     // The node ends with the test, and needs no clean-up.
+    world.config.redis.cluster = true;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layout_with_many_keys_is_refused_where_shards_share_an_address() {
+    let (_node, _proxy, url) = sharded().await;
+    let settings = format!("[redis]\nurl = \"{url}\"\nlayout = \"entity\"\n");
+    let mut world = World::new("plain_sharded", &settings).await;
+    assert_checks(&world, 78, "which is only possible with the layout packed");
     world.config.redis.cluster = true;
     world.close().await;
 }
