@@ -88,6 +88,12 @@ pub(crate) fn is_wrong_login(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
 }
 
+/// The keys of a script are in several slots. Some proxies report that with the code ERR.
+pub(crate) fn is_cross_slot(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot)
+        || error.detail().is_some_and(|text| text.ends_with("in same slot"))
+}
+
 pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
     error.detail().is_some_and(|text| text.starts_with("unknown command"))
 }

@@ -9,6 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
+use super::error::is_cross_slot;
 use super::login::Login;
 use super::sentinel::Sentinels;
 use super::{OPENED, text};
@@ -103,7 +104,7 @@ impl Link {
         // also needed.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
-                if results.iter().any(is_cross_slot) {
+                if results.iter().any(|result| result.as_ref().err().is_some_and(is_cross_slot)) {
                     self.is_sharded.store(true, Ordering::Relaxed);
                 }
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {
@@ -215,10 +216,6 @@ pub(super) fn is_node(error: &RedisError) -> bool {
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node { NODE } else { "it is not a node of a Redis Cluster: set [redis] cluster = false" };
     RedisError::from((ErrorKind::InvalidClientConfig, what))
-}
-
-fn is_cross_slot(result: &RedisResult<Value>) -> bool {
-    matches!(result, Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
 /// Returns true if the server or the connection caused the error. In this case another connection may succeed.

@@ -1,11 +1,11 @@
 //! Read-only checks of Redis: the rights of the account, and the settings of the servers.
 
-use redis::{ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, Pipeline, RedisError, Value};
 use tallyd_connect::fate::Fate;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
-use super::error::is_unknown_command;
+use super::error::{is_cross_slot, is_unknown_command};
 use super::{Cache, Context, MAY, Result, SCRIPTS, Servers, text};
 
 /// The daemon's commands on a bucket of counters.
@@ -76,9 +76,7 @@ impl Cache {
             let mut pipeline = Pipeline::new();
             pipeline.cmd("EVAL").arg(SCRIPTS.text).arg(keys.len()).arg(keys);
             match self.run(ACTION, &pipeline).await?.pop() {
-                Some(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot) => {
-                    scripts = Scripts::OneSlot;
-                }
+                Some(Err(error)) if is_cross_slot(&error) => scripts = Scripts::OneSlot,
                 Some(Err(error)) if error.to_string().contains("bad lua script") => return Ok(Scripts::LiteralKeys),
                 Some(Err(error)) if is_unknown_command(&error) => return Ok(Scripts::None),
                 Some(Err(error)) => return Err(error).context(ACTION),
