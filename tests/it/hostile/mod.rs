@@ -6,6 +6,7 @@
 mod junk;
 mod numbers;
 mod raw;
+mod text;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -139,9 +140,10 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let mut daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let (url, queue) = (world.config.amqp.url.expose(), world.broker.queue(0));
+    let nested = |value: &[u8]| raw::Properties::default().header(b"nested", value);
     let (lists, tables) = (raw::lists(raw::LISTS_MAX), raw::tables(raw::TABLES_MAX));
     for (value, body) in [(&lists, good(1)), (&tables, good(2)), (&lists, b"no JSON".to_vec())] {
-        raw::publish(url, &queue, &body, value);
+        raw::publish(url, ("", queue.as_bytes()), &nested(value), &body);
     }
     world.drained(&publisher).await;
     assert_lives(&mut daemon);
@@ -166,7 +168,13 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
     // This message is the first in the queue. When a daemon receives this message, the daemon's connection ends. So no
     // daemon can read the delivery counts of the later messages in the queue.
-    raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
+    let (url, queue) = (world.config.amqp.url.expose(), world.broker.queue(0));
+    raw::publish(
+        url,
+        ("", queue.as_bytes()),
+        &raw::Properties::default().header(b"nested", &raw::too_large()),
+        &good(1),
+    );
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
     }

@@ -1,6 +1,8 @@
 //! A publisher that builds its AMQP frames itself. The broker library is recursive, so it can't send headers that are
-//! nested so deeply. The frames follow section 4.2 of the AMQP 0-9-1 specification.
+//! nested so deeply. It also sends only UTF-8 in short strings. The frames follow section 4.2 of the AMQP 0-9-1
+//! specification.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
@@ -41,11 +43,46 @@ pub fn tables(levels: usize) -> Vec<u8> {
 pub fn too_large() -> Vec<u8> {
     let others = [2, 2, 8, 2, 4, "nested".len() + 1, 1, 4];
     let bytes = FRAME_BYTES_MAX as usize - others.iter().sum::<usize>();
-    [b"S", &long_text(&vec![b'x'; bytes])[..]].concat()
+    text(&vec![b'x'; bytes])
 }
 
-/// Publishes `body` to `queue`, with a header that has the value `value`. Waits until the broker has the message.
-pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
+/// The properties of a message. Maps the complement of each property's flag to the property's value, because the values
+/// follow in descending order of the flags.
+#[derive(Default)]
+pub struct Properties(BTreeMap<u16, Vec<u8>>);
+
+/// The flags of all properties that are short strings and that RabbitMQ does not check.
+pub const SHORT_STRINGS: [(&str, u16); 8] = [
+    ("content_type", 0x8000),
+    ("content_encoding", 0x4000),
+    ("correlation_id", 0x0400),
+    ("reply_to", 0x0200),
+    ("message_id", 0x0080),
+    ("type", 0x0020),
+    ("app_id", 0x0008),
+    ("cluster_id", 0x0004),
+];
+
+impl Properties {
+    /// Adds a header. AMQP writes its value as a type and the value's bytes.
+    pub fn header(mut self, name: &[u8], value: &[u8]) -> Self {
+        self.0.insert(!0x2000, long_text(&[&short_text(name)[..], value].concat()));
+        self
+    }
+
+    pub fn short_string(mut self, flag: u16, text: &[u8]) -> Self {
+        self.0.insert(!flag, short_text(text));
+        self
+    }
+}
+
+/// Makes a header's value from bytes.
+pub fn text(bytes: &[u8]) -> Vec<u8> {
+    [b"S", &long_text(bytes)[..]].concat()
+}
+
+/// Publishes `body` to an exchange with a routing key. Waits until the broker has the message.
+pub fn publish(url: &str, (exchange, key): (&str, &[u8]), properties: &Properties, body: &[u8]) {
     let url = Url::parse(url).unwrap();
     let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
     let password = url.password().unwrap();
@@ -53,22 +90,23 @@ pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     expect(&mut stream, (10, 10));
     let login = [b"\x00", url.username().as_bytes(), b"\x00", password.as_bytes()].concat();
     // The arguments are the client's properties (empty), the mechanism, the credentials, and the language.
-    method(&mut stream, 0, (10, 11), &[&long(0)[..], &short_text("PLAIN"), &long_text(&login), &short_text("en_US")]);
+    method(&mut stream, 0, (10, 11), &[&long(0)[..], &short_text(b"PLAIN"), &long_text(&login), &short_text(b"en_US")]);
     expect(&mut stream, (10, 30));
     let (channels, no_heartbeat) = ([0, 1], [0, 0]);
     method(&mut stream, 0, (10, 31), &[&channels, &long(FRAME_BYTES_MAX), &no_heartbeat]);
-    method(&mut stream, 0, (10, 40), &[&short_text("/"), &[0, 0]]);
+    method(&mut stream, 0, (10, 40), &[&short_text(b"/"), &[0, 0]]);
     expect(&mut stream, (10, 41));
     method(&mut stream, 1, (20, 10), &[&[0]]);
     expect(&mut stream, (20, 11));
     method(&mut stream, 1, (85, 10), &[&[0]]);
     expect(&mut stream, (85, 11));
-    method(&mut stream, 1, (60, 40), &[&[0, 0], &short_text(""), &short_text(queue), &[0]]);
-    let headers = [&short_text("nested")[..], value].concat();
-    let has_headers = [0x20, 0];
+    let is_mandatory = [1];
+    method(&mut stream, 1, (60, 40), &[&[0, 0], &short_text(exchange.as_bytes()), &short_text(key), &is_mandatory]);
     let class_and_weight = [0, 60, 0, 0];
     let length = (body.len() as u64).to_be_bytes();
-    frame(&mut stream, HEADER, 1, &[&class_and_weight[..], &length, &has_headers, &long_text(&headers)].concat());
+    let flags = properties.0.keys().map(|complement| !complement).sum::<u16>().to_be_bytes();
+    let values: Vec<u8> = properties.0.values().flatten().copied().collect();
+    frame(&mut stream, HEADER, 1, &[&class_and_weight[..], &length, &flags, &values].concat());
     frame(&mut stream, BODY, 1, body);
     expect(&mut stream, (60, 80));
 }
@@ -77,8 +115,8 @@ fn long(number: u32) -> [u8; 4] {
     number.to_be_bytes()
 }
 
-fn short_text(text: &str) -> Vec<u8> {
-    [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
+fn short_text(text: &[u8]) -> Vec<u8> {
+    [&[u8::try_from(text.len()).unwrap()], text].concat()
 }
 
 fn long_text(bytes: &[u8]) -> Vec<u8> {
