@@ -11,8 +11,8 @@ use lapin::uri::AMQPUri;
 /// The default of RabbitMQ's setting `frame_max`, in bytes. RabbitMQ splits longer bodies, but not longer headers.
 const FRAME_MAX: u32 = 131_072;
 
-/// The limit after a frame has exceeded the former limit. Both buffers then have 32 MiB. Without a limit, the library
-/// allocates buffers for RabbitMQ's own limit, which can be 4 GiB.
+/// The highest limit, which also applies after a frame has exceeded the former limit. Both buffers then have 32 MiB.
+/// Without a limit, the library allocates buffers for RabbitMQ's own limit, which can be 4 GiB.
 const LIFTED: u32 = 1 << 20;
 
 /// The limit that a connection tells RabbitMQ: `frame_max` of the address in the configuration, or [`FRAME_MAX`]. If
@@ -28,8 +28,11 @@ impl FrameLimit {
     /// Sets the limit of a new connection.
     pub(crate) fn set(&self, uri: &mut AMQPUri) {
         let is_lifted = self.is_lifted.load(Ordering::Relaxed);
-        let configured = uri.query.frame_max.unwrap_or(FRAME_MAX);
-        uri.query.frame_max = Some(if is_lifted { configured.max(LIFTED) } else { configured });
+        uri.query.frame_max = Some(match uri.query.frame_max.unwrap_or(FRAME_MAX) {
+            // In AMQP, zero means that there is no limit.
+            configured @ 1..LIFTED if !is_lifted => configured,
+            _ => LIFTED,
+        });
     }
 
     /// Lifts the limit if the error says that a frame exceeded it.
