@@ -13,8 +13,8 @@ use tallyd_rabbitmq::Broker;
 const USUAL: u32 = 131_072;
 const HIGHER: u32 = 2 * USUAL;
 
-/// Lifts the limit for new connections. Other tests may run meanwhile, because their connections ask for the usual
-/// limit.
+/// Lifts the limit for new connections. Most tests may run meanwhile, because their connections ask for the usual limit.
+/// .config/nextest.toml has the exception.
 fn lift_frame_max() -> Changed {
     let set = |bytes: u32| format!("application:set_env(rabbit, frame_max, {bytes}).");
     change(&["-q", "eval", &set(0)], &["-q", "eval", &set(USUAL)])
