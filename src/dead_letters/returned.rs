@@ -52,8 +52,7 @@ pub(crate) async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u6
 }
 
 async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned) -> Result<()> {
-    // Both checks are made before any message is taken, because the broker counts each return: RabbitMQ 4 also drops
-    // messages of this queue that were returned too often.
+    // Both checks are made before any message is taken, because a failure returns all taken messages.
     store.may_keep_dead_letters().await?;
     let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
     let room = max.saturating_sub(open).min(TAKEN_MAX);

@@ -113,6 +113,11 @@ impl Broker {
         returned.insert("x-queue-type".into(), self.queue_type());
         returned.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(RETURNED_BYTES_MAX));
         returned.insert("x-overflow".into(), text("reject-publish"));
+        if self.config.queue_type == QueueType::Quorum {
+            // RabbitMQ 4 has a default limit of 20. RabbitMQ 4.3 also counts the returns to the partition's queue, so it
+            // would drop a message that someone takes once and does not acknowledge.
+            returned.insert("x-delivery-limit".into(), AMQPValue::LongInt(i32::MAX));
+        }
         let partition = self.partition_arguments();
         let partitions = (0..partitions).map(|number| (self.queue(number), partition.clone()));
         std::iter::once((self.returned(), returned)).chain(partitions).collect()
