@@ -3,7 +3,8 @@
 
 use std::process::{Child, Command, Stdio};
 
-use sqlx::{Connection, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tokio::task::JoinHandle;
 
 use crate::common::site::{Site, all_held, has_all};
 use crate::common::{World, eventually, stderr, stdout};
@@ -27,11 +28,31 @@ async fn forget_from(world: &World, step: i64) {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= ?").bind(step).execute(&world.pool).await.unwrap();
 }
 
-/// Opens a session that locks the table until the session ends.
-async fn keep_outbox(world: &World) -> MySqlConnection {
-    let mut rival = MySqlConnection::connect(world.config.mysql.url.expose()).await.unwrap();
-    sqlx::raw_sql("LOCK TABLES outbox WRITE").execute(&mut rival).await.unwrap();
-    rival
+/// A session that creates the table `outbox` and takes long, so that a step must wait for the table.
+struct Rival {
+    id: u64,
+    statement: JoinHandle<()>,
+}
+
+impl Rival {
+    async fn new(world: &World) -> Self {
+        execute(world, "DROP TABLE outbox").await;
+        let mut session = MySqlConnection::connect(world.config.mysql.url.expose()).await.unwrap();
+        let id = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut session).await.unwrap();
+        let statement = tokio::spawn(async move {
+            let ended = sqlx::raw_sql("CREATE TABLE outbox SELECT SLEEP(600) AS x").execute(&mut session).await;
+            assert!(ended.is_err(), "the test must end the statement");
+        });
+        let sleeps =
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User sleep'";
+        eventually("the table is locked", || async { world.count(sleeps).await > 0 }).await;
+        Self { id, statement }
+    }
+
+    async fn end(self, world: &World) {
+        sqlx::raw_sql(AssertSqlSafe(format!("KILL {}", self.id))).execute(&world.pool).await.unwrap();
+        self.statement.await.unwrap();
+    }
 }
 
 /// Starts `tallyd migrate`, whose second step must wait because another session locks the table `outbox`.
@@ -48,11 +69,11 @@ async fn migrate_that_waits(world: &World) -> Child {
 async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() {
     let world = World::new("upgrade_killed", "").await;
     forget_from(&world, 2).await;
-    let rival = keep_outbox(&world).await;
+    let rival = Rival::new(&world).await;
     let mut migrate = migrate_that_waits(&world).await;
     migrate.kill().unwrap();
     migrate.wait().unwrap();
-    rival.close().await.unwrap();
+    rival.end(&world).await;
     let half = "SELECT COUNT(*) FROM _sqlx_migrations WHERE version = 2 AND NOT success";
     assert_eq!(world.count(half).await, 1, "the kill must interrupt the migration in step 2");
 
@@ -74,11 +95,11 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
 async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     let world = World::new("upgrade_busy", "").await;
     forget_from(&world, 2).await;
-    let rival = keep_outbox(&world).await;
+    let rival = Rival::new(&world).await;
     let migrate = migrate_that_waits(&world).await;
     eventually("the step stops waiting for the table", || async { world.count(WAITS).await == 0 }).await;
     eventually("the step waits again", || async { world.count(WAITS).await > 0 }).await;
-    rival.close().await.unwrap();
+    rival.end(&world).await;
     let output = migrate.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
@@ -90,7 +111,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
 async fn a_migrate_renews_its_lease_while_a_step_waits_for_a_table() {
     let world = World::new("upgrade_lease", "").await;
     forget_from(&world, 2).await;
-    let rival = keep_outbox(&world).await;
+    let rival = Rival::new(&world).await;
     let first = migrate_that_waits(&world).await;
     let seconds_left = "SELECT TIMESTAMPDIFF(SECOND, NOW(6), lease_until) FROM migrate_lock";
     assert!((1..=LEASE_S).contains(&world.count(seconds_left).await));
@@ -100,7 +121,7 @@ async fn a_migrate_renews_its_lease_while_a_step_waits_for_a_table() {
     assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
     assert!(stderr(&second).contains("another `tallyd migrate` has held the lock for 30 s"), "{}", stderr(&second));
 
-    rival.close().await.unwrap();
+    rival.end(&world).await;
     let output = first.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
@@ -112,7 +133,7 @@ async fn a_migrate_renews_its_lease_while_a_step_waits_for_a_table() {
 async fn a_migrate_takes_over_from_one_that_is_frozen_in_a_step() {
     let world = World::new("upgrade_frozen", "").await;
     forget_from(&world, 2).await;
-    let rival = keep_outbox(&world).await;
+    let rival = Rival::new(&world).await;
     let first = migrate_that_waits(&world).await;
     let signal = |name: &str| {
         let sent = Command::new("kill").arg(format!("-{name}")).arg(first.id().to_string()).status().unwrap();
@@ -127,7 +148,7 @@ async fn a_migrate_takes_over_from_one_that_is_frozen_in_a_step() {
     signal("CONT");
     let output = first.wait_with_output().unwrap();
     assert!(!output.status.success(), "{}", stderr(&output));
-    rival.close().await.unwrap();
+    rival.end(&world).await;
     let output = second.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
@@ -174,7 +195,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
 
     for table in ["like_record", "counter", "partition_owner", "job_run", "job_lock", "outbox", "repair"] {
         let sql = format!("ALTER TABLE {table} ADD COLUMN of_the_next BIGINT NOT NULL DEFAULT 0, ALGORITHM = INSTANT");
-        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     }
     execute(&world, "CREATE TABLE of_the_next (id BIGINT PRIMARY KEY)").await;
     let history = "INSERT INTO _sqlx_migrations \
