@@ -45,8 +45,9 @@ CREATE TABLE IF NOT EXISTS partition_count (
 -- What can never be applied. The digest makes a redelivered message one row.
 CREATE TABLE IF NOT EXISTS dead_letter (
     id          BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
-    digest      BINARY(32)      AS (UNHEX(SHA2(body, 256))) STORED,
+    digest      BINARY(32)      AS (UNHEX(SHA2(CONCAT(body, apart), 256))) STORED,
     body        MEDIUMBLOB      NOT NULL,
+    apart       VARBINARY(32)   NOT NULL DEFAULT '' COMMENT 'a hash that tells letters with equal bodies apart, by their headers',
     headers     MEDIUMTEXT      NOT NULL COMMENT 'JSON',
     reason      VARCHAR(64)     NOT NULL COMMENT 'stable code',
     error       TEXT            NOT NULL COMMENT 'a sentence',

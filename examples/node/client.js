@@ -161,7 +161,7 @@ export class Client {
   // Otherwise returns the event, and whether it changed anything.
   async click(type, kind, targetId, userId) {
     // An event that can't be published must not be counted.
-    eventOf(this.#settings, type, kind, targetId, userId, '1');
+    eventOf(this.#settings, type, kind, targetId, userId, String(AT_MIN));
     const waitMs = await this.#waitMs(userId);
     if (waitMs > 0) return { waitMs };
     const { changed, at, count } = await this.count(type, kind, targetId, userId);

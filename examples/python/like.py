@@ -120,11 +120,15 @@ def missing_name(bucket):
     return bucket[bucket.index("{") + 1 : -1]
 
 
+# 2010: an earlier time is probably in milliseconds.
+AT_MIN = 1262304000000000
+
+
 def a_time(at):
     text = str(at) if type(at) is int else at
     if not isinstance(text, str) or not re.fullmatch("[0-9]{1,18}", text) or not 1 <= int(text) <= 253402300799999999:
         raise Refused("at-out-of-range", at)
-    if int(text) < 1262304000000000:  # 2010: the time is probably in milliseconds
+    if int(text) < AT_MIN:
         raise Refused("at-too-early", at)
     return int(text)
 
@@ -274,7 +278,7 @@ def publish(event, tries=3):
 def click(server, event_type, kind, target_id, user_id):
     """Counts and publishes a like or an unlike. Returns the event, and whether the click changed anything."""
     # An event that can't be published must not be counted.
-    event_of(event_type, kind, target_id, user_id, 1)
+    event_of(event_type, kind, target_id, user_id, AT_MIN)
     changed, at, number = count(server, event_type, kind, target_id, user_id)
     event = event_of(event_type, kind, target_id, user_id, at, number)
     delta = 1 if event_type == "like" else -1

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use tokio::sync::{Notify, watch};
@@ -154,7 +155,20 @@ impl Tasks {
             let Servers { store, broker, owner, control, .. } = servers.clone();
             running.start_loop(TaskName::Consumer(number), |beat| {
                 let (live, outbox, stop) = (live.clone(), wake_outbox.clone(), stop.clone());
-                Partition { number, map, broker, store, owner, live, control, outbox, stop, heartbeat: beat }.run()
+                Partition {
+                    number,
+                    map,
+                    broker,
+                    store,
+                    owner,
+                    live,
+                    control,
+                    outbox,
+                    stop,
+                    heartbeat: beat,
+                    has_tried: AtomicBool::default(),
+                }
+                .run()
             });
         }
         let (store, live, stop) = (servers.store.clone(), live.clone(), stop.clone());

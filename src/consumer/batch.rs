@@ -13,9 +13,11 @@ use lapin::message::Delivery;
 use lapin::types::AMQPValue;
 
 use super::clock::Clock;
+use crate::config::Map;
 use crate::letter::{self, Headers};
 use tallyd_core::event::{CountEvent, LikeEvent, SetEvent};
 use tallyd_core::flow::Message;
+use tallyd_core::mapping::Envelope;
 use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
@@ -35,6 +37,8 @@ pub(super) struct Arrived {
     pub is_direct: bool,
     /// The property `content_encoding`.
     pub encoding: Option<String>,
+    /// The headers and properties that a map can read.
+    pub envelope: Envelope,
 }
 
 impl Message for Arrived {
@@ -49,15 +53,15 @@ impl Message for Arrived {
 }
 
 impl Arrived {
-    pub(super) fn of(delivery: Delivery, is_mapped: bool) -> Self {
+    pub(super) fn of(delivery: Delivery, map: Option<&Map>) -> Self {
         let Delivery { data: body, redelivered, properties, exchange, routing_key, .. } = delivery;
         let (exchange, returns) = (exchange.as_str(), returns(redelivered, &properties));
-        let headers = match is_mapped {
-            true => letter::mapped(&properties, exchange, routing_key.as_str()),
-            false => letter::headers(&properties),
+        let (headers, envelope) = match map {
+            Some(map) => letter::mapped(&properties, exchange, routing_key.as_str(), Some(map)),
+            None => (letter::headers(&properties), Envelope::default()),
         };
         let encoding = letter::encoding(&properties).map(str::to_ascii_lowercase);
-        Self { body, headers, returns, redelivered, is_direct: exchange.is_empty(), encoding }
+        Self { body, headers, returns, redelivered, is_direct: exchange.is_empty(), encoding, envelope }
     }
 }
 
@@ -228,6 +232,7 @@ mod tests {
                 range: 0..0,
             };
             let letter = DeadLetter {
+                apart: String::new(),
                 body: Vec::new(),
                 headers: Arc::default(),
                 reason: "",

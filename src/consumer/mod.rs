@@ -47,6 +47,7 @@ mod session;
 mod transaction;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -103,6 +104,8 @@ pub struct Partition {
     pub outbox: Sender<()>,
     pub stop: CancellationToken,
     pub heartbeat: Heartbeat,
+    /// Whether this process has begun the trial of the map.
+    pub has_tried: AtomicBool,
 }
 
 /// Why a session has ended.
@@ -200,8 +203,8 @@ impl Learned {
 struct Declared {
     /// The count of partitions in use.
     partitions: u16,
-    /// The trial of the partition's map.
-    trial: Option<Trial>,
+    /// The definition of the partition's map, while its trial continues.
+    trial: Option<[u8; 32]>,
 }
 
 impl Partition {
@@ -329,7 +332,7 @@ impl Partition {
     async fn declare(&self, link: &Link) -> Result<Declared> {
         self.declare_numbered(link).await?;
         let trial = match &self.map {
-            Some(map) => Some(self.declare_map(link, map).await?),
+            Some(map) => self.declare_map(link, map).await?,
             None => None,
         };
         // MySQL or the broker may have lost data since these fences were recorded. From now on no job needs them.
@@ -337,9 +340,9 @@ impl Partition {
         Ok(Declared { partitions: InUse::read(&self.store, &self.broker).await?.partitions.count(), trial })
     }
 
-    /// Declares the map's queue and binds it, after the map is recorded in MySQL. Returns the map's trial. Fails if the map
-    /// is stopped.
-    async fn declare_map(&self, link: &Link, map: &Map) -> Result<Trial> {
+    /// Declares the map's queue and binds it, after the map is recorded in MySQL. Returns the map's definition if its
+    /// trial continues. Fails if the map is stopped.
+    async fn declare_map(&self, link: &Link, map: &Map) -> Result<Option<[u8; 32]>> {
         let queue = queue_of(map, &self.broker);
         match self.broker.probe_map_exchange(link, &queue).await.context("check the exchange of the map")? {
             Found::Right => {}
@@ -363,9 +366,14 @@ impl Partition {
             .await
             .with_context(|| format!("declare the queue of the map {}", map.name))?;
         let definition = Sha256::digest(serde_json::to_vec(map).context("describe the map")?).into();
-        let trial = self.store.map_trial(map.number, definition).await?;
-        ensure!(!trial.is_stopped, stopped_map(&map.name, trial));
-        Ok(trial)
+        // A daemon that still has the former definition must not begin its trial again.
+        let begins = !self.has_tried.load(Ordering::Relaxed);
+        let trial = self.store.map_trial(map.number, definition, begins).await?;
+        self.has_tried.store(true, Ordering::Relaxed);
+        if let Some(trial) = trial {
+            ensure!(!trial.is_stopped, stopped_map(&map.name, trial));
+        }
+        Ok(trial.filter(|trial| !trial.is_over()).map(|_| definition))
     }
 
     async fn declare_numbered(&self, link: &Link) -> Result<()> {

@@ -35,8 +35,8 @@ pub(super) struct Transaction {
     pub counts: Counts,
     drift_hints: DriftHints,
     pub quota: DeadLetterQuota,
-    /// The trial of the partition's map.
-    trial: Option<Trial>,
+    /// The definition of the partition's map, while its trial continues.
+    trial: Option<[u8; 32]>,
     pub steps: Steps,
 }
 
@@ -57,7 +57,7 @@ impl Transaction {
         partition: &Partition,
         config: &Config,
         reads_first: bool,
-        (quota, trial): (DeadLetterQuota, Option<Trial>),
+        (quota, trial): (DeadLetterQuota, Option<[u8; 32]>),
     ) -> Self {
         let Partition { number, owner, live, .. } = partition;
         let like = config.metrics.like();
@@ -104,11 +104,7 @@ impl Transaction {
         self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
         let letters = self.quota.admit(tx, &batch.refused).await?;
         letters::keep_dead_letters(tx, letters).await?;
-        let trial = self.trial.filter(|trial| !trial.is_over());
-        let trial = trial.map(|trial| trial.with(batch.events.len(), batch.refused.len()));
-        if let Some(trial) = trial {
-            maps::note_trial(tx, self.partition, trial).await?;
-        }
+        let trial = self.try_map(tx, batch).await?;
         for fence in batch.fences.values() {
             fences::pass(tx, self.partition, *fence).await?;
         }
@@ -118,9 +114,27 @@ impl Transaction {
         // second try finds the rows of the first.
         partitions::commit(tx).await?;
         fault::point("consumer:after-commit");
-        self.trial = trial.or(self.trial);
+        self.trial = self.trial.filter(|_| trial.is_some_and(|trial| !trial.is_over()));
         let stopped = trial.filter(|trial| trial.is_stopped);
         Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len(), stopped })
+    }
+}
+
+impl Transaction {
+    /// Adds the batch's events to the trial of the partition's map. Fails if another daemon has stopped the map. Returns
+    /// `None` if there is no trial.
+    async fn try_map(&self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Option<Trial>, StoreError> {
+        let Some(definition) = self.trial else { return Ok(None) };
+        let Some(trial) = maps::lock_trial(tx, self.partition, definition).await? else { return Ok(None) };
+        if trial.is_stopped {
+            return Err(StoreError::TakenOver(self.ownership.name.to_string()));
+        }
+        if trial.is_over() {
+            return Ok(Some(trial));
+        }
+        let trial = trial.with(batch.events.len(), batch.refused.len());
+        maps::note_trial(tx, self.partition, trial).await?;
+        Ok(Some(trial))
     }
 }
 

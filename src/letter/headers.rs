@@ -6,7 +6,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Map, Value, json};
 
-use tallyd_core::mapping::{ROUTING_KEY, TIMESTAMP, TYPE};
+use tallyd_core::mapping::{self, APART, APART_BYTES, Envelope, ROUTING_KEY, TIMESTAMP, TYPE};
 use tallyd_core::traceparent::{self, HEADER};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,13 +24,19 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     kept(all_of(properties))
 }
 
-/// Does the same as [`headers`], with all properties that a map can read. A dead letter that is replayed has the headers
-/// of its first delivery in one header.
-pub fn mapped(properties: &BasicProperties, exchange: &str, routing_key: &str) -> Headers {
+/// Does the same as [`headers`], with all properties that a map can read, and returns the envelope for the map. A dead
+/// letter that is replayed has the headers of its first delivery in one header. `map` is `None` if the map is not known.
+pub fn mapped(
+    properties: &BasicProperties,
+    exchange: &str,
+    routing_key: &str,
+    map: Option<&mapping::Map>,
+) -> (Headers, Envelope) {
     let mut all = all_of(properties);
     if let Some(first) = all.remove(REPLAYED).filter(|_| exchange.is_empty()) {
         let first = first.as_str().and_then(|json| serde_json::from_str(json).ok());
-        return kept(first.unwrap_or_default());
+        let first: Map<String, Value> = first.unwrap_or_default();
+        return (kept(first.clone()), Envelope(first));
     }
     if let Some(value) = properties.kind() {
         all.insert(TYPE.to_owned(), json!(value.as_str()));
@@ -39,7 +45,20 @@ pub fn mapped(properties: &BasicProperties, exchange: &str, routing_key: &str) -
         all.insert(TIMESTAMP.to_owned(), json!(value));
     }
     all.insert(ROUTING_KEY.to_owned(), json!(routing_key));
-    kept(all)
+    let mut envelope = Envelope(all);
+    let places = map.map(mapping::Map::places_outside);
+    if places.as_ref().is_none_or(|places| !places.is_empty()) {
+        let apart = envelope.apart(places.as_deref());
+        envelope.0.insert(APART.to_owned(), json!(apart));
+    }
+    (kept(envelope.0.clone()), envelope)
+}
+
+/// Returns the hash that tells letters with these headers and equal bodies apart. Empty if the body alone decides.
+pub(super) fn apart(headers: &str) -> String {
+    let apart = || serde_json::from_str::<Value>(headers).ok()?.get(APART)?.as_str().map(str::to_owned);
+    let is_ours = |apart: &String| apart.len() == 2 * APART_BYTES;
+    if headers.contains(APART) { apart().filter(is_ours).unwrap_or_default() } else { String::new() }
 }
 
 /// The header of a replayed dead letter that came through a map.

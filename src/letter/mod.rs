@@ -27,8 +27,17 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &Arc<str>, queue: &str, n
     if kept.len() < body.len() {
         error = format!("{error}; the first {KEPT_BYTES_MAX} of {} bytes are kept", body.len());
     }
+    let apart = headers::apart(headers);
     let headers = if headers.is_empty() { "{}".into() } else { Arc::clone(headers) };
-    DeadLetter { body: kept.to_vec(), headers, reason: reason.code(), error, queue: queue.to_owned(), first_seen: now }
+    DeadLetter {
+        body: kept.to_vec(),
+        headers,
+        apart,
+        reason: reason.code(),
+        error,
+        queue: queue.to_owned(),
+        first_seen: now,
+    }
 }
 
 /// The header that contains a dead letter's fields if the quota of dead letters was full.
@@ -108,7 +117,9 @@ pub fn returned(
     let refusal = Refusal { reason: Reason::ReturnedByBroker, error };
     let since = death.at.filter(|at| (1..=now.0).contains(&at.0)).unwrap_or(now);
     let kept = match &death.published {
-        Some((exchange, routing_key)) if queue.starts_with(map_queues) => mapped(properties, exchange, routing_key),
+        Some((exchange, routing_key)) if queue.starts_with(map_queues) => {
+            mapped(properties, exchange, routing_key, None).0
+        }
         _ => headers(properties),
     };
     let body =

@@ -15,6 +15,9 @@ pub const ENCODINGS: &str = "gzip, deflate and zstd";
 const GZIP: &[u8] = b"\x1f\x8b";
 const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
 
+/// The largest window of Zstandard, which is memory: the window of its level 19.
+const WINDOW_MAX: u64 = 8 << 20;
+
 /// Returns the body as it was before its producer compressed it. A body that is not packed, or that has another
 /// encoding, is returned unchanged: some producers write a character set into `content_encoding`, and some proxies
 /// unpack a body and keep the property.
@@ -26,9 +29,7 @@ pub fn unpacked<'a>(body: &'a [u8], encoding: Option<&str>) -> Result<Cow<'a, [u
         Some("gzip") if body.starts_with(GZIP) => read(MultiGzDecoder::new(body)),
         Some("deflate") if is_zlib(body) => read(ZlibDecoder::new(body)),
         Some("deflate") if !is_plain(body) => read(DeflateDecoder::new(body)),
-        Some("zstd") if body.starts_with(ZSTD) => {
-            StreamingDecoder::new(body).map_err(std::io::Error::other).and_then(read)
-        }
+        Some("zstd") if body.starts_with(ZSTD) => read_frames(body),
         _ => return Ok(Cow::Borrowed(body)),
     };
     let encoding = encoding.unwrap_or_default();
@@ -47,6 +48,17 @@ pub fn unpacked<'a>(body: &'a [u8], encoding: Option<&str>) -> Result<Cow<'a, [u
 fn read(packed: impl Read) -> std::io::Result<Vec<u8>> {
     let mut body = Vec::new();
     packed.take(LIST_BYTES_MAX as u64 + 1).read_to_end(&mut body)?;
+    Ok(body)
+}
+
+/// Reads all frames of Zstandard (RFC 8878, section 3).
+fn read_frames(mut packed: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    while !packed.is_empty() && body.len() <= LIST_BYTES_MAX {
+        let frame = StreamingDecoder::new_with_max_window_size(&mut packed, WINDOW_MAX);
+        let frame = frame.map_err(std::io::Error::other)?;
+        frame.take((LIST_BYTES_MAX + 1 - body.len()) as u64).read_to_end(&mut body)?;
+    }
     Ok(body)
 }
 
@@ -104,6 +116,10 @@ mod tests {
             let refusal = unpacked(&bomb, Some(encoding)).unwrap_err();
             assert_eq!(refusal.reason, Reason::TooLarge, "{how}");
             assert!(refusal.error.contains(encoding), "{}", refusal.error);
+            if how != "zlib" && how != "deflate" {
+                let twice = [packed(how, b"[1"), packed(how, b"]")].concat();
+                assert_eq!(unpacked(&twice, Some(encoding)).unwrap(), b"[1]".as_slice(), "{how}");
+            }
             let half = packed(how, b"{}");
             let refusal = unpacked(&half[..half.len() / 2], Some(encoding)).unwrap_err();
             assert_eq!(refusal.reason, Reason::MalformedJson, "{how}");

@@ -100,7 +100,9 @@ impl ServerUrl {
     /// password came from no file, or if the file can't be read now. Then the address has the last known password.
     pub fn password_now(&self) -> Option<Secret> {
         let text = fs::read_to_string(self.password_file.as_ref()?).ok()?;
-        Some(Secret::new(text.trim_end_matches(['\n', '\r']).to_owned()))
+        let password = text.trim_end_matches(['\n', '\r']);
+        // A file that is being written can be empty.
+        (!password.is_empty()).then(|| Secret::new(password.to_owned()))
     }
 
     /// Returns the address for a new connection, with the password that the file has now.

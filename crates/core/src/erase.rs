@@ -118,17 +118,23 @@ impl Subject {
         Some(format!("{before}\"after\":[{target},{user}]{after}"))
     }
 
-    /// Whether a message's headers have the subject's id as a text. An event's routing key is the user's id, and a
-    /// message that RabbitMQ dead-lettered has its routing keys in its headers.
+    /// Whether a message's headers have the subject's id, also as a part of a text such as `user.7`. An event's routing
+    /// key is the user's id, and a message that RabbitMQ dead-lettered has its routing keys in its headers.
     pub fn is_in_headers(&self, headers: &str) -> bool {
         fn has(value: &Value, id: &str) -> bool {
             match value {
                 Value::Array(values) => values.iter().any(|value| has(value, id)),
                 Value::Object(fields) => fields.values().any(|value| has(value, id)),
-                value => value.as_str() == Some(id),
+                Value::String(text) => text.split(|it: char| !it.is_ascii_digit()).any(|number| number == id),
+                _ => false,
             }
         }
-        serde_json::from_str(headers).is_ok_and(|headers| has(&headers, &self.member()))
+        // Brokers add headers with counts.
+        let is_number = |(name, value): (&String, &Value)| {
+            !name.starts_with("x-") && value.as_u64().is_some_and(|number| number == self.id())
+        };
+        let headers: Value = serde_json::from_str(headers).unwrap_or_default();
+        has(&headers, &self.member()) || headers.as_object().is_some_and(|fields| fields.iter().any(is_number))
     }
 
     fn id(&self) -> u64 {
@@ -296,7 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn headers_name_the_subject_only_as_a_text() {
+    fn headers_name_the_subject_in_texts_and_numbers() {
+        for headers in [r#"{"user":7}"#, r#"{"property:routing_key":"user.7.like"}"#] {
+            assert!(USER.is_in_headers(headers) && !Subject::User(UserId(70)).is_in_headers(headers));
+        }
         let headers = r#"{"x-death":[{"count":8,"routing-keys":["7"]}]}"#;
         assert!(USER.is_in_headers(headers) && !Subject::User(UserId(8)).is_in_headers(headers));
         assert!(!USER.is_in_headers(""));

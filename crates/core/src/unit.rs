@@ -75,12 +75,19 @@ impl Unit {
         Self::ALL.into_iter().find(is_likely)
     }
 
-    /// Returns the last microsecond of the unit that begins at `from`. If no unit begins there, returns `from`.
+    /// Returns the first microsecond of the unit that contains the time.
+    pub fn floor(self, at: Micros) -> Micros {
+        Micros(at.0 - at.0.rem_euclid(self.micros()))
+    }
+
+    /// Returns the last microsecond of the unit that begins at `from`.
     pub(crate) fn end(self, from: Micros) -> Micros {
-        let micros = i64::from(self.nanos() / Self::Us.nanos()).max(1);
-        let rest = if from.0 % micros == 0 { micros - 1 } else { 0 };
         // If `from` is near the largest allowed time, the end of its unit would exceed that time.
-        Micros(from.0.saturating_add(rest).min(Micros::MAX.0))
+        Micros(from.0.saturating_add(self.micros() - 1).min(Micros::MAX.0))
+    }
+
+    fn micros(self) -> i64 {
+        i64::from(self.nanos() / Self::Us.nanos()).max(1)
     }
 }
 

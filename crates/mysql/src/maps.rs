@@ -78,17 +78,22 @@ impl Store {
         .await
     }
 
-    /// Returns the trial of a map in use. A map with another definition (its SHA-256) begins a new trial.
-    pub async fn map_trial(&self, number: u8, definition: [u8; 32]) -> Result<Trial> {
+    /// Returns the trial of a map in use, or `None` if the map's last trial was of another definition (its SHA-256). If
+    /// `begins`, another definition begins a new trial.
+    pub async fn map_trial(&self, number: u8, definition: [u8; 32], begins: bool) -> Result<Option<Trial>> {
         const ACTION: &str = "read the trial of a map";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let begin = "UPDATE map_in_use SET taken = 0, refused = 0, stopped = 0, definition = ? WHERE number = ? AND definition <> ?";
-            let begin = sqlx::query(begin).bind(definition.as_slice()).bind(number).bind(definition.as_slice());
-            begin.execute(&mut *connection).await.context(ACTION)?;
-            let row = sqlx::query_as("SELECT taken, refused, stopped FROM map_in_use WHERE number = ?").bind(number);
-            let row: Option<(u32, u32, bool)> = row.fetch_optional(connection).await.context(ACTION)?;
-            Ok(row.map_or_else(Trial::default, |(taken, refused, is_stopped)| Trial { taken, refused, is_stopped }))
+            if begins {
+                let begin = "UPDATE map_in_use SET taken = 0, refused = 0, stopped = 0, definition = ? \
+                             WHERE number = ? AND definition <> ?";
+                let begin = sqlx::query(begin).bind(definition.as_slice()).bind(number).bind(definition.as_slice());
+                begin.execute(&mut *connection).await.context(ACTION)?;
+            }
+            let read =
+                "SELECT taken, refused, stopped FROM map_in_use WHERE number = ? AND (definition = ? OR stopped = 1)";
+            let read = sqlx::query_as(read).bind(number).bind(definition.as_slice());
+            Ok(read.fetch_optional(connection).await.context(ACTION)?.map(trial))
         })
         .await
     }
@@ -117,6 +122,17 @@ impl Store {
         })
         .await
     }
+}
+
+/// Reads a map's trial in the transaction of a batch, and locks it. Returns `None` if the trial is of another definition.
+pub async fn lock_trial(tx: &mut MySqlConnection, partition: u16, definition: [u8; 32]) -> Result<Option<Trial>> {
+    let read = "SELECT taken, refused, stopped FROM map_in_use WHERE number = ? AND definition = ? FOR UPDATE";
+    let read = sqlx::query_as(read).bind(partition - MAPS_FROM).bind(definition.as_slice());
+    Ok(read.fetch_optional(tx).await.context("read the trial of a map")?.map(trial))
+}
+
+fn trial((taken, refused, is_stopped): (u32, u32, bool)) -> Trial {
+    Trial { taken, refused, is_stopped }
 }
 
 /// Records a map's trial in the transaction of a batch.

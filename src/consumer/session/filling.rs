@@ -13,7 +13,6 @@ use crate::config::Map;
 use crate::letter::packed::{ENCODINGS, unpacked};
 use crate::letter::{self, Headers};
 use tallyd_core::event::{LIST_EVENTS_MAX, Message, Reason, Refusal, Terms};
-use tallyd_core::mapping::Envelope;
 use tallyd_core::model::Micros;
 use tallyd_mysql::letters::DeadLetter;
 
@@ -37,7 +36,13 @@ impl Filling {
         self.batch.bytes += tallyd_core::flow::Message::bytes(&message);
         self.batch.clock.note(now);
         let Arrived {
-            body, headers: Headers { json: headers, traceparent, .. }, encoding, redelivered, is_direct, ..
+            body,
+            headers: Headers { json: headers, traceparent, .. },
+            encoding,
+            envelope,
+            redelivered,
+            is_direct,
+            ..
         } = message;
         self.batch.belongs_to(traceparent);
         let body = match unpacked(&body, encoding.as_deref()) {
@@ -51,8 +56,7 @@ impl Filling {
                 return self.batch.refused.push(letter);
             }
         };
-        let envelope = map.map(|map| (map, envelope(map, &headers)));
-        let map = envelope.as_ref().map(|(map, envelope)| (*map, envelope));
+        let map = map.map(|map| (map, &envelope));
         let origin = Arc::new(Origin { body, headers });
         let mut refused = Refused::default();
         decode(&origin.body, is_direct, map, (terms, now), |verdict, range| {
@@ -79,12 +83,6 @@ impl Filling {
     }
 }
 
-/// Returns the headers and properties if the map reads some of them.
-fn envelope(map: &Map, headers: &str) -> Envelope {
-    let read = || serde_json::from_str(headers).unwrap_or_default();
-    Envelope(if map.reads_envelope() { read() } else { serde_json::Map::new() })
-}
-
 /// Adds the message's encoding to the error if the encoding can be the cause.
 fn with_encoding(refusal: Refusal, encoding: Option<&str>) -> Refusal {
     match encoding {
@@ -101,7 +99,7 @@ fn with_encoding(refusal: Refusal, encoding: Option<&str>) -> Refusal {
 #[derive(Default)]
 struct Refused {
     letters: Vec<DeadLetter>,
-    /// The first refusal, and the count of all.
+    /// The first refusal, if possible of an event that can be applied later, and the count of all.
     first: Option<Refusal>,
     all: usize,
 }
@@ -111,7 +109,11 @@ impl Refused {
         // The error's text is left out, because it can quote the message.
         debug!(event = "message-refused", reason = refusal.reason.code());
         self.all += 1;
-        self.first.get_or_insert_with(|| refusal.clone());
+        // A list is not worthless if one of its events can be applied later.
+        let may_be_good = |refusal: &Refusal| Reason::may_be_good(refusal.reason.code(), false);
+        if self.first.as_ref().is_none_or(|first| !may_be_good(first) && may_be_good(&refusal)) {
+            self.first = Some(refusal.clone());
+        }
         match self.all {
             0..=LIST_EVENTS_MAX => self.letters.push(letter(refusal)),
             _ => self.letters.clear(),

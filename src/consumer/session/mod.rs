@@ -251,7 +251,7 @@ impl Session<'_> {
         let delivery = delivery.inspect_err(|error| self.link.note(error)).context("receive")?;
         let acker = delivery.acker.clone();
         self.flow
-            .received(Arrived::of(delivery, self.partition.map.is_some()), acker)
+            .received(Arrived::of(delivery, self.partition.map.as_deref()), acker)
             .map_err(SessionEnd::LargeMessages)
     }
 

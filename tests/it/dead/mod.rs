@@ -38,6 +38,7 @@ fn view(id: u64, event_id: &str, at: Micros) -> Vec<u8> {
 
 fn letter(body: &[u8], reason: Reason, first_seen: Micros) -> DeadLetter {
     DeadLetter {
+        apart: String::new(),
         body: body.to_vec(),
         headers: "{}".into(),
         reason: reason.code(),

@@ -15,6 +15,7 @@ fn like(user: u64, video: u64) -> String {
 
 async fn put(world: &World, bodies: &[String]) {
     let letter = |body: &String| DeadLetter {
+        apart: String::new(),
         body: body.clone().into_bytes(),
         headers: "{}".into(),
         reason: Reason::AtOutOfRange.code(),

@@ -73,6 +73,26 @@ async fn a_map_that_refuses_its_first_events_waits_for_an_operator() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_map_that_one_daemon_has_stopped_is_stopped_for_all() {
+    let site = Site::new("map_stops_all", "ms").await;
+    let daemons = [starts(&site).await, starts(&site).await];
+    like(&site, 1..=4_000, "SHARE").await;
+    for daemon in daemons {
+        daemon.logged("the map site is stopped, because ").await;
+        assert!(daemon.stop().success());
+    }
+    let written = site.world.count("SELECT COUNT(*) FROM dead_letter").await;
+    let tried = "SELECT CAST(taken + refused AS SIGNED) FROM map_in_use WHERE stopped = 1";
+    assert_eq!(site.world.count(tried).await, written, "no event is written after the stop");
+    // A daemon that starts again with the same map does not begin a new trial.
+    let daemon = site.world.daemon();
+    daemon.logged("the map site is stopped, because ").await;
+    assert_eq!(site.world.count("SELECT COUNT(*) FROM dead_letter").await, written);
+    assert!(daemon.stop().success());
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_bad_event_in_ten_delays_no_event_of_a_new_map() {
     let site = Site::new("map_mixed", "ms").await;
     let daemon = starts(&site).await;
@@ -127,16 +147,24 @@ async fn fields_outside_of_the_body_are_read_again_by_a_replay() {
     send("user.7", 1, task("LIKE")).await;
     send("user.7", 2, BasicProperties::default().with_type("LIKE".into())).await;
     send("user.7", 3, task("MAIL")).await;
+    // Only the headers tell these two apart.
     send("user.8", 4, task("LIKE")).await;
+    send("user.8", 4, task("UNLIKE")).await;
+    send("user.7", 5, BasicProperties::default()).await;
     eventually("two likes are written", || async { site.world.count(LIKES).await == 2 }).await;
     let letters = "SELECT COUNT(*) FROM dead_letter WHERE reason = 'unknown-kind' AND error LIKE '%routing_key%'";
-    eventually("one event is refused", || async { site.world.count(letters).await == 1 }).await;
+    eventually("two events are refused", || async { site.world.count(letters).await == 2 }).await;
+    let without =
+        "SELECT COUNT(*) FROM dead_letter WHERE error LIKE 'type from header:task or property:type is missing%'";
+    eventually("no event without a type is ignored", || async { site.world.count(without).await == 1 }).await;
     assert!(daemon.stop().success());
     site.world.set(&outside(&site.exchange, "\"user.7\" = \"video\", \"user.8\" = \"film\""));
     let daemon = starts(&site).await;
     let output = site.world.tallyd(&["dead", "replay", "--all"]);
-    assert!(stdout(&output).contains("1 of 1 dead letters replayed"), "{}{}", stdout(&output), stderr(&output));
-    eventually("the replayed like is written", || async { site.world.count(LIKES).await == 3 }).await;
+    assert!(stdout(&output).contains("2 of 3 dead letters replayed"), "{}{}", stdout(&output), stderr(&output));
+    let unlikes = "SELECT COUNT(*) FROM like_record WHERE is_del AND user_id = 4";
+    eventually("the unlike is written after the like", || async { site.world.count(unlikes).await == 1 }).await;
+    assert_eq!(site.world.count(LIKES).await, 2);
     assert!(daemon.stop().success());
     site.close().await;
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Each integer up to 2^53 has an exact floating-point number.
+/// Each integer below 2^53 has a floating-point number that no other integer has.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// A field's JSON value. A text without escapes is borrowed from the body.
@@ -25,9 +25,9 @@ pub(crate) enum Scalar<'a> {
 impl Scalar<'_> {
     /// Converts a number that was written with a decimal point or an exponent. A number that is exactly an integer is
     /// that integer.
-    #[expect(clippy::cast_possible_truncation, reason = "integers up to 2^53 are exact in both types")]
+    #[expect(clippy::cast_possible_truncation, reason = "integers below 2^53 are exact in both types")]
     pub(crate) fn of(number: f64) -> Self {
-        if number.fract() != 0.0 || number.abs() > EXACT_MAX {
+        if number.fract() != 0.0 || number.abs() >= EXACT_MAX {
             return Self::Fraction(number);
         }
         u64::try_from(number as i64).map_or(Self::Negative(number as i64), Self::Unsigned)

@@ -92,7 +92,7 @@ fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
     }
     let field = |name, source, reason| mapped((&event, on.envelope), name, source, reason);
     let event_type = match field("type", Some(&map.event_type), Reason::UnknownType) {
-        Err(_) if map.ignore_other_types => return Ok(None),
+        Err(_) if map.ignore_other_types && has_type(&event, on) => return Ok(None),
         found => found?,
     };
     let id = |scalar| if map.lenient { lenient(scalar) } else { scalar };
@@ -124,6 +124,12 @@ fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
         return Err(refuse(Reason::NotSettable, error));
     }
     judge(&raw, on.terms, on.now).map(Some).map_err(|refusal| with_place(refusal, map, &raw))
+}
+
+/// Whether the event has a value at the place of its type.
+fn has_type(event: &Value, on: &On<'_>) -> bool {
+    let places = on.map.event_type.pointer.as_ref();
+    places.and_then(|places| places.find(event, on.envelope)).is_some_and(|value| !value.is_null())
 }
 
 /// Reads a field of the event. The map says where the field is and what its values mean.
@@ -204,7 +210,7 @@ fn at<'a>(found: Option<&Value>, time: &Time, now: Micros) -> Result<Scalar<'a>,
     let found = found.map_or(Scalar::Missing, scalar);
     let (pointer, unit) = (&time.pointer, time.unit);
     if let Some(at) = time.read(&found).filter(|at| (1..=Micros::MAX.0).contains(&at.0)) {
-        return Ok(Scalar::Unsigned(at.0.unsigned_abs()));
+        return Ok(Scalar::Unsigned(unit.floor(at).0.unsigned_abs()));
     }
     let mut error = format!(
         "at from {pointer} is {found}, allowed are {unit} since the epoch, 1 to {}, and a time with an offset such as 2026-01-31T10:00:00Z",

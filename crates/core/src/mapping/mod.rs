@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use decode::decode_all;
 pub use order::in_arrival;
-pub use place::{Envelope, PLACE, Place, Places, ROUTING_KEY, TIMESTAMP, TYPE, WrongPlace};
+pub use place::{APART, APART_BYTES, Envelope, PLACE, Place, Places, ROUTING_KEY, TIMESTAMP, TYPE, WrongPlace};
 pub use time::Time;
 pub use trial::Trial;
 
@@ -100,11 +100,11 @@ impl Map {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// Whether a field can be outside of the body.
-    pub fn reads_envelope(&self) -> bool {
+    /// Returns the places of fields that can be outside of the body.
+    pub fn places_outside(&self) -> Vec<&Place> {
         let of_fields = self.fields().into_iter().filter_map(|(_, source)| source?.pointer.as_ref());
-        let mut places = of_fields.chain([&self.at.pointer]).flat_map(Places::iter);
-        places.any(|place| !matches!(place, Place::Pointer(_)))
+        let places = of_fields.chain([&self.at.pointer]).flat_map(Places::iter);
+        places.filter(|place| !matches!(place, Place::Pointer(_))).collect()
     }
 
     /// Returns all configured fields except `at`, with their names.

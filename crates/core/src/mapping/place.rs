@@ -7,7 +7,8 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 /// The key of the routing key in an [`Envelope`]. A header of this name is not lost, because the keys of properties
 /// have a colon.
@@ -19,9 +20,31 @@ pub const TYPE: &str = "property:type";
 /// The key of the AMQP property `timestamp`.
 pub const TIMESTAMP: &str = "property:timestamp";
 
+/// The key of a hash that tells messages with equal bodies apart.
+pub const APART: &str = "property:apart";
+
 /// A message's headers, and its properties under the keys of this module.
 #[derive(Clone, Debug, Default)]
 pub struct Envelope(pub Map<String, Value>);
+
+impl Envelope {
+    /// Returns a hash of the values at `places` outside of the body. Without places, all values count, except the headers
+    /// that a broker changes.
+    pub fn apart(&self, places: Option<&[&Place]>) -> String {
+        let values: Vec<(&str, Option<&Value>)> = match places {
+            Some(places) => places.iter().filter_map(|place| Some((place.key()?, self.0.get(place.key()?)))).collect(),
+            None => {
+                let own = self.0.iter().filter(|(name, _)| !name.starts_with("x-"));
+                own.map(|(name, value)| (name.as_str(), Some(value))).collect()
+            }
+        };
+        let digest = Sha256::digest(json!(values).to_string());
+        digest.iter().take(APART_BYTES).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// The bytes of the hash. Two of 10^15 letters have the same hash with a probability of 10^-9.
+pub const APART_BYTES: usize = 16;
 
 /// One place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +59,19 @@ pub enum Place {
     Timestamp,
     /// `routing_key`.
     RoutingKey,
+}
+
+impl Place {
+    /// Returns the key in an [`Envelope`], or `None` for a place in the body.
+    fn key(&self) -> Option<&str> {
+        match self {
+            Self::Pointer(_) => None,
+            Self::Header(name) => Some(name),
+            Self::Type => Some(TYPE),
+            Self::Timestamp => Some(TIMESTAMP),
+            Self::RoutingKey => Some(ROUTING_KEY),
+        }
+    }
 }
 
 impl FromStr for Place {
@@ -84,10 +120,7 @@ impl Places {
     pub(super) fn find<'a>(&self, event: &'a Value, envelope: &'a Envelope) -> Option<&'a Value> {
         let found = |place: &Place| match place {
             Place::Pointer(pointer) => event.pointer(pointer),
-            Place::Header(name) => envelope.0.get(name),
-            Place::Type => envelope.0.get(TYPE),
-            Place::Timestamp => envelope.0.get(TIMESTAMP),
-            Place::RoutingKey => envelope.0.get(ROUTING_KEY),
+            place => envelope.0.get(place.key()?),
         };
         let mut all = self.0.iter().filter_map(found);
         let first = all.next()?;

@@ -19,6 +19,8 @@ pub struct DeadLetter {
     pub body: Vec<u8>,
     /// The message's headers as JSON, shared by all letters of the message.
     pub headers: Arc<str>,
+    /// A hash that tells letters with equal bodies apart, or empty.
+    pub apart: String,
     pub reason: &'static str,
     /// A sentence that explains the reason.
     pub error: String,
@@ -45,17 +47,17 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
         });
         for part in parts {
             let sql = format!(
-                "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) VALUES {} \
+                "INSERT INTO dead_letter (body, headers, apart, reason, error, queue, first_seen) VALUES {} \
                  ON DUPLICATE KEY UPDATE replayed_at = NULL, reason = VALUES(reason), error = VALUES(error), \
                  refusals = dead_letter.refusals + 1",
-                placeholders(part.len(), 6)
+                placeholders(part.len(), 7)
             );
             // If a piece is split because of large letters, the parts have many different lengths. So it is not worth
             // caching their statements.
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
             for letter in part {
-                query = query.bind(&letter.body).bind(&*letter.headers).bind(letter.reason).bind(&letter.error);
-                query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
+                query = query.bind(&letter.body).bind(&*letter.headers).bind(&letter.apart).bind(letter.reason);
+                query = query.bind(&letter.error).bind(&letter.queue).bind(datetime(letter.first_seen));
             }
             query.execute(&mut *connection).await.context("store dead letters")?;
         }

@@ -155,8 +155,9 @@ fn times_are_taken_as_texts_and_a_wrong_unit_is_named() {
         Ok(Message::Like(event)) => event.at.0,
         other => panic!("{other:?}"),
     };
-    assert_eq!(at(with_unit("s", "2025-11-28T11:00:00.5+01:00".into())), 1_764_324_000_500_000);
-    assert_eq!(at(with_unit("s", 1_764_324_000.25.into())), 1_764_324_000_250_000);
+    assert_eq!(at(with_unit("s", "2025-11-28T11:00:00.5+01:00".into())), 1_764_324_000_000_000);
+    assert_eq!(at(with_unit("ms", 1_764_324_000_123.75.into())), 1_764_324_000_123_000);
+    assert_eq!(at(with_unit("us", "2025-11-28T11:00:00.5+01:00".into())), 1_764_324_000_500_000);
     for (unit, ts, said) in [
         (
             "us",
