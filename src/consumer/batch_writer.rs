@@ -10,11 +10,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::Partition;
 use super::batch::{Batch, Origin, Received};
 use super::counting::{self, Throughput};
 use super::dead_letter_quota::DeadLetterQuota;
+use super::declare::Declared;
 use super::transaction::{Committed, Transaction};
-use super::{Declared, Partition};
 use crate::config::Config;
 use crate::letter;
 use crate::letter::text::instant;

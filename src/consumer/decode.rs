@@ -8,8 +8,9 @@ use tallyd_core::event::{self, Message, Refusal, Terms};
 use tallyd_core::mapping::{self, Envelope};
 use tallyd_core::model::Micros;
 
-/// Decodes a body. `envelope` has the headers and properties that a map may read. `is_direct` means that the message was published directly to the queue. Only such a message can be a
-/// fence, and API servers can only publish to exchanges. So API servers cannot forge a fence.
+/// Decodes a body. A map may also read the message's headers and properties. `is_direct` means that the message was
+/// published directly to the queue. Only such a message can be a fence, and API servers can only publish to exchanges. So
+/// API servers cannot forge a fence.
 pub(super) fn decode(
     body: &[u8],
     is_direct: bool,

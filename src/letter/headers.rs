@@ -21,11 +21,12 @@ pub struct Headers {
 
 /// Returns the message's headers, and the other properties that identify the message's sender.
 pub fn headers(properties: &BasicProperties) -> Headers {
-    kept(all_of(properties))
+    kept(&all_of(properties))
 }
 
-/// Does the same as [`headers`], with all properties that a map can read, and returns the envelope for the map. A dead
-/// letter that is replayed has the headers of its first delivery in one header. `map` is `None` if the map is not known.
+/// Does the same as [`headers`], with all properties that a map can read, and returns the envelope if the map reads it. A
+/// dead letter that is replayed has the headers of its first delivery in one header. `map` is `None` if the map is not
+/// known.
 pub fn mapped(
     properties: &BasicProperties,
     exchange: &str,
@@ -36,7 +37,7 @@ pub fn mapped(
     if let Some(first) = all.remove(REPLAYED).filter(|_| exchange.is_empty()) {
         let first = first.as_str().and_then(|json| serde_json::from_str(json).ok());
         let first: Map<String, Value> = first.unwrap_or_default();
-        return (kept(first.clone()), Envelope(first));
+        return (kept(&first), Envelope(first));
     }
     if let Some(value) = properties.kind() {
         all.insert(TYPE.to_owned(), json!(value.as_str()));
@@ -47,11 +48,12 @@ pub fn mapped(
     all.insert(ROUTING_KEY.to_owned(), json!(routing_key));
     let mut envelope = Envelope(all);
     let places = map.map(mapping::Map::places_outside);
-    if places.as_ref().is_none_or(|places| !places.is_empty()) {
-        let apart = envelope.apart(places.as_deref());
-        envelope.0.insert(APART.to_owned(), json!(apart));
+    if places.as_ref().is_some_and(Vec::is_empty) {
+        return (kept(&envelope.0), Envelope::default());
     }
-    (kept(envelope.0.clone()), envelope)
+    let apart = envelope.apart(places.as_deref());
+    envelope.0.insert(APART.to_owned(), json!(apart));
+    (kept(&envelope.0), envelope)
 }
 
 /// Returns the hash that tells letters with these headers and equal bodies apart. Empty if the body alone decides.
@@ -99,12 +101,13 @@ fn all_of(properties: &BasicProperties) -> Map<String, Value> {
     all
 }
 
-fn kept(all: Map<String, Value>) -> Headers {
+fn kept(all: &Map<String, Value>) -> Headers {
     if all.is_empty() {
         return Headers::default();
     }
     let traceparent = all.get(HEADER).and_then(Value::as_str).and_then(traceparent::parse).map(str::to_owned);
-    let json: Arc<str> = Value::Object(all.clone()).to_string().into();
+    // JSON can always be written.
+    let json: Arc<str> = serde_json::to_string(all).unwrap_or_default().into();
     let bytes = json.len();
     if bytes <= HEADERS_BYTES_MAX {
         return Headers { json, bytes, traceparent };
@@ -113,14 +116,14 @@ fn kept(all: Map<String, Value>) -> Headers {
     // as much space as the events.
     let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
     let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
-    let mut sized: Vec<(usize, String, Value)> =
-        all.into_iter().map(|(name, value)| (name.len() + value.to_string().len(), name, value)).collect();
+    let mut sized: Vec<(usize, &String, &Value)> =
+        all.iter().map(|(name, value)| (name.len() + value.to_string().len(), name, value)).collect();
     sized.sort_unstable_by_key(|(bytes, ..)| *bytes);
     let mut room = HEADERS_BYTES_MAX / 2;
     for (bytes, name, value) in sized {
         let Some(rest) = room.checked_sub(bytes + 4) else { break };
         room = rest;
-        kept.insert(name, value);
+        kept.insert(name.clone(), value.clone());
     }
     Headers { json: Value::Object(kept).to_string().into(), bytes, traceparent }
 }

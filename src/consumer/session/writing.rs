@@ -12,8 +12,9 @@ use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use super::{Filling, REPLY_SUCCESS, Session};
+use crate::consumer::SessionEnd;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
-use crate::consumer::{SessionEnd, stopped_map};
+use crate::consumer::declare::stopped_map;
 use crate::runtime::progress::counted;
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, Unacked, telemetry};
