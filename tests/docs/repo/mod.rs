@@ -11,11 +11,9 @@ mod events;
 mod floors;
 mod modes;
 mod project;
-mod prose;
 mod reference;
 mod scripts;
 mod settings;
-mod text;
 mod unit;
 
 use std::fs;
