@@ -5,8 +5,8 @@ use clap::Args;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, print, progress_sink};
 use crate::config::Config;
-use crate::moving::compare::report::End;
-use crate::moving::compare::{self, Subject};
+use crate::jobs::run::{self, Ended, RunOptions};
+use crate::moving::compare::{Comparer, Subject};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_core::template::Template;
@@ -29,13 +29,13 @@ pub(super) struct CompareArgs {
 }
 
 pub(super) async fn run(config: &Config, args: &CompareArgs) -> Result<u8> {
-    let subject = subject(config, args)?;
+    let comparer = Comparer { subject: subject(config, args)?, limits: config.reconcile.clone() };
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
-    let ran = compare::run(&servers, config, &subject, progress_sink(), &stop).await?;
+    let ran = run::once(&servers, config, &comparer, RunOptions::default(), progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    Ok(if report.ended == End::Done { EXIT_DONE } else { EXIT_FAILED })
+    Ok(if report.head.ended == Ended::Done { EXIT_DONE } else { EXIT_FAILED })
 }
 
 fn subject(config: &Config, args: &CompareArgs) -> Result<Subject> {

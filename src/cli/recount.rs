@@ -12,9 +12,9 @@ use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, progress_sink,
 };
 use crate::config::{Config, Recount};
-use crate::jobs::recount::RunOptions;
-use crate::jobs::recount::report::{End, Report};
-use crate::jobs::runs;
+use crate::jobs::recount::Recounter;
+use crate::jobs::recount::report::Report;
+use crate::jobs::run::{self, Ended, RunOptions};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 
@@ -52,14 +52,15 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
     }
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
-    let options = RunOptions { dry_run: args.dry_run, force: args.force };
+    let options = RunOptions { dry_run: args.dry_run, force: args.force, ..RunOptions::default() };
     let (mut recounts, mut codes) = (Vec::new(), Vec::new());
     for recount in chosen {
         if stop.is_cancelled() {
             codes.push(EXIT_FAILED);
             break;
         }
-        match runs::recount(&servers, config, recount, options, progress_sink(), &stop).await {
+        let recounter = Recounter::new(config, recount)?;
+        match run::once(&servers, config, &recounter, options, progress_sink(), &stop).await {
             Ok(ran) => match ended(ran)? {
                 Some(report) => {
                     codes.push(code(&report));
@@ -100,8 +101,8 @@ fn chosen<'a>(config: &'a Config, names: &[String]) -> Result<Vec<&'a Recount>> 
 
 fn code(report: &Report) -> u8 {
     match report {
-        _ if report.ended != End::Done => EXIT_FAILED,
-        _ if report.dry_run && report.drifted > 0 => EXIT_DRIFT,
+        _ if report.head.ended != Ended::Done => EXIT_FAILED,
+        _ if report.head.dry_run && report.drifted > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,
     }
 }

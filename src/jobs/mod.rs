@@ -3,13 +3,14 @@
 //! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] runs a job and holds
 //! the job's lock during the run. [`fence`] waits for the events in flight. The jobs never call each other.
 
-mod allowed;
 pub mod archive;
 mod board_run;
 pub mod fence;
 pub mod filters;
+pub(crate) mod pages;
 pub mod reconcile;
 pub mod recount;
+pub mod run;
 pub mod runner;
 pub mod runs;
 pub(crate) mod schedule;

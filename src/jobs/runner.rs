@@ -42,7 +42,7 @@ const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 const FORGET_EVERY: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
+pub struct LockRequest<'a> {
     /// The job's name in `job_lock` and `job_run`.
     pub name: &'static str,
     /// The kind of run: `full`, `changed`. Each mode has its own due time.
@@ -84,14 +84,14 @@ pub enum Ran<R> {
 /// to run.
 pub async fn run_once<R: Report, F, E>(
     store: &Store,
-    job: Job<'_>,
+    job: LockRequest<'_>,
     work: impl FnOnce(u64) -> F,
 ) -> Result<Ran<R>, JobError>
 where
     F: Future<Output = Result<R, E>>,
     JobError: From<E>,
 {
-    let Job { name, mode, .. } = job;
+    let LockRequest { name, mode, .. } = job;
     let run = match store.take_job(name, mode, job.owner).await? {
         Lock::Taken(run) => run,
         Lock::Held { owner, lease_s } => {
@@ -160,7 +160,7 @@ async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result
 
 /// Deletes old rows of `job_run`, at most once an hour for each mode, because MySQL reads all rows of the mode. If the
 /// deletion fails, the run does not fail, because a later run deletes these rows.
-async fn forget_old_runs(store: &Store, job: Job<'_>) {
+async fn forget_old_runs(store: &Store, job: LockRequest<'_>) {
     static DONE: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
     let mode = format!("{} {}", job.name, job.mode);
     if locked(&DONE).get(&mode).is_some_and(|done| done.elapsed() < FORGET_EVERY) {

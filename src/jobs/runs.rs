@@ -5,17 +5,17 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::JobError;
-use super::allowed::Allowed;
 use super::archive::{self, Archiver, Scope};
 use super::fence;
 use super::filters::{self, Filters};
 use super::reconcile::{self, Reconciler};
-use super::recount::{self, Recounter};
-use super::runner::{Job, Ran, run_once};
+use super::run::Allowed;
+use super::runner::{LockRequest, Ran, run_once};
 use super::snapshots::{self, RESTORE_MODE, Restore, SNAPSHOT_MODE};
-use crate::config::{Config, Recount};
+use crate::config::Config;
 use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
+use crate::servers::control::needed_by;
 use tallyd_core::job_name::JobName;
 
 /// If a job runs every minute, the records of its runs are kept for this time.
@@ -30,9 +30,9 @@ pub async fn reconcile(
     stop: &CancellationToken,
 ) -> Result<Ran<reconcile::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
-    let allowed = Allowed::begin(servers, config, JobName::Reconcile, stop).await?;
+    let allowed = Allowed::begin(servers, needed_by(JobName::Reconcile, config), stop).await?;
     let reconciler = Reconciler::new(config, servers)?;
-    let job = Job {
+    let job = LockRequest {
         name: JobName::Reconcile.name(),
         mode: options.mode.name(),
         owner: &servers.owner,
@@ -49,7 +49,7 @@ pub async fn archive(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
-    let allowed = Allowed::begin(servers, config, JobName::Archive, stop).await?;
+    let allowed = Allowed::begin(servers, needed_by(JobName::Archive, config), stop).await?;
     let archiver = Archiver::new(config, servers.store.clone(), servers.cache.clone());
     let job = archive_job(servers, scope.mode(), config.reconcile.repair_keep.0);
     run_once(&servers.store, job, |run| async move { archiver.run_now(run, scope, to, &allowed.stop).await }).await
@@ -74,7 +74,9 @@ pub async fn snapshot(
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
     let (scope, force, allowed) = match of {
-        Snapshots::Due => (None, false, Some(Allowed::begin(servers, config, JobName::Archive, stop).await?)),
+        Snapshots::Due => {
+            (None, false, Some(Allowed::begin(servers, needed_by(JobName::Archive, config), stop).await?))
+        }
         // An operator requested this snapshot, so it is taken even if the job is paused.
         Snapshots::Of { scope, force } => (Some(scope), force, None),
     };
@@ -104,8 +106,8 @@ fn snapshots(servers: &Servers, config: &Config) -> snapshots::Snapshots {
     snapshots::Snapshots::new(config, servers.store.clone(), servers.cache.clone())
 }
 
-fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'a> {
-    Job { name: JobName::Archive.name(), mode, owner: &servers.owner, keep }
+fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> LockRequest<'a> {
+    LockRequest { name: JobName::Archive.name(), mode, owner: &servers.owner, keep }
 }
 
 /// Builds Bloom filters and updates them.
@@ -116,26 +118,9 @@ pub async fn filters(
 ) -> Result<Ran<filters::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
     let cache = servers.cache.named(&config.metrics);
-    let allowed = Allowed::begin(servers, config, JobName::Filters, stop).await?;
+    let allowed = Allowed::begin(servers, needed_by(JobName::Filters, config), stop).await?;
     let filters = Filters::new(config, servers.store.clone(), cache, servers.broker.clone());
-    let job = Job { name: JobName::Filters.name(), mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
+    let job =
+        LockRequest { name: JobName::Filters.name(), mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
     run_once(&servers.store, job, |run| async move { filters.run(run, &allowed.stop).await }).await
-}
-
-/// Compares `counter` with the query of one `[[recount]]`, and corrects it.
-pub async fn recount(
-    servers: &Servers,
-    config: &Config,
-    recount: &Recount,
-    options: recount::RunOptions,
-    to: ProgressSink,
-    stop: &CancellationToken,
-) -> Result<Ran<recount::report::Report>, JobError> {
-    fence::knows_all(&servers.store, &servers.broker).await?;
-    let allowed = Allowed::begin(servers, config, JobName::Recount, stop).await?;
-    let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
-    let mode = recount.name();
-    let keep = config.reconcile.repair_keep.0;
-    let job = Job { name: JobName::Recount.name(), mode: &mode, owner: &servers.owner, keep };
-    run_once(&servers.store, job, |run| async move { recounter.run(run, options, to, &allowed.stop).await }).await
 }

@@ -4,12 +4,14 @@
 use futures_util::FutureExt;
 
 use super::archive::{self, Scope};
-use super::reconcile::{Mode, RunOptions};
+use super::reconcile::{self, Mode};
+use super::recount::Recounter;
+use super::run::{self, RunOptions};
 use super::runner::{Outcome, Ran, Report};
 use super::runs::{self, Snapshots};
 use super::schedule::RetryAfter;
 use super::snapshots::SNAPSHOT_MODE;
-use super::{Cron, FirstRun, JobError, JobSpec, Request, Run, Wakes, Work, filters, recount};
+use super::{Cron, FirstRun, JobError, JobSpec, Request, Run, Wakes, Work, filters};
 use crate::config::Config;
 use crate::runtime::progress::ProgressSink;
 use tallyd_core::job_name::{JobMode, JobName};
@@ -109,7 +111,9 @@ fn recount_cron<'a>(config: &'a Config, mode: &str) -> &'a str {
 }
 
 async fn reconciled(Work { servers, config, stop, .. }: Work, mode: Mode) -> Result<RetryAfter, JobError> {
-    runs::reconcile(&servers, &config, &RunOptions::scheduled(mode), ProgressSink::Log, &stop).await.map(retry_after)
+    runs::reconcile(&servers, &config, &reconcile::RunOptions::scheduled(mode), ProgressSink::Log, &stop)
+        .await
+        .map(retry_after)
 }
 
 async fn archived(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
@@ -133,8 +137,8 @@ async fn recounted(Work { servers, config, mode, stop }: Work) -> Result<RetryAf
     let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
         return Ok(RetryAfter::NextTime);
     };
-    let options = recount::RunOptions::default();
-    runs::recount(&servers, &config, recount, options, ProgressSink::Log, &stop).await.map(retry_after)
+    let recounter = Recounter::new(&config, recount)?;
+    run::once(&servers, &config, &recounter, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
 }
 
 fn retry_after<R: Report>(ran: Ran<R>) -> RetryAfter {

@@ -8,20 +8,18 @@ pub mod import;
 
 use std::time::Instant;
 
-use anyhow::{Error, Result};
+use anyhow::Result;
 use tokio_util::sync::CancellationToken;
 
-use crate::jobs::JobError;
+use crate::jobs::pages::is_passing;
 use crate::runtime::retry::Outage;
 use crate::servers::pace::Pace;
-use tallyd_connect::fate::Fate;
-use tallyd_mysql::StoreError;
 use tallyd_rabbitmq::{Broker, Publisher};
 
 /// Waits until the servers are ready for the next page, as [`Pace::wait`] does. A server that does not answer is a busy
 /// server: the wait ends when it answers again.
 async fn wait(
-    pace: &mut Pace<'_>,
+    pace: &mut Pace,
     until: Option<Instant>,
     (broker, job, publisher): (&Broker, &'static str, &mut Publisher),
     stop: &CancellationToken,
@@ -44,14 +42,5 @@ async fn wait(
         if let Ok(connected) = broker.connect_publisher(job).await {
             *publisher = connected;
         }
-    }
-}
-
-/// Returns whether the error means that a server is unreachable. In that case a retry can succeed.
-fn is_passing(error: &Error) -> bool {
-    match error.downcast_ref() {
-        Some(StoreError::TakenOver(_)) => false,
-        Some(error) => error.fate() == Fate::Passing,
-        None => !error.is::<JobError>(),
     }
 }

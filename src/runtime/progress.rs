@@ -30,6 +30,9 @@ pub trait RunProgress: Clone {
     fn words(&self, elapsed: Duration) -> String;
 
     fn say(&self, elapsed: Duration);
+
+    /// Shows why the run waits, or that it no longer waits.
+    fn wait_for(&mut self, _reason: Option<&str>) {}
 }
 
 pub async fn follow(to: ProgressSink, progress: watch::Receiver<impl RunProgress>) {

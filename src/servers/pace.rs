@@ -7,14 +7,13 @@ use anyhow::Result;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::control::Control;
+use super::Servers;
 use crate::config::Reconcile as Limits;
 use crate::partitions::{Backlog, InUse};
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::{Broker, Publisher};
-use tallyd_redis::Cache;
+use tallyd_rabbitmq::Publisher;
 
 /// Time between two checks of a busy server.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -48,24 +47,21 @@ pub struct Waits {
 }
 
 /// The servers that a run checks, and the limits.
-pub(crate) struct Health<'a> {
-    pub store: &'a Store,
-    pub cache: &'a Cache,
-    pub broker: &'a Broker,
+pub(crate) struct Health {
+    pub servers: Servers,
     /// MySQL's replicas, by name.
-    pub replicas: &'a [(String, Store)],
+    pub replicas: Vec<(String, Store)>,
     /// Another MySQL server, whose tables the run reads.
-    pub site: Option<&'a Store>,
-    pub limits: &'a Limits,
+    pub site: Option<Store>,
+    pub limits: Limits,
     /// The run's number in `job_run`. The row with this number has a time stamp that shows how far a replica is behind.
     pub number: u64,
 }
 
 /// Chooses the size of a run's pages, and delays the next page.
-pub(crate) struct Pace<'a> {
-    health: Health<'a>,
-    control: &'a Control,
-    stop: &'a CancellationToken,
+pub(crate) struct Pace {
+    health: Health,
+    stop: CancellationToken,
     /// The job's name, and the function that logs that the run waits.
     job: (&'static str, fn(&str)),
     page: usize,
@@ -91,19 +87,12 @@ struct Wait {
     words: String,
 }
 
-impl<'a> Pace<'a> {
+impl Pace {
     /// Pages have at most `page_max` targets or rows. `job` contains the job's name, and a function that logs why the
     /// run waits.
-    pub(crate) fn new(
-        health: Health<'a>,
-        control: &'a Control,
-        stop: &'a CancellationToken,
-        job: (&'static str, fn(&str)),
-        page_max: usize,
-    ) -> Self {
+    pub(crate) fn new(health: Health, stop: CancellationToken, job: (&'static str, fn(&str)), page_max: usize) -> Self {
         Self {
             health,
-            control,
             stop,
             job,
             page: page_max.min(PAGE_MIN * 10),
@@ -120,7 +109,7 @@ impl<'a> Pace<'a> {
 
     /// Returns how many targets the next page has.
     pub(crate) fn page(&self) -> usize {
-        match self.control.targets_per_second() {
+        match self.health.servers.control.targets_per_second() {
             // If a page takes at most a second, the run soon notices a new order of an operator.
             Some(each_second) => self.page.min(each_second as usize).max(1),
             None => self.page,
@@ -130,8 +119,8 @@ impl<'a> Pace<'a> {
     /// Whether a run can read two pages in parallel: the run is not slowed down, and MySQL ran few threads at the last
     /// check. These threads include the run's own two or three threads.
     pub(crate) fn has_room(&self) -> bool {
-        let limits = self.health.limits;
-        let is_slowed = limits.pause_ms > 0 || self.control.targets_per_second().is_some();
+        let limits = &self.health.limits;
+        let is_slowed = limits.pause_ms > 0 || self.health.servers.control.targets_per_second().is_some();
         !is_slowed && has_room(self.threads_running, limits.threads_running_max)
     }
 
@@ -199,7 +188,7 @@ impl<'a> Pace<'a> {
     /// for the targets of the last page has passed.
     async fn keep_pace(&mut self) {
         let (began, targets) = self.pace;
-        if let Some(each_second) = self.control.targets_per_second() {
+        if let Some(each_second) = self.health.servers.control.targets_per_second() {
             self.pause(pace(targets, each_second).saturating_sub(began.elapsed())).await;
         }
         self.pace = (Instant::now(), 0);
@@ -211,7 +200,7 @@ impl<'a> Pace<'a> {
     }
 }
 
-impl Health<'_> {
+impl Health {
     /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit. Stores the number
     /// of MySQL's running threads in `running`, if they have a limit.
     async fn too_much(
@@ -220,14 +209,14 @@ impl Health<'_> {
         backlog: &mut Backlog,
         running: &mut u64,
     ) -> Result<Option<Wait>> {
-        let limits = self.limits;
+        let limits = &self.limits;
         if limits.threads_running_max > 0 {
-            *running = self.store.threads_running().await?;
+            *running = self.servers.store.threads_running().await?;
             if *running > limits.threads_running_max {
                 let words = format!("MySQL runs {running} threads, above the limit of {}", limits.threads_running_max);
                 return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
             }
-            if let Some(site) = self.site {
+            if let Some(site) = &self.site {
                 let running = site.threads_running().await?;
                 if running > limits.threads_running_max {
                     let words = format!(
@@ -240,7 +229,7 @@ impl Health<'_> {
         }
         if limits.redis_latency_max_ms > 0 {
             let asked = Instant::now();
-            self.cache.ping().await?;
+            self.servers.cache.ping().await?;
             let latency = asked.elapsed();
             if latency > Duration::from_millis(limits.redis_latency_max_ms) {
                 let (latency, max) = (latency.as_millis(), limits.redis_latency_max_ms);
@@ -249,7 +238,7 @@ impl Health<'_> {
             }
         }
         if let Some(publisher) = publisher.filter(|_| limits.queue_depth_max > 0) {
-            let in_use = InUse::read(self.store, self.broker).await?;
+            let in_use = InUse::read(&self.servers.store, &self.servers.broker).await?;
             for (_, queue) in in_use.partitions.queues() {
                 let (messages, _) = backlog.of(publisher, queue).await?;
                 if messages > limits.queue_depth_max {
@@ -269,8 +258,8 @@ impl Health<'_> {
             return Ok(None);
         }
         let max = self.limits.max_lag.0;
-        let stamp = self.store.stamp(self.number).await?;
-        for (replica, store) in self.replicas {
+        let stamp = self.servers.store.stamp(self.number).await?;
+        for (replica, store) in &self.replicas {
             let lag = match self.lag_of(store, stamp).await {
                 Ok(lag) => lag,
                 Err(error) => return Ok(Some(format!("the replica {replica} can't be read: {error:#}"))),

@@ -263,7 +263,7 @@ async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
 }
 
 async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Result<Vec<Plan>, JobError> {
-    Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?.explain().await
+    Recounter::new(config, recount)?.explain(&servers.store).await
 }
 
 async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {

@@ -12,7 +12,6 @@ use tracing::warn;
 use super::report::{End, Progress, Report};
 use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::JobError;
-use crate::servers::control::Control;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target};
 use tallyd_mysql::Store;
@@ -112,8 +111,7 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    /// The orders that operators have given, for example the pace of the reconcile.
-    pub control: Control,
+    pub shared: crate::servers::Servers,
 
     pub limits: Limits,
     pub kinds: Kinds,

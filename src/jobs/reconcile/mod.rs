@@ -99,7 +99,7 @@ impl Reconciler {
             also: cache.also(&config.redis, &config.metrics)?,
             cache,
             broker: servers.broker.clone(),
-            control: servers.control.clone(),
+            shared: servers.clone(),
             replicas,
             limits: config.reconcile.clone(),
             kinds: config.kinds.clone(),

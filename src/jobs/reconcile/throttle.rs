@@ -13,23 +13,21 @@ use tallyd_rabbitmq::Publisher;
 /// Sets the size of a run's pages, and decides when the next page can begin.
 pub(super) struct Throttle<'a> {
     run: &'a RunContext<'a>,
-    pace: Pace<'a>,
+    pace: Pace,
 }
 
 impl<'a> Throttle<'a> {
     pub(super) fn new(run: &'a RunContext<'a>) -> Self {
         let servers = run.servers;
         let health = Health {
-            store: &servers.store,
-            cache: &servers.cache,
-            broker: &servers.broker,
-            replicas: &servers.replicas,
+            servers: servers.shared.clone(),
+            replicas: servers.replicas.clone(),
             site: None,
-            limits: &servers.limits,
+            limits: servers.limits.clone(),
             number: run.number,
         };
         let job = (JOB, say as fn(&str));
-        Self { run, pace: Pace::new(health, &servers.control, run.early_end.stop, job, servers.limits.page_targets) }
+        Self { run, pace: Pace::new(health, run.early_end.stop.clone(), job, servers.limits.page_targets) }
     }
 
     /// Returns the number of targets in the next page.

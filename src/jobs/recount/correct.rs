@@ -3,10 +3,11 @@
 use anyhow::Result;
 use tracing::warn;
 
+use super::Comparison;
 use super::page::Measured;
-use super::report::{LISTED_MAX, Report, TargetReport};
-use super::{Run, stopped};
+use super::report::{Report, TargetReport};
 use crate::config::Reconcile as Limits;
+use crate::jobs::run::LISTED_MAX;
 use crate::runtime::fault;
 use crate::telemetry::telemetry;
 use tallyd_core::job_name::JobName;
@@ -14,34 +15,35 @@ use tallyd_core::model::Target;
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent};
 
-impl Run<'_> {
+impl Comparison<'_, '_> {
     /// Records that a target is wrong and will be corrected.
     pub(super) fn note(&mut self, found: &Measured, added: i64) {
         let target = Target { kind: self.on.kind, id: found.id };
-        self.report.drifted += 1;
-        self.report.drift_sum = self.report.drift_sum.saturating_add(added.unsigned_abs());
         self.largest = self.largest.max(added.unsigned_abs());
-        if self.report.targets.len() < LISTED_MAX {
+        let report = &mut self.run.report;
+        report.drifted += 1;
+        report.drift_sum = report.drift_sum.saturating_add(added.unsigned_abs());
+        if report.targets.len() < LISTED_MAX {
             let name = format!("{}:{}", self.on.kind_name, found.id);
             let Measured { truth, counted, .. } = *found;
-            self.report.targets.push(TargetReport { target: name, truth, counter: counted, added });
+            report.targets.push(TargetReport { target: name, truth, counter: counted, added });
         }
-        if !self.options.dry_run {
+        if !self.run.options.dry_run {
             self.intents.push(Intent { number: (target, self.on.metric), before: found.counted, added });
         }
     }
 
     /// Makes the corrections that wait in memory, if they do not exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
-        if self.options.dry_run {
-            self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
+        if self.run.options.dry_run {
+            self.run.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
             return Ok(());
         }
         if self.intents.is_empty() {
             return Ok(());
         }
         self.check_limits()?;
-        let Report { drifted, drift_sum, .. } = self.report;
+        let Report { drifted, drift_sum, .. } = self.run.report;
         let recount = &self.on.name;
         warn!(
             event = "recount-off",
@@ -50,22 +52,20 @@ impl Run<'_> {
             drift_sum,
             "{drifted} counters of {recount} differ from the query's result: the differences are {drift_sum} in total"
         );
-        let pass = self.next_number();
+        let pass = self.run.next_number();
         let mut intents = std::mem::take(&mut self.intents);
         // The corrections are sorted by key here, because all writers lock rows in the order of their keys.
         intents.sort_unstable_by_key(|intent| intent.number);
         for chunk in intents.chunks(CORRECTIONS_MAX) {
-            if self.stop.is_cancelled() {
-                return Err(stopped());
-            }
+            self.run.check_stop()?;
             fault::point("recount:correcting");
-            let (on, fencing) = (self.on, (JobName::Recount.name(), self.number, pass));
-            self.report.untold += on.store.correct_counters(fencing, on.follows, chunk).await?;
-            self.report.corrected += chunk.len() as u64;
+            let (on, fencing) = (self.on, (JobName::Recount.name(), self.run.number, pass));
+            self.run.report.untold += self.run.servers.store.correct_counters(fencing, on.follows, chunk).await?;
+            self.run.report.corrected += chunk.len() as u64;
             telemetry().repairs.in_mysql(JobName::Recount, chunk.len() as u64);
             fault::point("recount:corrected");
         }
-        let untold = self.report.untold;
+        let untold = self.run.report.untold;
         if untold > 0 {
             warn!(
                 event = "recount-untold",
@@ -79,10 +79,10 @@ impl Run<'_> {
 
     /// Fails if the corrections exceed the safety limit.
     fn check_limits(&self) -> Result<(), LimitExceeded> {
-        if self.options.force {
+        if self.run.options.force {
             return Ok(());
         }
-        let Report { checked, drifted, .. } = self.report;
+        let Report { checked, drifted, .. } = self.run.report;
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
         let command = format!("`tallyd recount {} --force`", self.on.name);
         let limits = RepairLimits {

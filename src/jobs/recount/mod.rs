@@ -33,31 +33,28 @@ mod correct;
 mod page;
 pub mod report;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use anyhow::{Context, Result};
 use tracing::warn;
 
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
+use crate::jobs::run::{Job, Run, millis_since};
 use crate::runtime::fault;
-use crate::runtime::progress::{ProgressSink, follow};
 use page::{Measured, Recheck, judge, measured};
-use report::{End, Progress, Report};
+use report::{Progress, Report};
+use tallyd_core::control::Task;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Kind, Metric, TargetId};
-use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_core::site_query::{OF_RECOUNT, Query};
 use tallyd_mysql::Store;
-use tallyd_mysql::jobs::number_of;
 use tallyd_mysql::ranges::LAST;
 use tallyd_mysql::recounts::Question;
 use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
-use tallyd_rabbitmq::Broker;
 
 /// The points at which a test can end the process, in order.
 pub const FAULT_POINTS: [&str; 4] =
@@ -73,16 +70,7 @@ const LOOKS: usize = 4;
 /// nothing. If this many corrections wait, the run makes these corrections before all targets are compared.
 const HELD_MAX: usize = 100_000;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunOptions {
-    pub dry_run: bool,
-    /// The run corrects without a safety limit.
-    pub force: bool,
-}
-
 pub struct Recounter {
-    store: Store,
-    broker: Broker,
     limits: Limits,
     name: String,
     kind_name: String,
@@ -103,31 +91,23 @@ struct Suspects {
     measured: Vec<Measured>,
 }
 
-struct Run<'a> {
+struct Comparison<'a, 'r> {
     on: &'a Recounter,
-    options: RunOptions,
-    fences: Fences<'a>,
-    progress: watch::Sender<Progress>,
-    number: u64,
-    /// How many numbers the run has used for its fences and corrections.
-    used: u64,
-    stop: &'a CancellationToken,
+    run: &'a mut Run<'r, Recounter>,
+    fences: Fences<'r>,
     /// The suspects of each page, in order of id.
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
     /// The size of the largest correction so far, without its sign.
     largest: u64,
-    report: Report,
 }
 
 impl Recounter {
     /// Makes the recounter of one `[[recount]]` block.
-    pub fn new(config: &Config, recount: &Recount, store: Store, broker: Broker) -> Result<Self> {
+    pub fn new(config: &Config, recount: &Recount) -> Result<Self> {
         let kind = config.kinds.named(&recount.kind).context("the kind is not in [kinds]")?;
         let metric = config.metrics.named(&recount.metric).context("the metric is not in [metrics]")?;
         Ok(Self {
-            store,
-            broker,
             limits: config.reconcile.clone(),
             name: recount.name(),
             kind_name: recount.kind.clone(),
@@ -147,79 +127,8 @@ impl Recounter {
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] and the problem, if the query is wrong. Also fails if MySQL fails.
-    pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
-        self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
-    }
-
-    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. If the token
-    /// `stop` is cancelled, the run ends immediately, even during a measurement.
-    ///
-    /// # Errors
-    /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
-    /// wait for events in flight. Also fails if a server fails. Corrections that were made before a failure stay.
-    pub async fn run(
-        &self,
-        number: u64,
-        options: RunOptions,
-        to: ProgressSink,
-        stop: &CancellationToken,
-    ) -> Result<Report, JobError> {
-        let (progress, shown) = watch::channel(Progress { recount: self.name.clone(), ..Progress::default() });
-        tokio::select! {
-            ran = self.run_showing(number, options, progress, stop) => ran,
-            () = follow(to, shown) => Err(JobError::Other(anyhow!("the output of the run is closed, so the run stops"))),
-        }
-    }
-
-    async fn run_showing(
-        &self,
-        number: u64,
-        options: RunOptions,
-        progress: watch::Sender<Progress>,
-        stop: &CancellationToken,
-    ) -> Result<Report, JobError> {
-        let publisher = self.broker.connect_publisher("recount").await.map_err(anyhow::Error::from)?;
-        let fences = Fences {
-            job: JobName::Recount.name(),
-            store: &self.store,
-            broker: &self.broker,
-            publisher,
-            fence_max: self.limits.fence_max.0,
-        };
-        let report = Report { recount: self.name.clone(), dry_run: options.dry_run, ..Report::default() };
-        let mut run = Run {
-            on: self,
-            options,
-            fences,
-            progress,
-            number,
-            used: 0,
-            stop,
-            suspects: Vec::new(),
-            intents: Vec::new(),
-            largest: 0,
-            report,
-        };
-        match run.compare_all().await.map_err(JobError::from) {
-            Err(JobError::NotNow(_)) if stop.is_cancelled() => run.end(End::Stopped, "it was stopped".to_owned()),
-            Err(JobError::LimitExceeded(LimitExceeded(reason))) => {
-                let recount = &self.name;
-                warn!(
-                    event = "recount-braked",
-                    recount, reason, "the recount {recount} stopped and corrects nothing more: {reason}"
-                );
-                run.end(End::LimitExceeded, reason);
-            }
-            Err(error) if run.report.corrected > 0 => {
-                let corrected = run.report.corrected;
-                let error = error.into_error();
-                return Err(error
-                    .context(format!("{corrected} counters were corrected before this failure, and stay corrected"))
-                    .into());
-            }
-            ended => ended?,
-        }
-        Ok(run.report)
+    pub async fn explain(&self, store: &Store) -> Result<Vec<Plan>, JobError> {
+        store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
     fn question(&self, after: TargetId) -> Question {
@@ -243,17 +152,57 @@ impl Recounter {
     }
 }
 
-impl Run<'_> {
-    async fn compare_all(&mut self) -> Result<()> {
+impl Job for Recounter {
+    const NAME: &'static str = JobName::Recount.name();
+    const SENDS_FENCES: bool = true;
+    type Report = Report;
+    type Progress = Progress;
+
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &[Task::Consumer]
+    }
+
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.name)
+    }
+
+    fn begin(&self) -> (Report, Progress) {
+        let recount = self.name.clone();
+        (Report { recount: recount.clone(), ..Report::default() }, Progress { recount, ..Progress::default() })
+    }
+
+    /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
+    /// wait for events in flight. A stop ends the run even during a measurement.
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let fences = run.fences(self.limits.fence_max.0).await?;
+        let (suspects, intents) = (Vec::new(), Vec::new());
+        let compared = Comparison { on: self, run, fences, suspects, intents, largest: 0 }.compare_all().await;
+        match run.report.corrected {
+            0 => compared,
+            corrected => compared.with_context(|| {
+                format!("{corrected} counters were corrected before this failure, and stay corrected")
+            }),
+        }
+    }
+
+    fn log_limit(&self, reason: &str) {
+        let recount = &self.name;
+        warn!(
+            event = "recount-braked",
+            recount, reason, "the recount {recount} stopped and corrects nothing more: {reason}"
+        );
+    }
+}
+
+impl Comparison<'_, '_> {
+    async fn compare_all(mut self) -> Result<()> {
         let mut after = TargetId(0);
         while after < LAST {
-            if self.stop.is_cancelled() {
-                self.end(End::Stopped, "it was stopped".to_owned());
-                return Ok(());
-            }
+            self.run.check_stop()?;
             let page = self.measure(after, LAST).await?;
-            self.report.checked += page.checked;
-            self.report.exact += page.checked - page.off.len() as u64;
+            let report = &mut self.run.report;
+            report.checked += page.checked;
+            report.exact += page.checked - page.off.len() as u64;
             if !page.off.is_empty() {
                 self.suspects.push(Suspects { after, until: page.until, measured: page.off });
             }
@@ -271,11 +220,11 @@ impl Run<'_> {
     async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
         let question = self.on.question(after);
-        let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
+        let asked = self.run.servers.store.ask_recount((self.on.kind, self.on.metric), &question, until);
         // A query can take minutes. If the run is stopped, it drops the connection and does not wait for the query.
-        let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
+        let answer = self.run.unless_stopped(asked).await?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
-        self.report.pages += 1;
+        self.run.report.pages += 1;
         let mut page = Page { checked: 0, off: Vec::new(), until: answer.until };
         for found in measured(&answer) {
             page.checked += 1;
@@ -283,7 +232,7 @@ impl Run<'_> {
                 page.off.push(found);
             }
         }
-        self.report.look_ms += millis(began.elapsed());
+        self.run.report.look_ms += millis_since(began);
         Ok(page)
     }
 
@@ -298,9 +247,7 @@ impl Run<'_> {
             self.fence().await?;
             let mut changed = Vec::new();
             for page in left {
-                if self.stop.is_cancelled() {
-                    return Err(stopped());
-                }
+                self.run.check_stop()?;
                 let measured = self.recheck_page(&page).await?;
                 if let Some((first, last)) = measured.first().zip(measured.last()) {
                     changed.push(Suspects { after: TargetId(first.id.0 - 1), until: last.id, measured });
@@ -309,7 +256,7 @@ impl Run<'_> {
             left = changed;
         }
         fault::point("recount:looked-again");
-        self.report.busy += left.iter().map(|page| page.measured.len() as u64).sum::<u64>();
+        self.run.report.busy += left.iter().map(|page| page.measured.len() as u64).sum::<u64>();
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
@@ -327,7 +274,7 @@ impl Run<'_> {
                 // A suspect that is not in the list of wrong targets is now right.
                 let recheck = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
                 match recheck {
-                    None | Some((_, Recheck::Right)) => self.report.transient += 1,
+                    None | Some((_, Recheck::Right)) => self.run.report.transient += 1,
                     Some((second, Recheck::Changed)) => changed.push(second),
                     Some((second, Recheck::Off(added))) => self.note(&second, added),
                 }
@@ -339,25 +286,15 @@ impl Run<'_> {
 
     /// Waits `publish_grace`, and then until every event that was published by then is in MySQL.
     async fn fence(&mut self) -> Result<()> {
-        let (number, began) = (self.next_number(), Instant::now());
+        let (number, began) = (self.run.next_number(), Instant::now());
         let passed = async {
             tokio::time::sleep(self.on.limits.publish_grace.0).await;
             self.fences.pass(number).await
         };
         // At the stop the daemon's own consumers stop, too, so no consumer would commit the fence.
-        let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
-        self.report.fence_ms += millis(began.elapsed());
-        passed
-    }
-
-    fn next_number(&mut self) -> u64 {
-        self.used += 1;
-        number_of(self.number, self.used)
-    }
-
-    fn end(&mut self, ended: End, why: String) {
-        self.report.ended = ended;
-        self.report.ended_early = Some(why);
+        let passed = self.run.unless_stopped(passed).await;
+        self.run.report.fence_ms += millis_since(began);
+        passed?
     }
 
     fn pending(&self) -> usize {
@@ -365,9 +302,9 @@ impl Run<'_> {
     }
 
     fn show(&self, reached: TargetId) {
-        let Report { checked, drifted, .. } = self.report;
+        let Report { checked, drifted, .. } = self.run.report;
         let pending = self.pending() as u64;
-        self.progress.send_modify(|progress| {
+        self.run.show(|progress| {
             let recount = std::mem::take(&mut progress.recount);
             *progress = Progress { recount, checked, drifted, pending, reached: reached.0 };
         });
@@ -379,14 +316,6 @@ struct Page {
     checked: u64,
     off: Vec<Measured>,
     until: TargetId,
-}
-
-fn stopped() -> anyhow::Error {
-    JobError::NotNow("the run was stopped".to_owned()).into()
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -6,26 +6,14 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
+use crate::jobs::run::{RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::job_name::JobName;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum End {
-    #[default]
-    Done,
-    Stopped,
-    /// The run would have corrected more than the safety limit allows without `--force`.
-    #[serde(rename = "braked")]
-    LimitExceeded,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub recount: String,
-    /// Whether the run was a dry run, which compares and changes nothing.
-    pub dry_run: bool,
     /// Targets that were compared.
     pub checked: u64,
     /// Targets that were right at the first measurement.
@@ -47,9 +35,8 @@ pub struct Report {
     pub look_ms: u64,
     /// Milliseconds that the run waited for events in flight, including `publish_grace`.
     pub fence_ms: u64,
-    pub ended: End,
-    /// The reason why the run ended before it had compared and corrected everything. `None` if the run did everything.
-    pub ended_early: Option<String>,
+    #[serde(flatten)]
+    pub head: RunHead,
     /// The safety limit at which a real run without `--force` would stop. `None` if such a run would not stop.
     pub would_brake: Option<String>,
     pub targets: Vec<TargetReport>,
@@ -64,17 +51,15 @@ pub struct TargetReport {
     pub added: i64,
 }
 
-/// Maximum number of targets in a report.
-pub(super) const LISTED_MAX: usize = 20;
-
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match self.ended {
-            _ if self.dry_run => Outcome::DryRun,
-            End::Done => Outcome::Done,
-            End::Stopped => Outcome::Stopped,
-            End::LimitExceeded => Outcome::LimitExceeded,
-        }
+        self.head.outcome()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
@@ -87,9 +72,6 @@ impl fmt::Display for Report {
         if *busy > 0 {
             write!(f, ", {busy} too busy to be judged")?;
         }
-        if self.dry_run {
-            f.write_str("; a dry run: nothing was changed")?;
-        }
         if let Some(why) = &self.would_brake {
             write!(f, "; without --dry-run the run would stop: {why}")?;
         }
@@ -100,9 +82,7 @@ impl fmt::Display for Report {
                 self.untold
             )?;
         }
-        if let Some(why) = &self.ended_early {
-            write!(f, "; ended early: {why}")?;
-        }
+        write!(f, "{}", self.head)?;
         if f.alternate() {
             for TargetReport { target, truth, counter, added } in &self.targets {
                 write!(f, "\n  {target}: counter {counter}, query {truth}, correction {added:+}")?;
@@ -113,7 +93,7 @@ impl fmt::Display for Report {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub struct Progress {
     pub recount: String,
     pub checked: u64,
     pub drifted: u64,

@@ -15,28 +15,24 @@
 pub mod report;
 mod sides;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use anyhow::Result;
 use tracing::info;
 
-use crate::config::Config;
-use crate::jobs::JobError;
-use crate::jobs::runner::{Job, Ran, run_once};
-use crate::runtime::progress::{ProgressSink, follow};
-use crate::servers::Servers;
-use crate::servers::pace::{Health, Pace};
-use report::{End, Progress, Report};
+use crate::config::{Config, Reconcile as Limits};
+use crate::jobs::pages::PageLimits;
+use crate::jobs::run::{Job, Run};
+use report::{Progress, Report};
 use sides::{Look, Page, Sides};
 use tallyd_connect::pace::pace;
+use tallyd_core::control::Task;
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::template::Template;
 use tallyd_mysql::ranges::LAST;
-use tallyd_rabbitmq::Publisher;
 
 /// Time between the two checks of a suspect.
 pub const LOOKS_APART: Duration = Duration::from_secs(5);
@@ -47,7 +43,11 @@ const SUSPECTS_MAX: usize = 10_000;
 /// Maximum number of targets in a page.
 const PAGE_TARGETS: usize = 10_000;
 
-const JOB: &str = CommandName::Compare.name();
+/// Compares the counts that `subject` selects.
+pub struct Comparer {
+    pub subject: Subject,
+    pub limits: Limits,
+}
 
 /// Selects the counts to compare.
 #[derive(Clone, Debug)]
@@ -58,88 +58,53 @@ pub struct Subject {
     pub metric: (String, Metric),
 }
 
-/// One comparison.
-struct Run<'a> {
+struct Comparison<'a, 'r> {
     sides: Sides<'a>,
-    subject: &'a Subject,
-    pace: Pace<'a>,
-    publisher: Publisher,
-    progress: watch::Sender<Progress>,
-    stop: &'a CancellationToken,
+    run: &'a mut Run<'r, Comparer>,
     suspects: BTreeMap<TargetId, Look>,
-    report: Report,
 }
 
-/// Compares once, under the job's lock.
-///
-/// # Errors
-/// Fails if a server fails.
-pub async fn run(
-    servers: &Servers,
-    config: &Config,
-    subject: &Subject,
-    to: ProgressSink,
-    stop: &CancellationToken,
-) -> Result<Ran<Report>, JobError> {
-    let mode = format!("{}:{}", subject.kind.0, subject.metric.0);
-    let job = Job { name: JOB, mode: &mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
-    let work = |number| async move {
-        let (progress, shown) = watch::channel(Progress::default());
-        let ran = tokio::select! {
-            ran = compare(servers, config, (subject, number), progress, stop) => ran,
-            () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
-        };
-        ran.map(Report::finished)
-    };
-    run_once(&servers.store, job, work).await
-}
+impl Job for Comparer {
+    const NAME: &'static str = CommandName::Compare.name();
+    const SENDS_FENCES: bool = false;
+    type Report = Report;
+    type Progress = Progress;
 
-async fn compare(
-    servers: &Servers,
-    config: &Config,
-    (subject, number): (&Subject, u64),
-    progress: watch::Sender<Progress>,
-    stop: &CancellationToken,
-) -> Result<Report> {
-    let health = Health {
-        store: &servers.store,
-        cache: &servers.cache,
-        broker: &servers.broker,
-        replicas: &[],
-        site: None,
-        limits: &config.reconcile,
-        number,
-    };
-    let mut run = Run {
-        sides: Sides { servers, subject },
-        subject,
-        pace: Pace::new(health, &servers.control, stop, (JOB, say), PAGE_TARGETS),
-        publisher: servers.broker.connect_publisher(JOB).await?,
-        progress,
-        stop,
-        suspects: BTreeMap::new(),
-        report: Report::new(subject),
-    };
-    run.compare_all().await?;
-    if stop.is_cancelled() {
-        run.report.end(End::Stopped, "it was stopped");
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &[]
     }
-    Ok(run.report)
+
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Owned(format!("{}:{}", self.subject.kind.0, self.subject.metric.0))
+    }
+
+    fn begin(&self) -> (Report, Progress) {
+        (Report::new(&self.subject), Progress::default())
+    }
+
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let (limits, replicas) = (self.limits.clone(), Vec::new());
+        run.limit_pages(PageLimits { replicas, site: None, limits, page_max: PAGE_TARGETS, log_wait }).await?;
+        let sides = Sides { servers: run.servers, subject: &self.subject };
+        Comparison { sides, run, suspects: BTreeMap::new() }.compare_all().await?;
+        run.report.keep_worst();
+        Ok(())
+    }
 }
 
-impl Run<'_> {
+impl Comparison<'_, '_> {
     async fn compare_all(&mut self) -> Result<()> {
         let mut after = TargetId(0);
-        while after < LAST && self.wait().await? {
+        while after < LAST && self.run.next_page().await? {
             let began = Instant::now();
-            let page = self.sides.page(after, self.pace.page()).await?;
-            self.pace.note(page.looks.len(), began.elapsed());
+            let page = self.sides.page(after, self.run.page_size()).await?;
+            self.run.note_page(page.looks.len(), began.elapsed());
             after = page.until;
             self.take(page).await?;
         }
         let mut next = self.sides.begin_search().await?;
         while let Some(from) = next
-            && self.wait().await?
+            && self.run.next_page().await?
         {
             let found;
             (found, next) = self.sides.search(from).await?;
@@ -151,14 +116,14 @@ impl Run<'_> {
     /// Adds the results of a first check to the report and the suspects.
     async fn take(&mut self, page: Page) -> Result<()> {
         let Page { looks, unreadable, .. } = page;
-        self.report.unreadable += unreadable;
+        self.run.report.unreadable += unreadable;
         for (id, look) in looks {
             // A scan of Redis can return a key twice.
             if look.drift() != 0 && self.suspects.insert(id, look).is_some() {
                 continue;
             }
-            self.report.checked += 1;
-            self.report.equal += u64::from(look.drift() == 0);
+            self.run.report.checked += 1;
+            self.run.report.equal += u64::from(look.drift() == 0);
         }
         self.show();
         if self.suspects.len() >= SUSPECTS_MAX { self.look_again().await } else { Ok(()) }
@@ -166,36 +131,27 @@ impl Run<'_> {
 
     async fn look_again(&mut self) -> Result<()> {
         let suspects = std::mem::take(&mut self.suspects);
-        if suspects.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(pace(LOOKS_APART))).await.is_none() {
+        if suspects.is_empty()
+            || self.run.stop.run_until_cancelled(tokio::time::sleep(pace(LOOKS_APART))).await.is_none()
+        {
             return Ok(());
         }
         let again = self.sides.again(&suspects).await?;
         for (id, first) in &suspects {
             let second = again.get(id).copied().unwrap_or_default();
-            self.report.judge(&self.subject.kind.0, *id, first, &second);
+            self.run.report.judge(&self.sides.subject.kind.0, *id, first, &second);
         }
         self.show();
         Ok(())
     }
 
-    /// Waits until the servers are ready for a page. Returns false if the run must stop.
-    async fn wait(&mut self) -> Result<bool> {
-        let progress = &self.progress;
-        let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
-        let broker = (&self.sides.servers.broker, JOB, &mut self.publisher);
-        super::wait(&mut self.pace, None, broker, self.stop, show).await?;
-        Ok(!self.stop.is_cancelled())
-    }
-
     fn show(&self) {
-        let Report { checked, differ, .. } = self.report;
+        let Report { checked, differ, .. } = self.run.report;
         let pending = self.suspects.len() as u64;
-        self.progress.send_modify(|shown| {
-            *shown = Progress { checked, differ, pending, waiting: None };
-        });
+        self.run.show(|shown| *shown = Progress { checked, differ, pending, waiting: None });
     }
 }
 
-fn say(reason: &str) {
+fn log_wait(reason: &str) {
     info!(event = "compare-waiting", reason, "waiting, live traffic goes first: {reason}");
 }

@@ -8,21 +8,13 @@ use tracing::info;
 
 use super::Subject;
 use super::sides::Look;
+use crate::jobs::run::{RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::TargetId;
 use tallyd_core::repair_limits::confirmed_delta;
 use tallyd_core::sizes::Sizes;
-
-/// How a comparison ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum End {
-    #[default]
-    Done,
-    Stopped,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -53,10 +45,8 @@ pub struct Report {
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
-    /// How the run ended.
-    pub ended: End,
-    /// The reason why the run ended before it had compared everything.
-    pub ended_early: Option<String>,
+    #[serde(flatten)]
+    pub head: RunHead,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -77,12 +67,6 @@ impl Report {
     pub(super) fn new(subject: &Subject) -> Self {
         let keys = subject.keys.to_string();
         Self { keys, kind: subject.kind.0.clone(), metric: subject.metric.0.clone(), ..Self::default() }
-    }
-
-    /// Records why the run ended early.
-    pub(super) fn end(&mut self, ended: End, why: &str) {
-        self.ended = ended;
-        self.ended_early = Some(why.to_owned());
     }
 
     /// Adds a target to the report, from the results of its two checks.
@@ -106,13 +90,7 @@ impl Report {
         }
     }
 
-    /// Returns the report of a run that has ended.
-    pub(super) fn finished(mut self) -> Self {
-        self.keep_worst();
-        self
-    }
-
-    fn keep_worst(&mut self) {
+    pub(super) fn keep_worst(&mut self) {
         self.worst.sort_by_key(|it| std::cmp::Reverse(it.drift.unsigned_abs()));
         self.worst.truncate(WORST_MAX);
     }
@@ -120,10 +98,13 @@ impl Report {
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match self.ended {
-            End::Done => Outcome::Done,
-            End::Stopped => Outcome::Stopped,
-        }
+        self.head.outcome()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
@@ -142,9 +123,7 @@ impl fmt::Display for Report {
                 write!(f, ", {count} {what}")?;
             }
         }
-        if let Some(why) = &self.ended_early {
-            write!(f, "; ended early: {why}")?;
-        }
+        write!(f, "{}", self.head)?;
         if f.alternate() { self.write_details(f) } else { Ok(()) }
     }
 }
@@ -172,7 +151,7 @@ impl Report {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub struct Progress {
     pub checked: u64,
     pub differ: u64,
     /// Suspects that wait for their second check.
@@ -200,6 +179,10 @@ impl RunProgress for Progress {
         let words = self.words(elapsed);
         info!(event = "compare-progress", checked, differ, pending, "{words}");
     }
+
+    fn wait_for(&mut self, reason: Option<&str>) {
+        self.waiting = reason.map(str::to_owned);
+    }
 }
 
 #[cfg(test)]
@@ -223,7 +206,7 @@ mod tests {
         ] {
             report.judge("video", TargetId(1), &first, &second);
         }
-        let report = report.finished();
+        report.keep_worst();
         assert_eq!((report.transient, report.differ, report.drift_sum), (2, 4, 165));
         assert_eq!((report.missing_old, report.missing_tallyd), (1, 1));
         assert_eq!(report.tallyd_more, Sizes { one: 1, some: 1, ..Sizes::default() });

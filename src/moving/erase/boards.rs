@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::{LOOK_EVERY, Run};
 use crate::config::Rules;
 use crate::jobs::JobError;
-use crate::jobs::runner::{self, Job, Outcome, Ran, run_once};
+use crate::jobs::runner::{self, LockRequest, Outcome, Ran, run_once};
 use crate::runtime::fault;
 use tallyd_core::archive::{PeriodRow, PeriodState};
 use tallyd_core::erase::{Subject, placeholder};
@@ -74,7 +74,7 @@ impl Run<'_> {
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
-        let job = Job { name: JobName::Archive.name(), mode: "erase", owner: &self.servers.owner, keep };
+        let job = LockRequest { name: JobName::Archive.name(), mode: "erase", owner: &self.servers.owner, keep };
         loop {
             let ran = run_once(&self.servers.store, job, |number| self.erase_boards(number, boards)).await?;
             match ran {

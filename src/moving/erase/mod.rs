@@ -56,7 +56,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, Rules};
 use crate::jobs::JobError;
 use crate::jobs::fence::{self, Fences};
-use crate::jobs::runner::{Job, Outcome, Ran, Report as _, run_once};
+use crate::jobs::runner::{LockRequest, Outcome, Ran, Report as _, run_once};
 use crate::partitions::{Backlog, InUse};
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
@@ -131,7 +131,7 @@ pub async fn erase(
         return Err(JobError::Paused(Box::new(pause)));
     }
     let mode = if order.dry_run { "dry-run" } else { order.subject.word() };
-    let job = Job { name: JOB, mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let job = LockRequest { name: JOB, mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
     let ran = run_once(&servers.store, job, |number| async move {
         let mut run = Run::new(servers, config, order, number, stop).await?;
         let progress = run.progress.subscribe();

@@ -37,7 +37,7 @@ use tracing::info;
 use super::is_passing;
 use crate::config::{Config, Export, ExportWrites, Metrics};
 use crate::jobs::JobError;
-use crate::jobs::runner::{Job, Ran, run_once};
+use crate::jobs::runner::{LockRequest, Ran, run_once};
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
@@ -108,7 +108,7 @@ struct Exporter<'a> {
 struct Run<'a> {
     on: &'a Exporter<'a>,
     number: u64,
-    pace: Pace<'a>,
+    pace: Pace,
     publisher: Publisher,
     progress: watch::Sender<Progress>,
     stop: &'a CancellationToken,
@@ -128,7 +128,8 @@ pub async fn run(
     stop: &CancellationToken,
 ) -> Result<Ran<Report>, JobError> {
     let on = Exporter::new(servers, config, export)?;
-    let job = Job { name: JOB, mode: &export.name, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let job =
+        LockRequest { name: JOB, mode: &export.name, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
     let on = &on;
     let work = |number| async move {
         let (progress, shown) = watch::channel(Progress { export: export.name.clone(), ..Progress::default() });
@@ -162,18 +163,16 @@ impl<'a> Exporter<'a> {
     ) -> Result<Report> {
         let since = self.begin(number, options.begin).await?;
         let health = Health {
-            store: &self.servers.store,
-            cache: &self.servers.cache,
-            broker: &self.servers.broker,
-            replicas: &[],
-            site: self.site.as_ref(),
-            limits: &config.reconcile,
+            servers: self.servers.clone(),
+            replicas: Vec::new(),
+            site: self.site.clone(),
+            limits: config.reconcile.clone(),
             number,
         };
         let mut run = Run {
             on: self,
             number,
-            pace: Pace::new(health, &self.servers.control, stop, (JOB, say), PAGE_TARGETS),
+            pace: Pace::new(health, stop.clone(), (JOB, say), PAGE_TARGETS),
             publisher: self.servers.broker.connect_publisher(JOB).await?,
             progress,
             stop,

@@ -37,11 +37,10 @@ use tracing::info;
 
 use crate::config::{Config, Import, Reads, Reconcile as Limits};
 use crate::jobs::JobError;
-use crate::jobs::runner::{Job, Ran, run_once};
+use crate::jobs::runner::{LockRequest, Ran, run_once};
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
-use crate::servers::control::Control;
 use crate::servers::pace::{Health, Pace};
 use checkpoint::{Checkpoint, raw};
 use report::{End, Progress, Report};
@@ -113,7 +112,7 @@ pub struct Importer {
     store: Store,
     cache: Cache,
     broker: Broker,
-    control: Control,
+    servers: Servers,
     replicas: Vec<(String, Store)>,
     limits: Limits,
     import: Import,
@@ -134,7 +133,7 @@ struct Run<'a> {
     began: Instant,
     stop: &'a CancellationToken,
     publisher: Publisher,
-    pace: Pace<'a>,
+    pace: Pace,
     progress: watch::Sender<Progress>,
     outage: Outage,
     read_ms: Cell<u64>,
@@ -156,7 +155,7 @@ pub async fn run(
 ) -> Result<Ran<Report>, JobError> {
     let importer = Importer::new(config, import, servers)?;
     let mode = importer.mode(options.pass);
-    let job = Job { name: JOB, mode: &mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let job = LockRequest { name: JOB, mode: &mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
     let importer = &importer;
     run_once(&servers.store, job, |number| async move { importer.run(number, options, to, stop).await }).await
 }
@@ -172,7 +171,7 @@ impl Importer {
             store: servers.store.clone(),
             cache: servers.cache.clone(),
             broker: servers.broker.clone(),
-            control: servers.control.clone(),
+            servers: servers.clone(),
             replicas: Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?,
             limits: Limits { queue_depth_max, ..config.reconcile.clone() },
             reads,
@@ -235,12 +234,10 @@ impl Importer {
         stop: &CancellationToken,
     ) -> Result<Report, JobError> {
         let health = Health {
-            store: &self.store,
-            cache: &self.cache,
-            broker: &self.broker,
-            replicas: &self.replicas,
-            site: self.source.as_ref(),
-            limits: &self.limits,
+            servers: self.servers.clone(),
+            replicas: self.replicas.clone(),
+            site: self.source.clone(),
+            limits: self.limits.clone(),
             number,
         };
         let job = (JOB, say_waiting as fn(&str));
@@ -256,7 +253,7 @@ impl Importer {
             began: Instant::now(),
             stop,
             publisher: self.broker.connect_publisher("import").await.map_err(anyhow::Error::from)?,
-            pace: Pace::new(health, &self.control, stop, job, page_max),
+            pace: Pace::new(health, stop.clone(), job, page_max),
             progress,
             outage: Outage::new("importing a page"),
             read_ms: Cell::new(0),

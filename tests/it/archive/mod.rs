@@ -32,7 +32,7 @@ use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
-use tallyd::jobs::runner::{Job, Ran, run_once};
+use tallyd::jobs::runner::{LockRequest, Ran, run_once};
 use tallyd::jobs::snapshots::Snapshots;
 use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::job_name::JobName;
@@ -207,7 +207,7 @@ impl Stage {
     }
 
     async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {
-        let job = Job { name: JobName::Archive.name(), mode: scope.mode(), owner: "test", keep: DAY };
+        let job = LockRequest { name: JobName::Archive.name(), mode: scope.mode(), owner: "test", keep: DAY };
         // The future of an unoptimized run is too large for the stack of a long test.
         let run = |run| Box::pin(self.archive_as(run, scope, now));
         run_once(&self.store, job, run).await.map_err(JobError::into_error)

@@ -3,7 +3,7 @@
 use redis::AsyncCommands;
 use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Outcome, Report};
-use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::runner::{LockRequest, Ran, Report as _, run_once};
 use tallyd::jobs::snapshots::{NotRestored, RESTORE_MODE, Restore};
 use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::job_name::JobName;
@@ -19,7 +19,7 @@ impl Stage {
     }
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
-        let job = Job {
+        let job = LockRequest {
             name: JobName::Archive.name(),
             mode: RESTORE_MODE,
             owner: "test",

@@ -4,7 +4,7 @@
 use redis::AsyncCommands;
 use sqlx::Row;
 use tallyd::jobs::archive::{Outcome, Report, Scope};
-use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::runner::{LockRequest, Ran, Report as _, run_once};
 use tallyd::jobs::snapshots::SNAPSHOT_MODE;
 use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::job_name::JobName;
@@ -31,7 +31,7 @@ impl Stage {
     }
 
     async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
-        let job = Job {
+        let job = LockRequest {
             name: JobName::Archive.name(),
             mode: SNAPSHOT_MODE,
             owner: "test",

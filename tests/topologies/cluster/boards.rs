@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use redis::Value;
 use sqlx::Row;
 use tallyd::jobs::archive::{Archiver, Outcome, Report, Scope};
-use tallyd::jobs::runner::{Job, Ran, run_once};
+use tallyd::jobs::runner::{LockRequest, Ran, run_once};
 use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{BoardPeriod, Micros};
@@ -76,7 +76,7 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
 async fn archive(world: &World, store: &Store, now: Micros) -> Report {
     let archiver = &Archiver::new(&world.config, store.clone(), world.cache.clone());
     let (scope, stop) = (&Scope::default(), &CancellationToken::new());
-    let job = Job {
+    let job = LockRequest {
         name: JobName::Archive.name(),
         mode: scope.mode(),
         owner: "test",

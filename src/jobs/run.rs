@@ -1,0 +1,311 @@
+//! One run of a job, from the request to the report. Each job is a value that implements [`Job`]; this module does the
+//! rest: pauses, lock, progress, stop, deadline, and the end.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::JobError;
+use super::fence::{self, Fences};
+use super::pages::Pages;
+use super::runner::{self, LockRequest, Outcome, Ran, run_once};
+use crate::config::Config;
+use crate::runtime::progress::{ProgressSink, RunProgress, follow};
+use crate::servers::Servers;
+use crate::servers::control::READ_EVERY;
+pub use crate::servers::pace::Waits;
+use tallyd_core::control::Task;
+use tallyd_core::repair_limits::LimitExceeded;
+use tallyd_mysql::jobs::number_of;
+
+/// Maximum number of examples in a report.
+pub(crate) const LISTED_MAX: usize = 20;
+
+/// What a run can do. A run is a value of this type, with the configuration that it needs.
+pub trait Job: Sync {
+    /// The name in `job_lock` and `job_run`.
+    const NAME: &'static str;
+    /// Whether the run waits for events in flight. Such a run does not begin if the configuration has too few
+    /// partitions.
+    const SENDS_FENCES: bool;
+    type Report: RunReport;
+    type Progress: RunProgress + Send + Sync + 'static;
+
+    /// The tasks whose pause keeps the run from beginning, and ends a run in progress.
+    fn needs(&self, config: &Config) -> &'static [Task];
+
+    /// The mode in `job_run`. Each mode has its own due time.
+    fn mode(&self) -> Cow<'_, str>;
+
+    /// The report and the progress at the start.
+    fn begin(&self) -> (Self::Report, Self::Progress);
+
+    /// Does the work, and counts it in the report. After an error, the run has failed, with two exceptions:
+    /// [`LimitExceeded`] ends the run early, and so does [`JobError::NotNow`] after a stop.
+    fn work(&self, run: &mut Run<'_, Self>) -> impl Future<Output = Result<()>> + Send;
+
+    /// Logs that the run stopped at a safety limit.
+    fn log_limit(&self, _reason: &str) {}
+
+    /// Returns how to continue after a run that ended early: `--resume continues`.
+    fn how_to_continue(&self, _options: &RunOptions) -> Option<&'static str> {
+        None
+    }
+
+    /// Closes the connections that only this run used.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// The options that several jobs have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// The run only compares, and changes nothing.
+    pub dry_run: bool,
+    /// The run has no safety limit.
+    pub force: bool,
+    /// The run continues where the last run of this mode ended.
+    pub resume: bool,
+    /// After this time, the run ends when it has finished the current page.
+    pub run_time_max: Option<Duration>,
+}
+
+/// A run that holds the job's lock.
+pub struct Run<'a, J: Job + ?Sized> {
+    pub servers: &'a Servers,
+    /// The number in `job_run`. All writes of the run use it as their fencing token.
+    pub number: u64,
+    pub options: RunOptions,
+    pub report: J::Report,
+    /// Is cancelled at the stop of the process, and when an operator pauses the job.
+    pub stop: &'a CancellationToken,
+    pub(super) progress: watch::Sender<J::Progress>,
+    pub(super) pages: Option<Pages>,
+    began: Instant,
+    how_to_continue: Option<&'static str>,
+    /// How many numbers the run has used for its fences and writes.
+    used: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    #[default]
+    Done,
+    /// The run reached its `--run-time`.
+    TimeOver,
+    Stopped,
+    /// The run would have changed more than the safety limit allows without `--force`.
+    #[serde(rename = "braked")]
+    LimitExceeded,
+}
+
+/// The part that all reports have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RunHead {
+    /// Whether the run was a dry run, which compares and changes nothing.
+    pub dry_run: bool,
+    pub ended: Ended,
+    /// The reason why the run ended before its work was done. `None` if the run did everything.
+    pub ended_early: Option<String>,
+    /// The seconds that the run waited because a server was busy.
+    pub waited_s: u64,
+    /// For each reason to wait: how often the run waited.
+    pub waits: Waits,
+    /// The last reason for waiting, as text.
+    pub waited_for: Option<String>,
+}
+
+impl RunHead {
+    pub fn end(&mut self, ended: Ended, why: impl Into<String>) {
+        self.ended = ended;
+        self.ended_early = Some(why.into());
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        match self.ended {
+            _ if self.dry_run => Outcome::DryRun,
+            Ended::Done => Outcome::Done,
+            Ended::TimeOver | Ended::Stopped => Outcome::Stopped,
+            Ended::LimitExceeded => Outcome::LimitExceeded,
+        }
+    }
+}
+
+/// Writes the end of a report's line.
+impl fmt::Display for RunHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.dry_run {
+            f.write_str("; a dry run: nothing was changed")?;
+        }
+        self.ended_early.as_ref().map_or(Ok(()), |why| write!(f, "; ended early: {why}"))
+    }
+}
+
+/// A report with a [`RunHead`].
+pub trait RunReport: runner::Report + Send {
+    fn head(&mut self) -> &mut RunHead;
+}
+
+/// Runs the job once, unless it is paused or another process runs it.
+///
+/// # Errors
+/// Fails with [`JobError::Paused`] if an operator paused the job, with [`JobError::TooFewPartitions`] if the job can't
+/// wait for all events in flight, or with the error of the work. Changes that were made before a failure stay.
+pub async fn once<J: Job>(
+    servers: &Servers,
+    config: &Config,
+    job: &J,
+    options: RunOptions,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<J::Report>, JobError> {
+    if J::SENDS_FENCES {
+        fence::knows_all(&servers.store, &servers.broker).await?;
+    }
+    let allowed = Allowed::begin(servers, job.needs(config), stop).await?;
+    let mode = job.mode();
+    let keep = config.reconcile.repair_keep.0;
+    let request = LockRequest { name: J::NAME, mode: &mode, owner: &servers.owner, keep };
+    let stop = &allowed.stop;
+    let work = |number| async move {
+        let (report, progress) = job.begin();
+        let (progress, shown) = watch::channel(progress);
+        let how_to_continue = job.how_to_continue(&options);
+        let began = Instant::now();
+        let mut run: Run<'_, J> =
+            Run { servers, number, options, report, stop, progress, pages: None, began, how_to_continue, used: 0 };
+        run.report.head().dry_run = options.dry_run;
+        let worked = tokio::select! {
+            worked = job.work(&mut run) => worked,
+            () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
+        };
+        job.close().await;
+        run.into_report(job, worked.map_err(JobError::from))
+    };
+    run_once(&servers.store, request, work).await
+}
+
+impl<'a, J: Job + ?Sized> Run<'a, J> {
+    fn into_report(mut self, job: &J, worked: Result<(), JobError>) -> Result<J::Report, JobError> {
+        match worked {
+            Ok(()) => {}
+            Err(JobError::NotNow(_)) if self.stop.is_cancelled() => {
+                self.end(Ended::Stopped, "it was stopped");
+            }
+            Err(JobError::LimitExceeded(LimitExceeded(reason))) => {
+                job.log_limit(&reason);
+                self.report.head().end(Ended::LimitExceeded, reason);
+            }
+            Err(error) => return Err(error),
+        }
+        if let Some(pages) = self.pages {
+            let (waited, waits, waited_for) = pages.pace.waited();
+            let head = self.report.head();
+            (head.waited_s, head.waits, head.waited_for) = (waited.as_secs(), waits, waited_for);
+        }
+        Ok(self.report)
+    }
+
+    /// Writes into the report why the run ends early, and how to continue.
+    pub fn end(&mut self, ended: Ended, why: &str) {
+        let how = self.how_to_continue.map_or_else(String::new, |how| format!(": {how}"));
+        self.report.head().end(ended, format!("{why}{how}"));
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.options.run_time_max.map(|max| self.began + max)
+    }
+
+    /// Stores the place that the run has reached, so that a later run can resume there.
+    pub async fn note_checkpoint(&self, place: &(impl Serialize + Sync)) -> Result<()> {
+        let text = serde_json::to_string(place).context("write the run's progress")?;
+        Ok(self.servers.store.note_checkpoint(self.number, &text).await?)
+    }
+
+    /// Returns a new number for a fence or for writes. It grows within a run and from run to run.
+    pub fn next_number(&mut self) -> u64 {
+        self.used += 1;
+        number_of(self.number, self.used)
+    }
+
+    pub fn show(&self, change: impl FnOnce(&mut J::Progress)) {
+        self.progress.send_modify(change);
+    }
+
+    /// # Errors
+    /// Fails if the run was stopped.
+    pub fn check_stop(&self) -> Result<()> {
+        if self.stop.is_cancelled() { Err(stopped()) } else { Ok(()) }
+    }
+
+    /// Returns the result of `work`, or drops it and fails as soon as the run is stopped.
+    pub async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        self.stop.run_until_cancelled(work).await.ok_or_else(stopped)
+    }
+
+    /// Opens a connection for the fences of this run. `fence_max` is the longest wait for one fence.
+    pub async fn fences(&self, fence_max: Duration) -> Result<Fences<'a>> {
+        let Servers { store, broker, .. } = self.servers;
+        Ok(Fences { job: J::NAME, store, broker, publisher: broker.connect_publisher(J::NAME).await?, fence_max })
+    }
+}
+
+fn stopped() -> anyhow::Error {
+    JobError::NotNow("the run was stopped".to_owned()).into()
+}
+
+/// The whole milliseconds since `began`.
+pub(crate) fn millis_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A run that is not paused.
+pub(super) struct Allowed {
+    /// The token is cancelled at the stop, and when the run is paused.
+    pub stop: CancellationToken,
+    /// The tasks that read operators' orders. If a command executes the run, its process has no other task that reads
+    /// these orders. The tasks are aborted when this struct is dropped.
+    _following: JoinSet<()>,
+}
+
+impl Allowed {
+    /// Reads the current orders, and starts tasks that watch for new orders.
+    ///
+    /// # Errors
+    /// Fails with [`JobError::Paused`] if the job is paused. Also fails if MySQL fails.
+    pub(super) async fn begin(
+        servers: &Servers,
+        needs: &'static [Task],
+        stop: &CancellationToken,
+    ) -> Result<Self, JobError> {
+        let control = servers.control.clone();
+        control.refresh(&servers.store).await?;
+        if let Some(order) = control.paused(needs) {
+            return Err(JobError::Paused(Box::new(order)));
+        }
+        let (store, stop) = (servers.store.clone(), stop.child_token());
+        let mut following = JoinSet::new();
+        let (paused, orders) = (stop.clone(), control.clone());
+        following.spawn(async move {
+            loop {
+                tokio::time::sleep(READ_EVERY).await;
+                // A failure is ignored here, because the run itself fails if MySQL does not answer.
+                let _ = orders.refresh(&store).await;
+            }
+        });
+        following.spawn(async move {
+            control.until_paused(needs).await;
+            paused.cancel();
+        });
+        Ok(Self { stop, _following: following })
+    }
+}
