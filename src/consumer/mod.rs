@@ -123,6 +123,10 @@ enum SessionEnd {
     Cancelled,
     #[error("{queue} has {messages} messages, but the broker delivers none of them")]
     Stalled { queue: String, messages: u32 },
+    #[error(
+        "another node of RabbitMQ has {messages} messages of {queue}, but this session's node delivers none of them"
+    )]
+    CutOff { queue: String, messages: u32 },
     #[error("another daemon has taken over the partition")]
     TakenOver,
     #[error(transparent)]

@@ -1,21 +1,21 @@
 //! Detects a broker that has messages but does not deliver them. Pure: the current time is an argument.
 //!
-//! RabbitMQ can stop delivering without an error. For example, if a queue is deleted and quickly recreated, the new
-//! queue keeps the consumers of the old one (seen with 3.10). If such a consumer has already received a message, the
-//! consumer never receives another message. So a session counts the messages in the queue if the session has received
-//! messages, holds no unacknowledged message, and receives nothing for 5 s. If two checks in a row find messages in the
-//! queue, the session ends. A session that has received no message makes no checks, because another consumer may be the
-//! active one.
+//! RabbitMQ can stop delivering without an error. If a queue is deleted and quickly recreated, the new queue keeps the
+//! consumers of the old one (seen with 3.10). If such a consumer has already received a message, it never receives
+//! another one. And a node that the network cuts off from the others keeps its clients (always with 4.3); if it led the
+//! queue, it even answers that the queue is empty. So a session counts the messages in the queue, at its own node and at
+//! another node, if the session has received messages, holds no unacknowledged message, and receives nothing for some
+//! time. If two checks in a row find messages, the session ends. A session that has received no message makes no checks,
+//! because another consumer may be the active one.
 
 use std::time::{Duration, Instant};
 
-/// The duration without a message after which the session checks the queue's depth, and the interval between two
-/// checks.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
-
 /// Detects a broker that has messages but delivers none.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct StallDetector {
+    /// The duration without a message after which the session checks the queue's depth, and the interval between two
+    /// checks.
+    every: Duration,
     /// The time of the last message or of the last check, whichever is later. `None` before the first message.
     since: Option<Instant>,
     /// Whether the queue had messages at the last check.
@@ -23,14 +23,18 @@ pub struct StallDetector {
 }
 
 impl StallDetector {
+    pub fn new(every: Duration) -> Self {
+        Self { every, since: None, had_messages: false }
+    }
+
     /// Records that a message arrived.
     pub fn received(&mut self, now: Instant) {
-        *self = Self { since: Some(now), had_messages: false };
+        (self.since, self.had_messages) = (Some(now), false);
     }
 
     /// Whether the queue's depth must be checked now.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.since.is_some_and(|since| now.duration_since(since) >= CHECK_EVERY)
+        self.since.is_some_and(|since| now.duration_since(since) >= self.every)
     }
 
     /// Records how many messages the queue has, or `None` if the broker does not know. Returns true if the broker has
@@ -51,7 +55,7 @@ mod tests {
     fn a_broker_has_stalled_when_a_queue_twice_has_messages_that_do_not_come() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut detector = StallDetector::default();
+        let mut detector = StallDetector::new(Duration::from_secs(5));
         assert!(!detector.is_due(at(1_000)), "no message has arrived yet: another consumer may be the active one");
         detector.received(at(0));
         assert!(!detector.is_due(at(4)));

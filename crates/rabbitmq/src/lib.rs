@@ -72,6 +72,8 @@ pub struct Broker {
 /// requeues unacknowledged messages.
 pub struct Link {
     pub channel: Channel,
+    /// The node's `host:port`.
+    pub node: String,
     /// Dropping this field closes the connection.
     connection: Connection,
     frames: Arc<FrameLimit>,
@@ -129,6 +131,16 @@ impl Broker {
         Err(self.nodes.note(failed, None).unwrap_or_else(none))
     }
 
+    /// Connects to another node than `but`. Returns `None` if no other node answers.
+    pub async fn connect_elsewhere(&self, but: &str, purpose: &str) -> Option<Link> {
+        for node in self.nodes.in_turn().into_iter().filter(|node| node.name != but) {
+            if let Ok(link) = self.connect_to(node, purpose).await {
+                return Some(link);
+            }
+        }
+        None
+    }
+
     async fn connect_to(&self, node: &Node, purpose: &str) -> Result<Link> {
         let timeout = self.config.timeout();
         let properties = ConnectionProperties::default().with_connection_name(format!("tallyd {purpose}").into());
@@ -145,7 +157,8 @@ impl Broker {
         let connection = connected.map_err(|error| self.explain(node, error))?;
         OPENED.fetch_add(1, Ordering::Relaxed);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
-        Ok(Link { channel, connection, frames: Arc::clone(&self.frames), timeout })
+        let node = node.name.clone();
+        Ok(Link { channel, node, connection, frames: Arc::clone(&self.frames), timeout })
     }
 
     /// Replaces the library's error with an explanation if TLS is the cause.

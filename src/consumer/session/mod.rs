@@ -17,6 +17,7 @@ use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::filling::Filling;
 use self::writing::{Writing, join};
@@ -33,7 +34,7 @@ use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::event::Terms;
 use tallyd_core::flow::{Flow, Step};
 use tallyd_core::stall_detector::StallDetector;
-use tallyd_rabbitmq::Link;
+use tallyd_rabbitmq::{Broker, Link};
 
 /// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
@@ -47,6 +48,12 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// A session that has lasted for this time is considered to work, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
+
+/// If an idle session has received messages, it counts those in its queue at this interval.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+
+/// If an idle session has received messages, it counts those in its queue through another node at this interval.
+const CHECK_ELSEWHERE_EVERY: Duration = Duration::from_secs(10);
 
 /// Runs one session, from connecting to its end. The broker keeps messages that were received and not acknowledged.
 pub(super) async fn run(
@@ -85,7 +92,9 @@ pub(super) async fn run(
         began: Instant::now(),
         is_proven: false,
         refused: Flood::default(),
-        stall_detector: StallDetector::default(),
+        stall_detector: StallDetector::new(CHECK_EVERY),
+        stall_elsewhere: StallDetector::new(CHECK_ELSEWHERE_EVERY),
+        counting: None,
         unacked: InBatches::default(),
         vitals: telemetry().partition(number),
     };
@@ -144,6 +153,8 @@ struct Session<'a> {
     is_proven: bool,
     refused: Flood,
     stall_detector: StallDetector,
+    stall_elsewhere: StallDetector,
+    counting: Option<AbortOnDropHandle<Option<u32>>>,
     unacked: InBatches,
     vitals: Arc<PartitionState>,
 }
@@ -221,6 +232,18 @@ impl Session<'_> {
                 return Err(SessionEnd::Stalled { queue, messages: messages.unwrap_or_default() });
             }
         }
+        if is_idle && self.counting.is_none() && self.stall_elsewhere.is_due(Instant::now()) {
+            // A task of its own, because the other nodes can hang while this session's node delivers.
+            let count = count_elsewhere(self.partition.broker.clone(), self.link.node.clone(), self.partition.queue());
+            self.counting = Some(AbortOnDropHandle::new(tokio::spawn(count)));
+        }
+        let Some(counted) = self.counting.as_mut().and_then(FutureExt::now_or_never) else { return Ok(()) };
+        self.counting = None;
+        let messages = counted.ok().flatten();
+        if self.stall_elsewhere.is_stalled(messages, Instant::now()) {
+            let queue = self.partition.queue();
+            return Err(SessionEnd::CutOff { queue, messages: messages.unwrap_or_default() });
+        }
         Ok(())
     }
 
@@ -247,7 +270,9 @@ impl Session<'_> {
             self.is_cancelled = true;
             return if self.flow.is_ending() { Ok(()) } else { Err(SessionEnd::Cancelled) };
         };
-        self.stall_detector.received(Instant::now());
+        for detector in [&mut self.stall_detector, &mut self.stall_elsewhere] {
+            detector.received(Instant::now());
+        }
         let delivery = delivery.inspect_err(|error| self.link.note(error)).context("receive")?;
         let acker = delivery.acker.clone();
         self.flow
@@ -274,6 +299,13 @@ impl Session<'_> {
         let queue = &self.partition.queue();
         self.open.take(message, self.partition.map.as_deref(), (self.terms.get(), now), queue);
     }
+}
+
+/// Returns how many messages another node of the cluster counts in the queue, or `None` if there is no other node or it
+/// does not know.
+async fn count_elsewhere(broker: Broker, node: String, queue: String) -> Option<u32> {
+    let other = broker.connect_elsewhere(&node, "check of an idle queue").await?;
+    other.depth(&queue).await.ok()?.messages()
 }
 
 /// Waits until `then`, or forever if `then` is `None`.

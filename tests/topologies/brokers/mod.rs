@@ -140,9 +140,10 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     let run = reconcile_through(&stage, 0);
     assert_eq!(run.status.code(), Some(75), "{}", stderr(&run));
     assert!(stderr(&run).contains("fence"), "{}", stderr(&run));
+    stage.goes_on("a node was cut off, and its clients were not").await;
     stage.cluster.stop(0, End::Killed);
     stage.cluster.start_again(0).await;
-    stage.goes_on("a node was cut off, and its clients were not").await;
+    stage.goes_on("it returned").await;
 
     // The test first stops the node that was frozen. This node runs again, but the other nodes can have excluded it
     // from the cluster.
