@@ -5,6 +5,7 @@ use std::time::Duration;
 use chrono::NaiveDateTime;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
+use tallyd_connect::fate::Fate;
 use tallyd_core::control::{Command, Order, Task};
 
 use super::{CLOSE_MAX, Context, Result, Store, micros};
@@ -107,6 +108,7 @@ impl Store {
                            AND user = SUBSTRING_INDEX(USER(), '@', 1) AND time < ? \
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
         let mut conn = self.acquire().await?;
+        let mut last = Ok(false);
         for _ in 0..LOOKS {
             // Closes this process' idle connections, because otherwise the query would count them. If closing fails,
             // the connection is already closed.
@@ -117,12 +119,16 @@ impl Store {
                 let others = sqlx::query_scalar::<_, i64>(SQL).bind(USED_WITHIN_S).fetch_one(connection);
                 others.await.context(ACTION)
             };
-            if conn.limit(ACTION, look).await? == 0 {
-                return Ok(true);
+            match conn.limit(ACTION, look).await {
+                Ok(0) => return Ok(true),
+                Ok(_) => last = Ok(false),
+                // MySQL refuses the list while any session's statement has bytes that are no text (error 3854).
+                Err(error) if error.fate() == Fate::Item => last = Err(error),
+                Err(error) => return Err(error),
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        Ok(false)
+        last
     }
 }
 

@@ -176,7 +176,7 @@ impl StoreError {
 fn fate_of(number: u16) -> Fate {
     match number {
         1048 // a column is null
-        | 1264 | 1292 | 1366 | 1406 | 1690 // out of range, wrong value, too long
+        | 1264 | 1292 | 1366 | 1406 | 1690 | 3854 // out of range, wrong value, too long, not convertible
         | 1451 | 1452 // foreign key
         | 1644 // SIGNAL of a trigger
         | 3819 | 4025 // CHECK constraint: MySQL, MariaDB
