@@ -5,7 +5,6 @@
 
 mod card;
 mod reload;
-mod schedules;
 mod startup;
 mod tasks;
 

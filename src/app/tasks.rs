@@ -1,4 +1,4 @@
-//! The tasks of a daemon, and the cron triggers that wake them. Each task reads the configuration from [`ConfigHandle`]
+//! The tasks of a daemon. Each task reads the configuration from [`ConfigHandle`]
 //! when it begins work.
 
 use std::fmt;
@@ -6,20 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::card;
-use super::schedules::Schedules;
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
 use crate::jobs::reconcile::loss_detector::LossDetector;
+use crate::jobs::runner::JobLoop;
 use crate::jobs::snapshots::clock::SnapshotClock;
-use crate::jobs::{self, Requests, Wakes, filters, runner};
+use crate::jobs::{Requests, filters};
 use crate::outbox::Outbox;
 use crate::runtime::liveness::{Heartbeat, Liveness};
+use crate::runtime::ticker::Ticker;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 use tallyd_core::partition::MAPS_FROM;
@@ -38,7 +39,7 @@ pub(super) enum TaskName {
     Lookout,
     SnapshotClock,
     Job(JobName),
-    Schedules,
+    Ticker,
     SiteCard,
 }
 
@@ -62,7 +63,7 @@ impl fmt::Display for TaskName {
             Self::Job(JobName::Archive) => "archiver",
             Self::Job(JobName::Filters) => "filters",
             Self::Job(JobName::Recount) => "recounter",
-            Self::Schedules => "schedules",
+            Self::Ticker => "ticker",
             Self::SiteCard => "site card",
         })
     }
@@ -117,16 +118,14 @@ impl Tasks {
         self.start_outbox(&wake_outbox, running)?;
         // The outbox's task ends when the last sender of its wake-ups is dropped.
         self.start_consumers(wake_outbox, running);
-        let wakes = Wakes::default();
-        let requests = Requests::new(&wakes);
+        let requests = Requests::default();
         self.start_detectors(&requests, running);
         self.start_site_card(running);
+        let ticker = Ticker::start().await?;
         for job in JobName::ALL {
-            self.start_job(job, wakes.of(job), &requests, running);
+            self.start_job(job, &ticker, &requests, running);
         }
-        // The daemon does not start with an invalid pattern.
-        let schedules = Schedules::start(&self.live, wakes).await?;
-        running.start(TaskName::Schedules, schedules.run(self.live, self.stop));
+        running.start(TaskName::Ticker, ticker.run(self.stop));
         Ok(())
     }
 
@@ -191,16 +190,13 @@ impl Tasks {
 
     /// Starts the loop that runs a job. If filters are disabled, starts another task instead, which prevents a later
     /// daemon from trusting old filters.
-    fn start_job(&self, job: JobName, wake: &Arc<Notify>, requests: &Requests, running: &mut Running) {
+    fn start_job(&self, job: JobName, ticker: &Ticker, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop, .. } = self.clone();
         if job == JobName::Filters && !live.current().filter.is_on() {
             running.start_loop(TaskName::Job(job), |beat| filters::stay_off(servers.store, beat, stop));
             return;
         }
-        let (wake, requests) = (Arc::clone(wake), requests.clone());
-        running.start_loop(TaskName::Job(job), |beat| async move {
-            let specs = || jobs::specs_of(job, &live.current(), &requests);
-            runner::serve(specs, &servers, &live, &wake, &beat, &stop).await;
-        });
+        let job_loop = JobLoop { job, servers, live, requests: requests.clone(), ticks: ticker.ticks(), stop };
+        running.start_loop(TaskName::Job(job), |beat| job_loop.run(beat));
     }
 }

@@ -1,7 +1,7 @@
 //! The daemon's jobs. Jobs run on a schedule or on request. Across all daemons, each job has at most one run at a time.
 //!
-//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] runs a job and holds
-//! the job's lock during the run. [`fence`] waits for the events in flight. The jobs never call each other.
+//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`run`] is the shape of a run, and
+//! [`runner`] holds the job's lock during the run. [`fence`] waits for the events in flight. The jobs never call each other.
 
 pub mod archive;
 mod board_run;
@@ -21,10 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::BoxFuture;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-pub use table::{Requests, modes, specs_of};
+pub use table::{Requests, modes};
 
 use crate::config::Config;
 use crate::servers::Servers;
@@ -35,36 +34,28 @@ use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::jobs::Outcome;
 
-#[derive(Clone)]
+/// A mode of a job, as daemons run it.
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// Returns the schedule that a configuration has for the mode. The text is empty if the mode has no schedule.
-    pub cron: Cron,
+    /// The pattern of the mode's schedule; empty if the mode has none.
+    pub pattern: String,
     /// If this request is made, the mode runs soon, independently of its schedule.
     pub request: Request,
-    /// The time at which the mode becomes due if it never ran.
     pub first_run: FirstRun,
     /// If several modes of one job are due, the one with the lowest rank runs first.
     pub rank: usize,
     pub run: Run,
 }
 
-/// Reads a mode's schedule from a configuration.
-pub type Cron = for<'a> fn(&'a Config, &str) -> &'a str;
-
 /// Does one run. Returns the rule that decides when the mode runs next.
 pub type Run = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
     /// Makes a mode that becomes due only by its schedule. Its rank is 0.
-    fn new(job: JobName, mode: &str, cron: Cron, run: Run) -> Self {
+    fn new(job: JobName, mode: &str, pattern: &str, run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
-        Self { job, mode: mode.to_owned(), cron, request, first_run, rank: 0, run }
-    }
-
-    pub fn pattern<'a>(&self, config: &'a Config) -> &'a str {
-        (self.cron)(config, &self.mode)
+        Self { job, mode: mode.to_owned(), pattern: pattern.to_owned(), request, first_run, rank: 0, run }
     }
 }
 
@@ -85,26 +76,6 @@ pub struct Work {
     pub stop: CancellationToken,
 }
 
-/// Wakes the loops of the jobs. Cron triggers and requests use this type.
-#[derive(Clone, Debug, Default)]
-pub struct Wakes {
-    reconcile: Arc<Notify>,
-    archive: Arc<Notify>,
-    filters: Arc<Notify>,
-    recount: Arc<Notify>,
-}
-
-impl Wakes {
-    pub fn of(&self, job: JobName) -> &Arc<Notify> {
-        match job {
-            JobName::Reconcile => &self.reconcile,
-            JobName::Archive => &self.archive,
-            JobName::Filters => &self.filters,
-            JobName::Recount => &self.recount,
-        }
-    }
-}
-
 /// Checks that the sources contain each of these fault points once, and no other fault points.
 #[cfg(test)]
 pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
@@ -115,35 +86,22 @@ pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     assert_eq!(source.matches("fault::point(\"").count(), points.len());
 }
 
-/// A request for a run of one mode. A detector makes the request, and the job's loop then starts the run.
+/// A request for a run of one mode. A detector makes the request, and the job's loop sees it at its next tick.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
-    requested: Arc<AtomicBool>,
-    wake: Arc<Notify>,
-}
+pub struct Request(Arc<AtomicBool>);
 
 impl Request {
-    fn new(wake: &Arc<Notify>) -> Self {
-        Self { requested: Arc::default(), wake: Arc::clone(wake) }
-    }
-
     pub fn make(&self) {
-        self.requested.store(true, Ordering::Relaxed);
-        self.wake.notify_one();
+        self.0.store(true, Ordering::Relaxed);
     }
 
     fn is_made(&self) -> bool {
-        self.requested.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed)
     }
 
     /// Clears the request, because a run begins. Returns whether there was a request.
     fn take(&self) -> bool {
-        self.requested.swap(false, Ordering::Relaxed)
-    }
-
-    /// Makes the request again after a failed run, so that the run is retried.
-    fn put_back(&self) {
-        self.requested.store(true, Ordering::Relaxed);
+        self.0.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -1,31 +1,33 @@
 //! Runs a job under the job's lock. All jobs use this module. It also contains the loop that runs the due modes.
 //!
 //! A run acquires the lock, works while its lease is renewed, records its report and releases the lock. A job has at
-//! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop. `schedule` decides
-//! which modes are due.
+//! most one run at a time, across all daemons and commands. `schedule` decides which modes are due.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use serde::Serialize;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::schedule::{Entry, RetryAfter, Schedule, Wait};
-use super::{JobError, JobSpec, Work};
-use crate::config::ConfigHandle;
+use super::table::{Requests, specs};
+use super::{JobError, Work};
+use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::lock::locked;
 use crate::runtime::retry::Outage;
+use crate::runtime::ticker::Ticks;
 use crate::servers::Servers;
 use crate::servers::control::needed_by;
 use crate::telemetry::{WaitsFor, telemetry};
+use tallyd_connect::pace::pace;
+use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
@@ -173,40 +175,70 @@ async fn forget_old_runs(store: &Store, job: LockRequest<'_>) {
     }
 }
 
-/// Runs the loop of one job in a daemon. After the start, the loop runs the first due mode as soon as MySQL answers.
-/// After that, each time the loop wakes up, it runs the first mode that is due. `specs` returns the modes, which a
-/// reload of the configuration can change.
-pub async fn serve(
-    specs: impl Fn() -> Vec<JobSpec>,
-    servers: &Servers,
-    live: &ConfigHandle,
-    wake: &Notify,
-    beat: &Heartbeat,
-    stop: &CancellationToken,
-) {
-    let mut outage = Outage::new("asking MySQL which jobs are due");
-    let mut schedule = Schedule::default();
-    while !stop.is_cancelled() {
-        schedule.set(specs());
-        let wait = match beat.during(schedule.ask(&servers.store, &live.current())).await {
-            Ok(now) => {
-                outage.over();
-                let instant = Instant::now();
-                match schedule.next_due(now, instant) {
-                    Some(entry) => run_due(entry, servers, live, beat, stop).await,
-                    None => {
-                        // No job is due. If a job was waiting for another run, that run has done the work.
-                        schedule.jobs().for_each(|job| telemetry().jobs.waits(job.name(), None));
-                        Some(schedule.wait(instant))
+/// The loop of one job in a daemon. It asks MySQL which modes are due: after the start, when a mode's time has come, when a
+/// run is requested, when the configuration changes, and once a minute.
+pub(crate) struct JobLoop {
+    pub job: JobName,
+    pub servers: Servers,
+    pub live: ConfigHandle,
+    pub requests: Requests,
+    pub ticks: Ticks,
+    pub stop: CancellationToken,
+}
+
+impl JobLoop {
+    pub(crate) async fn run(mut self, beat: Heartbeat) {
+        let mut outage = Outage::new("asking MySQL which jobs are due");
+        let mut schedule = Schedule::default();
+        let mut config = self.set(&mut schedule);
+        while !self.stop.is_cancelled() {
+            if !Arc::ptr_eq(&config, &self.live.current()) {
+                config = self.set(&mut schedule);
+            }
+            let wait = match beat.during(schedule.ask(&self.servers.store)).await {
+                Ok(now) => {
+                    outage.over();
+                    let instant = Instant::now();
+                    match schedule.next_due(now, instant) {
+                        Some(entry) => run_due(entry, &self.servers, &self.live, &beat, &self.stop).await,
+                        None => {
+                            // No job is due. If a job was waiting for another run, that run has done the work.
+                            telemetry().jobs.waits(self.job.name(), None);
+                            Some(schedule.wait(now, instant))
+                        }
                     }
                 }
+                Err(error) => Some(Wait::Pause(outage.failed(&format!("{:#}", anyhow::Error::from(error))))),
+            };
+            if let Some(wait) = wait
+                && self
+                    .stop
+                    .clone()
+                    .run_until_cancelled(beat.during(self.wait(wait, &schedule, &config)))
+                    .await
+                    .is_none()
+            {
+                return;
             }
-            Err(error) => Some(Wait::Woken(outage.failed(&format!("{:#}", anyhow::Error::from(error))))),
-        };
-        if let Some(wait) = wait
-            && stop.run_until_cancelled(beat.during(wait.over(wake))).await.is_none()
-        {
-            return;
+        }
+    }
+
+    fn set(&self, schedule: &mut Schedule) -> Arc<Config> {
+        let config = self.live.current();
+        schedule.set(specs(self.job, &config, &self.requests), &config.daemon.time_zone);
+        config
+    }
+
+    async fn wait(&mut self, wait: Wait, schedule: &Schedule, config: &Arc<Config>) {
+        match wait {
+            Wait::Pause(time) => tokio::time::sleep(pace(time)).await,
+            Wait::Woken(time) => {
+                let began = Instant::now();
+                let is_same = |live: &ConfigHandle| Arc::ptr_eq(config, &live.current());
+                while began.elapsed() < time && !schedule.is_requested(Instant::now()) && is_same(&self.live) {
+                    self.ticks.next().await;
+                }
+            }
         }
     }
 }

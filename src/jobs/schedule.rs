@@ -5,13 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-
 use super::{FirstRun, JobSpec};
-use crate::config::Config;
 use crate::runtime::cron;
 use tallyd_connect::pace::pace;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 use tallyd_mysql::{Store, StoreError};
 
@@ -21,8 +17,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause before the next try.
 const PAUSE_MAX: Duration = Duration::from_secs(900);
 
-/// A missed cron trigger is noticed after this time at the latest. A trigger is missed if the clock was set, or the
-/// machine slept.
+/// The loop looks into MySQL after this time at the latest, because another daemon can have begun or ended a run.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// The time at which a mode is due again after a run.
@@ -43,22 +38,14 @@ pub enum RetryAfter {
 /// The way in which the loop of a job waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// The loop waits for this time, even if a trigger or a request arrives.
+    /// The loop waits for this time, even if a run is requested.
     Pause(Duration),
-    /// The loop waits for a cron trigger or a request, at most for this time.
+    /// The loop waits for a request, at most for this time.
     Woken(Duration),
 }
 
 impl Wait {
     pub(super) const AFTER_RUN: Self = Self::Pause(PAUSE);
-
-    pub(super) async fn over(self, wake: &Notify) {
-        match self {
-            Self::Pause(pause) => tokio::time::sleep(pace(pause)).await,
-            // An error means that the time is over. The loop continues in both cases.
-            Self::Woken(limit) => drop(tokio::time::timeout(limit.min(LOOK_EVERY), wake.notified()).await),
-        }
-    }
 }
 
 /// The modes of one job, with the state of their last runs.
@@ -86,27 +73,27 @@ struct Backoff {
 
 impl Schedule {
     /// Replaces the old list of modes with `specs`. A mode that is in both lists keeps its state.
-    pub(super) fn set(&mut self, specs: Vec<JobSpec>) {
+    pub(super) fn set(&mut self, specs: Vec<JobSpec>, time_zone: &str) {
         let mut had = std::mem::take(&mut self.0);
         for spec in specs {
             let same = had.iter().position(|entry| (entry.spec.job, &entry.spec.mode) == (spec.job, &spec.mode));
+            // A pattern cannot be parsed if it is empty, because others were refused when the configuration was loaded.
+            let times = cron::Schedule::parse(&spec.pattern, time_zone).ok();
             self.0.push(match same {
-                Some(place) => Entry { spec, ..had.swap_remove(place) },
-                None => Entry { spec, since: None, times: None, last: None, backoff: None },
+                Some(place) => Entry { spec, times, ..had.swap_remove(place) },
+                None => Entry { spec, since: None, times, last: None, backoff: None },
             });
         }
     }
 
     /// Reads the last runs and the time from MySQL. MySQL records the starts of runs by its own clock.
-    pub(super) async fn ask(&mut self, store: &Store, config: &Config) -> Result<Micros, StoreError> {
+    pub(super) async fn ask(&mut self, store: &Store) -> Result<Micros, StoreError> {
         if self.0.is_empty() {
             return Ok(Micros(0));
         }
         let (now, _) = store.clock().await?;
         for Entry { spec, since, times, last, .. } in &mut self.0 {
             since.get_or_insert(now);
-            // A pattern cannot be parsed if it is empty, or if it was refused when the configuration was loaded.
-            *times = cron::Schedule::parse(spec.pattern(config), &config.daemon.time_zone).ok();
             if times.is_some() {
                 *last = store.last_done(spec.job.name(), &spec.mode).await?;
             }
@@ -118,7 +105,7 @@ impl Schedule {
     /// over.
     pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
-        let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
+        let ready = due.filter(|entry| entry.is_ready(instant));
         ready.min_by_key(|entry| match entry.backoff {
             None => (false, entry.spec.rank),
             // If several modes must be retried, the last one is returned, because the modes before it have been tried
@@ -127,21 +114,28 @@ impl Schedule {
         })
     }
 
-    /// Returns how to wait if nothing is due at `instant`.
-    pub(super) fn wait(&self, instant: Instant) -> Wait {
+    /// Returns how to wait if nothing is due at the time `now` by MySQL's clock, which is `instant` on this machine.
+    pub(super) fn wait(&self, now: Micros, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
         // A pause that is over is ignored. If a mode's pause is over and the mode is not due, another daemon has run
         // the mode during the pause.
-        let until = pauses.filter(|until| *until > instant).min();
-        Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
+        let pauses = pauses.filter_map(|until| until.checked_duration_since(instant)).filter(|pause| !pause.is_zero());
+        let next = self.0.iter().filter_map(|entry| entry.times.as_ref()?.next(now));
+        let next = next.map(|next| Duration::from_micros((next.0 - now.0).unsigned_abs()));
+        Wait::Woken(pauses.chain(next).chain([LOOK_EVERY]).min().unwrap_or(LOOK_EVERY))
     }
 
-    pub(super) fn jobs(&self) -> impl Iterator<Item = JobName> {
-        self.0.iter().map(|entry| entry.spec.job)
+    /// Whether a requested mode can run now.
+    pub(super) fn is_requested(&self, instant: Instant) -> bool {
+        self.0.iter().any(|entry| entry.spec.request.is_made() && entry.is_ready(instant))
     }
 }
 
 impl Entry {
+    fn is_ready(&self, instant: Instant) -> bool {
+        self.backoff.is_none_or(|backoff| backoff.until <= instant)
+    }
+
     /// Whether the mode is due. A mode is due if a run was requested, or if a scheduled time has passed since the last
     /// completed run began.
     fn is_due(&self, now: Micros) -> bool {
@@ -160,7 +154,7 @@ impl Entry {
     /// request is made again.
     pub(super) fn ran(&mut self, retry: RetryAfter, requested: bool) {
         if requested && retry != RetryAfter::NextTime {
-            self.spec.request.put_back();
+            self.spec.request.make();
         }
         self.backoff = match (retry, self.backoff) {
             (RetryAfter::NextTime | RetryAfter::Resume, _) => None,
@@ -179,12 +173,13 @@ impl Backoff {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proptest::prelude::*;
 
-    use super::super::{Requests, Wakes, specs_of};
+    use super::super::Requests;
+    use super::super::table::specs;
     use super::*;
+    use crate::config::Config;
+    use tallyd_core::job_name::JobName;
 
     const NOON: i64 = 1_795_262_400;
 
@@ -205,12 +200,11 @@ mod tests {
 
     /// Makes the schedule of one job, with its rows in the given order. Every mode last ran a day ago.
     fn scheduled(job: JobName, config: &Config, requests: &Requests, order: &[usize]) -> Schedule {
-        let mut specs: Vec<(usize, JobSpec)> = order.iter().copied().zip(specs_of(job, config, requests)).collect();
+        let mut specs: Vec<(usize, JobSpec)> = order.iter().copied().zip(specs(job, config, requests)).collect();
         specs.sort_by_key(|(place, _)| *place);
         let mut schedule = Schedule::default();
-        schedule.set(specs.into_iter().map(|(_, spec)| spec).collect());
+        schedule.set(specs.into_iter().map(|(_, spec)| spec).collect(), "UTC");
         for entry in &mut schedule.0 {
-            entry.times = cron::Schedule::parse(entry.spec.pattern(config), "UTC").ok();
             (entry.last, entry.since) = (Some(at(-86_400)), Some(at(-86_400)));
         }
         schedule
@@ -238,8 +232,7 @@ mod tests {
         /// the requested mode.
         #[test]
         fn rows_in_another_order_run_all_the_same(reconcile in order(4), archive in order(2), recount in order(2)) {
-            let (config, wakes) = (config(), Wakes::default());
-            let requests = Requests::new(&wakes);
+            let (config, requests) = (config(), Requests::default());
             for (job, order, due, requested) in [
                 (JobName::Reconcile, &reconcile, vec!["full", "scrub", "changed"], Some((&requests.rebuild, "rebuild"))),
                 (JobName::Archive, &archive, vec!["closed"], Some((&requests.snapshot, "snapshot"))),
@@ -251,7 +244,6 @@ mod tests {
                 if let Some((request, mode)) = requested {
                     request.make();
                     prop_assert_eq!(runs(&mut schedule, at(1)), [mode]);
-                    prop_assert!(Arc::strong_count(wakes.of(job)) > 1, "the request wakes the job's loop");
                 }
                 prop_assert_eq!(runs(&mut schedule, at(2)), Vec::<String>::new());
             }
@@ -260,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_redis_has_lost_goes_before_what_is_due() {
-        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let (config, requests) = (config(), Requests::default());
         let mut schedule = scheduled(JobName::Reconcile, &config, &requests, &[0, 1, 2, 3]);
         requests.rebuild.make();
         assert_eq!(runs(&mut schedule, at(0)), ["rebuild", "full", "scrub", "changed"]);
@@ -268,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_mode_that_never_ran_runs_at_once_or_waits_for_its_time() {
-        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let (config, requests) = (config(), Requests::default());
         for (job, immediately) in [(JobName::Archive, vec!["closed"]), (JobName::Recount, vec![])] {
             let mut schedule = scheduled(job, &config, &requests, &[0, 1]);
             schedule.0.iter_mut().for_each(|entry| (entry.last, entry.since) = (None, Some(at(60))));
@@ -281,14 +273,16 @@ mod tests {
 
     #[test]
     fn a_mode_that_was_not_done_lets_others_go_first_and_is_tried_again_after_a_pause() {
-        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let (config, requests) = (config(), Requests::default());
         let mut schedule = scheduled(JobName::Reconcile, &config, &requests, &[0, 1, 2, 3]);
         requests.rebuild.make();
         let rebuild = schedule.next_due(at(0), Instant::now()).unwrap();
         let requested = rebuild.spec.request.take();
         rebuild.ran(RetryAfter::Pause, requested);
         assert_eq!(runs(&mut schedule, at(0)), ["full", "scrub", "changed"]);
-        let Wait::Woken(pause) = schedule.wait(Instant::now()) else { panic!("the loop also waits for a trigger") };
+        let Wait::Woken(pause) = schedule.wait(at(0), Instant::now()) else {
+            panic!("the loop also waits for a request")
+        };
         assert!(pause <= PAUSE && pause > PAUSE / 2, "{pause:?}");
         let later = Instant::now() + PAUSE;
         assert_eq!(
@@ -300,7 +294,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_only_where_a_run_could_not_do_all() {
-        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let (config, requests) = (config(), Requests::default());
         let mut schedule = scheduled(JobName::Filters, &config, &requests, &[0]);
         let mut pauses = |retry: RetryAfter| {
             schedule.0[0].ran(retry, false);
@@ -313,39 +307,34 @@ mod tests {
 
     #[test]
     fn a_mode_that_another_daemon_has_done_meanwhile_keeps_the_loop_asleep() {
-        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let (config, requests) = (config(), Requests::default());
         let mut schedule = scheduled(JobName::Filters, &config, &requests, &[0]);
         schedule.0[0].ran(RetryAfter::Pause, false);
         schedule.0[0].last = Some(at(60));
         let later = Instant::now() + PAUSE * 2;
         assert!(schedule.next_due(at(60), later).is_none());
-        assert_eq!(schedule.wait(later), Wait::Woken(Duration::MAX));
+        assert!(matches!(schedule.wait(at(60), later), Wait::Woken(_)));
     }
 
     #[test]
     fn a_reload_keeps_what_is_known_of_modes_that_stay() {
-        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let (config, requests) = (config(), Requests::default());
         let mut schedule = scheduled(JobName::Recount, &config, &requests, &[0, 1]);
         schedule.0[1].ran(RetryAfter::Pause, false);
         let mut fewer = config.clone();
         fewer.recounts.remove(0);
-        schedule.set(specs_of(JobName::Recount, &fewer, &requests));
+        schedule.set(specs(JobName::Recount, &fewer, &requests), "UTC");
         assert_eq!(schedule.0.len(), 1);
         assert!(schedule.0[0].backoff.is_some() && schedule.0[0].last == Some(at(-86_400)));
     }
 
-    #[tokio::test]
-    async fn a_trigger_ends_any_wait_but_a_pause() {
-        let wake = Notify::new();
-        wake.notify_one();
-        let began = Instant::now();
-        Wait::Woken(Duration::MAX).over(&wake).await;
-        assert!(began.elapsed() < LOOK_EVERY / 2);
-        wake.notify_one();
-        let began = Instant::now();
-        Wait::Pause(Duration::from_millis(50)).over(&wake).await;
-        assert!(began.elapsed() >= Duration::from_millis(50));
-        assert_eq!(Wait::AFTER_RUN, Wait::Pause(Duration::from_secs(30)));
+    #[test]
+    fn the_loop_waits_for_the_next_time_and_never_more_than_a_minute() {
+        let (config, requests) = (config(), Requests::default());
+        let schedule = scheduled(JobName::Reconcile, &config, &requests, &[0, 1, 2, 3]);
+        let wait = |seconds: i64| schedule.wait(at(seconds), Instant::now());
+        assert_eq!(wait(290), Wait::Woken(Duration::from_secs(10)));
+        assert_eq!(wait(10), Wait::Woken(LOOK_EVERY));
         assert_eq!([PAUSE, LOOK_EVERY, PAUSE_MAX].map(|it| it.as_secs()), [30, 60, 900]);
     }
 }

@@ -1,5 +1,5 @@
-//! The table of all jobs and their modes. The daemon's loops, its cron triggers, the observer and `config check` read
-//! this table. The order of the table's rows affects only the order in which commands show the modes.
+//! The table of all jobs and their modes. The daemon's loops and the observer read it. The order of its rows affects only
+//! the order in which commands show the modes.
 
 use futures_util::FutureExt;
 
@@ -11,8 +11,8 @@ use super::runner::{Outcome, Ran, Report};
 use super::runs::{self, Snapshots};
 use super::schedule::RetryAfter;
 use super::snapshots::SNAPSHOT_MODE;
-use super::{Cron, FirstRun, JobError, JobSpec, Request, Run, Wakes, Work, filters};
-use crate::config::Config;
+use super::{FirstRun, JobError, JobSpec, Request, Run, Work, filters};
+use crate::config::{Config, Reconcile, Recount};
 use crate::runtime::progress::ProgressSink;
 use tallyd_core::job_name::{JobMode, JobName};
 
@@ -24,90 +24,62 @@ pub struct Requests {
     pub snapshot: Request,
 }
 
-impl Requests {
-    pub fn new(wakes: &Wakes) -> Self {
-        Self { rebuild: Request::new(wakes.of(JobName::Reconcile)), snapshot: Request::new(wakes.of(JobName::Archive)) }
-    }
-}
-
-pub fn specs_of(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSpec> {
-    table(config, requests).into_iter().filter(|spec| spec.job == job).collect()
-}
-
 /// Returns all modes of all jobs in this configuration, with their schedules.
 pub fn modes(config: &Config) -> Vec<JobMode> {
-    let specs = table(config, &Requests::default()).into_iter();
     let mode = |spec: JobSpec| JobMode {
         job: spec.job,
-        pattern: spec.pattern(config).to_owned(),
-        time_zone: config.daemon.time_zone.clone(),
         mode: spec.mode,
+        pattern: spec.pattern,
+        time_zone: config.daemon.time_zone.clone(),
     };
-    specs.map(mode).collect()
+    JobName::ALL.into_iter().flat_map(|job| specs(job, config, &Requests::default())).map(mode).collect()
 }
 
-fn table(config: &Config, requests: &Requests) -> Vec<JobSpec> {
-    let mut table = reconcile(requests);
-    table.extend(archive(requests));
-    if config.filter.is_on() {
-        let (mode, cron): (&str, Cron) = (filters::MODE, |config, _| config.filter.schedule());
-        table.push(JobSpec::new(JobName::Filters, mode, cron, |work| filtered(work).boxed()));
+pub(super) fn specs(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSpec> {
+    match job {
+        JobName::Reconcile => reconcile(config, requests),
+        JobName::Archive => archive(config, requests),
+        JobName::Filters if config.filter.is_on() => {
+            vec![JobSpec::new(job, filters::MODE, config.filter.schedule(), |work| filtered(work).boxed())]
+        }
+        JobName::Filters => Vec::new(),
+        JobName::Recount => recounts(config),
     }
-    table.extend(config.recounts.iter().enumerate().map(|(rank, recount)| JobSpec {
-        first_run: FirstRun::AtItsTime,
-        rank,
-        ..JobSpec::new(JobName::Recount, &recount.name(), recount_cron, |work| recounted(work).boxed())
-    }));
-    table
 }
 
-fn reconcile(requests: &Requests) -> Vec<JobSpec> {
-    let row = |mode: Mode, cron: Cron, run: Run| JobSpec::new(JobName::Reconcile, mode.name(), cron, run);
+fn reconcile(config: &Config, requests: &Requests) -> Vec<JobSpec> {
+    let Reconcile { changed_cron, full_cron, scrub_cron, .. } = &config.reconcile;
+    let row = |rank, mode: Mode, pattern: &str, run: Run| JobSpec {
+        rank,
+        ..JobSpec::new(JobName::Reconcile, mode.name(), pattern, run)
+    };
     vec![
-        JobSpec {
-            rank: 3,
-            ..row(
-                Mode::Changed,
-                |config, _| &config.reconcile.changed_cron,
-                |work| reconciled(work, Mode::Changed).boxed(),
-            )
-        },
-        JobSpec {
-            rank: 1,
-            ..row(Mode::Full, |config, _| &config.reconcile.full_cron, |work| reconciled(work, Mode::Full).boxed())
-        },
-        JobSpec {
-            rank: 2,
-            ..row(Mode::Scrub, |config, _| &config.reconcile.scrub_cron, |work| reconciled(work, Mode::Scrub).boxed())
-        },
+        row(3, Mode::Changed, changed_cron, |work| reconciled(work, Mode::Changed).boxed()),
+        row(1, Mode::Full, full_cron, |work| reconciled(work, Mode::Full).boxed()),
+        row(2, Mode::Scrub, scrub_cron, |work| reconciled(work, Mode::Scrub).boxed()),
         // If several modes are due, this one runs first, because readers query MySQL until its run is done.
         JobSpec {
-            rank: 0,
             request: requests.rebuild.clone(),
-            ..row(Mode::Rebuild, never, |work| reconciled(work, Mode::Rebuild).boxed())
+            ..row(0, Mode::Rebuild, "", |work| reconciled(work, Mode::Rebuild).boxed())
         },
     ]
 }
 
-fn archive(requests: &Requests) -> [JobSpec; 2] {
-    let row = |mode: &str, cron: Cron, run: Run| JobSpec::new(JobName::Archive, mode, cron, run);
-    [
-        JobSpec { rank: 0, ..row(archive::MODE, |config, _| &config.archive.cron, |work| archived(work).boxed()) },
-        JobSpec {
-            rank: 1,
-            request: requests.snapshot.clone(),
-            ..row(SNAPSHOT_MODE, never, |work| saved(work).boxed())
-        },
+fn archive(config: &Config, requests: &Requests) -> Vec<JobSpec> {
+    let row = |mode: &str, pattern: &str, run: Run| JobSpec::new(JobName::Archive, mode, pattern, run);
+    vec![
+        row(archive::MODE, &config.archive.cron, |work| archived(work).boxed()),
+        JobSpec { rank: 1, request: requests.snapshot.clone(), ..row(SNAPSHOT_MODE, "", |work| saved(work).boxed()) },
     ]
 }
 
-fn never<'a>(_: &'a Config, _: &str) -> &'a str {
-    ""
-}
-
-fn recount_cron<'a>(config: &'a Config, mode: &str) -> &'a str {
-    let found = config.recounts.iter().find(|recount| recount.name() == mode);
-    found.map_or("", |recount| &recount.cron)
+fn recounts(config: &Config) -> Vec<JobSpec> {
+    let row = |(rank, recount): (usize, &Recount)| JobSpec {
+        first_run: FirstRun::AtItsTime,
+        rank,
+        ..JobSpec::new(JobName::Recount, &recount.name(), &recount.cron, |work| recounted(work).boxed())
+    };
+    config.recounts.iter().enumerate().map(row).collect()
 }
 
 async fn reconciled(Work { servers, config, stop, .. }: Work, mode: Mode) -> Result<RetryAfter, JobError> {

@@ -1,12 +1,10 @@
-//! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes
-//! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
+//! Cron patterns in a time zone.
 //!
-//! If a clock is set forward, the clock skips some time. A pattern that is due in this time triggers when the clock is
-//! set. If a clock is set back, some time is repeated. A pattern that is due in the repeated time triggers only once.
-//! The exception is a pattern that is due in every hour. This pattern triggers again in the repeated hour, so no hour
-//! is without a run.
+//! If a clock is set forward, the clock skips some time. A pattern that is due in this time fires when the clock is set.
+//! If a clock is set back, some time is repeated. A pattern that is due in the repeated time fires only once. The
+//! exception is a pattern that is due in every hour. This pattern fires again in the repeated hour, so no hour is without
+//! a run.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,10 +13,7 @@ use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use tokio::sync::Notify;
-use tokio_cron_scheduler::{Job, JobScheduler};
 
-use super::clock;
 use tallyd_core::model::Micros;
 
 /// To find a pattern's longest gap, the code compares this number of instants at which the pattern is due. If a pattern
@@ -162,48 +157,6 @@ fn micros(seconds: i64) -> Micros {
     Micros(seconds.saturating_mul(1_000_000))
 }
 
-/// Wakes loops by their schedules until this scheduler is stopped.
-pub(crate) struct Triggers(JobScheduler);
-
-struct Trigger {
-    schedule: Schedule,
-    wake: Arc<Notify>,
-    next: Option<Micros>,
-}
-
-impl Triggers {
-    pub(crate) async fn start(schedules: impl IntoIterator<Item = (Schedule, Arc<Notify>)>) -> Result<Self> {
-        let now = clock::now();
-        let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
-        let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // tallyd uses the library only to call this code each second. The library's own schedules would keep the offset
-        // that a time zone had at startup.
-        let tick = Job::new("* * * * * *", move |_, _| {
-            let now = clock::now();
-            triggers.iter_mut().for_each(|trigger| trigger.look(now));
-        });
-        let scheduler = JobScheduler::new().await.context("make the scheduler")?;
-        scheduler.add(tick?).await.context("schedule the jobs")?;
-        scheduler.start().await.context("start the scheduler")?;
-        Ok(Self(scheduler))
-    }
-
-    pub(crate) async fn stop(mut self) {
-        if let Err(error) = self.0.shutdown().await {
-            tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop cleanly: {error}");
-        }
-    }
-}
-
-impl Trigger {
-    fn look(&mut self, now: Micros) {
-        if self.next.is_some_and(|next| next <= now) {
-            self.wake.notify_one();
-            self.next = self.schedule.next(now);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -331,14 +284,5 @@ mod tests {
             // The result can differ by half an hour in zones that change their clocks by half an hour.
             prop_assert!(hours.windows(2).all(|pair| (30..=90).contains(&((pair[1].0 - pair[0].0) / 60_000_000))));
         }
-    }
-
-    #[tokio::test]
-    async fn a_trigger_wakes() {
-        let wake = Arc::new(Notify::new());
-        let schedule = Schedule::parse("* * * * * *", "UTC").unwrap();
-        let triggers = Triggers::start([(schedule, Arc::clone(&wake))]).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(10), wake.notified()).await.unwrap();
-        triggers.stop().await;
     }
 }

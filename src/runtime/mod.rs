@@ -10,6 +10,7 @@ pub mod progress;
 pub(crate) mod retry;
 pub(crate) mod shutdown;
 pub(crate) mod systemd;
+pub(crate) mod ticker;
 pub(crate) mod waits;
 
 pub use tallyd_connect::fault;
