@@ -9,8 +9,8 @@ use super::{
     EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_since, parse_time, print, progress_sink,
 };
 use crate::config::{Config, Export};
-use crate::moving::export::report::End;
-use crate::moving::export::{self, Begin, RunOptions};
+use crate::jobs::run::{self, Ended, RunOptions};
+use crate::moving::export::Exporter;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_core::model::Micros;
@@ -38,12 +38,13 @@ pub(super) async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
     let export = chosen(config, &args.name)?;
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
-    let options = RunOptions { begin: args.since.map_or(Begin::Resume, Begin::Since), every: args.every };
-    let ran = export::run(&servers, config, export, options, progress_sink(), &stop).await?;
+    let exporter = Exporter::new(config, export, args.since, args.every)?;
+    let options = RunOptions { resume: args.resume, ..RunOptions::default() };
+    let ran = run::once(&servers, config, &exporter, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     // With `--every`, a stop is the normal end of the run.
-    Ok(if report.ended == End::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
+    Ok(if report.head.ended == Ended::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
 }
 
 fn chosen<'a>(config: &'a Config, name: &str) -> Result<&'a Export> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -47,8 +48,9 @@ pub trait Job: Sync {
     fn begin(&self) -> (Self::Report, Self::Progress);
 
     /// Does the work, and counts it in the report. After an error, the run has failed, with two exceptions:
-    /// [`LimitExceeded`] ends the run early, and so does [`JobError::NotNow`] after a stop.
-    fn work(&self, run: &mut Run<'_, Self>) -> impl Future<Output = Result<()>> + Send;
+    /// [`LimitExceeded`] ends the run early, and so does [`JobError::NotNow`] after a stop. A scheduled run is a task, so
+    /// its future must be [`Send`]. A command's run is not.
+    fn work(&self, run: &mut Run<'_, Self>) -> impl Future<Output = Result<()>>;
 
     /// Logs that the run stopped at a safety limit.
     fn log_limit(&self, _reason: &str) {}
@@ -229,6 +231,20 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
     pub async fn note_checkpoint(&self, place: &(impl Serialize + Sync)) -> Result<()> {
         let text = serde_json::to_string(place).context("write the run's progress")?;
         Ok(self.servers.store.note_checkpoint(self.number, &text).await?)
+    }
+
+    /// Returns the number and the place of the last run of `mode` before this one. If `unless_done` is true, considers
+    /// only runs after the last completed run.
+    pub async fn last_checkpoint<T: DeserializeOwned>(
+        &self,
+        mode: &str,
+        unless_done: bool,
+    ) -> Result<Option<(u64, T)>> {
+        let last = self.servers.store.last_checkpoint(J::NAME, mode, self.number, unless_done).await?;
+        let read = |(run, text): (u64, String)| {
+            Ok((run, serde_json::from_str(&text).context("read the last run's progress")?))
+        };
+        last.map(read).transpose()
     }
 
     /// Returns a new number for a fence or for writes. It grows within a run and from run to run.

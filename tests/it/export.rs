@@ -145,7 +145,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let output = stopped.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(stdout(&output).contains("ended: it was stopped; --resume continues"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("ended early: it was stopped: --resume continues"), "{}", stdout(&output));
     assert!(daemon.stop().success());
     world.close().await;
 }

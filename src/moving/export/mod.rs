@@ -26,30 +26,26 @@
 
 pub mod report;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::is_passing;
-use crate::config::{Config, Export, ExportWrites, Metrics};
+use crate::config::{Config, Export, ExportWrites, Reconcile as Limits};
 use crate::jobs::JobError;
-use crate::jobs::runner::{LockRequest, Ran, run_once};
-use crate::runtime::progress::{ProgressSink, follow};
+use crate::jobs::pages::{PageLimits, is_passing};
+use crate::jobs::run::{Job, Run, RunOptions};
 use crate::runtime::retry::Outage;
-use crate::servers::Servers;
-use crate::servers::pace::{Health, Pace};
-use report::{End, Progress, Report};
+use report::{Progress, Report};
+use tallyd_core::control::Task;
 use tallyd_core::job_name::CommandName;
-use tallyd_core::model::{Kind, Micros, TargetId, UserId};
+use tallyd_core::model::{Kind, Metric, Micros, TargetId, UserId};
 use tallyd_mysql::Store;
 use tallyd_mysql::changed::{ChangedBefore, Span};
 use tallyd_mysql::moving::exports::{LikeRow, time_literal};
 use tallyd_mysql::site_query::QueryError;
-use tallyd_rabbitmq::Publisher;
 
 /// Maximum number of rows of `counter` that one list call reads.
 const PAGE_TARGETS: usize = 10_000;
@@ -71,21 +67,19 @@ const CLOCKS_APART: Duration = Duration::from_secs(10);
 /// next pass finds the remaining changes.
 const LISTS_MAX: usize = 10;
 
-const JOB: &str = CommandName::Export.name();
-
-/// The time from which an export starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
-    Since(Micros),
-    /// The export continues where its last run ended.
-    Resume,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunOptions {
-    pub begin: Begin,
+/// Exports one block of the configuration.
+pub struct Exporter {
+    /// The time from which the export starts. `None` if it continues where its last run ended.
+    since: Option<Micros>,
     /// The pause between two passes. `None` if the run makes only one pass.
-    pub every: Option<Duration>,
+    every: Option<Duration>,
+    export: Export,
+    kind: Kind,
+    like: Metric,
+    writes: ExportWrites,
+    limits: Limits,
+    /// The server that has the site's table. `None`: the server of `[mysql]`.
+    site: Option<Store>,
 }
 
 /// The progress of an export over all its runs.
@@ -95,149 +89,102 @@ struct Checkpoint {
     until: i64,
 }
 
-struct Exporter<'a> {
-    servers: &'a Servers,
-    export: &'a Export,
-    kind: Kind,
-    metrics: &'a Metrics,
-    writes: ExportWrites,
-    /// The server that has the site's table. `None`: the server of `[mysql]`.
-    site: Option<Store>,
+struct Exporting<'a, 'r> {
+    on: &'a Exporter,
+    run: &'a mut Run<'r, Exporter>,
 }
 
-struct Run<'a> {
-    on: &'a Exporter<'a>,
-    number: u64,
-    pace: Pace,
-    publisher: Publisher,
-    progress: watch::Sender<Progress>,
-    stop: &'a CancellationToken,
-    report: Report,
-}
-
-/// Exports under the job's lock, either once or repeatedly until `stop`.
-///
-/// # Errors
-/// Fails with [`JobError::Refused`] if a statement is wrong, or with another error if a server fails.
-pub async fn run(
-    servers: &Servers,
-    config: &Config,
-    export: &Export,
-    options: RunOptions,
-    to: ProgressSink,
-    stop: &CancellationToken,
-) -> Result<Ran<Report>, JobError> {
-    let on = Exporter::new(servers, config, export)?;
-    let job =
-        LockRequest { name: JOB, mode: &export.name, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
-    let on = &on;
-    let work = |number| async move {
-        let (progress, shown) = watch::channel(Progress { export: export.name.clone(), ..Progress::default() });
-        tokio::select! {
-            ran = on.run(config, number, options, progress, stop) => ran,
-            () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
-        }
-    };
-    run_once(&servers.store, job, work).await
-}
-
-impl<'a> Exporter<'a> {
-    fn new(servers: &'a Servers, config: &'a Config, export: &'a Export) -> Result<Self> {
+impl Exporter {
+    pub fn new(config: &Config, export: &Export, since: Option<Micros>, every: Option<Duration>) -> Result<Self> {
         Ok(Self {
-            servers,
-            export,
+            since,
+            every,
             kind: config.kinds.named(&export.kind).context("the kind is not in [kinds]")?,
-            metrics: &config.metrics,
+            like: config.metrics.like(),
             writes: export.writes().map_err(|(_, sentence)| anyhow!(sentence))?,
+            limits: config.reconcile.clone(),
             site: export.server.as_ref().map(|server| Store::new(server, SITE_CONNECTIONS)).transpose()?,
+            export: export.clone(),
         })
     }
+}
 
-    async fn run(
-        &self,
-        config: &Config,
-        number: u64,
-        options: RunOptions,
-        progress: watch::Sender<Progress>,
-        stop: &CancellationToken,
-    ) -> Result<Report> {
-        let since = self.begin(number, options.begin).await?;
-        let health = Health {
-            servers: self.servers.clone(),
-            replicas: Vec::new(),
-            site: self.site.clone(),
-            limits: config.reconcile.clone(),
-            number,
-        };
-        let mut run = Run {
-            on: self,
-            number,
-            pace: Pace::new(health, stop.clone(), (JOB, say), PAGE_TARGETS),
-            publisher: self.servers.broker.connect_publisher(JOB).await?,
-            progress,
-            stop,
-            report: Report::new(self.export, since),
-        };
-        run.run(since, options.every).await?;
-        Ok(run.report)
+impl Job for Exporter {
+    const NAME: &'static str = CommandName::Export.name();
+    const SENDS_FENCES: bool = false;
+    type Report = Report;
+    type Progress = Progress;
+
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &[]
     }
 
-    async fn begin(&self, number: u64, begin: Begin) -> Result<Micros> {
-        let store = &self.servers.store;
-        let since = match begin {
-            Begin::Since(since) => since,
-            Begin::Resume => {
-                let noted = store.last_checkpoint(JOB, &self.export.name, number, false).await?;
-                let Some((_, text)) = noted else {
-                    return Err(JobError::Refused(format!(
-                        "no run of {} has stored its progress: add --since with the time of the cut-over",
-                        self.export.name
-                    ))
-                    .into());
-                };
-                let Checkpoint { until } = serde_json::from_str(&text).context("read the progress of the last run")?;
-                Micros(until)
-            }
-        };
-        store.note_checkpoint(number, &checkpoint(since)?).await?;
-        Ok(since)
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.export.name)
+    }
+
+    fn begin(&self) -> (Report, Progress) {
+        (Report::new(&self.export), Progress { export: self.export.name.clone(), ..Progress::default() })
+    }
+
+    /// Fails with [`JobError::Refused`] if a statement is wrong, or with another error if a server fails.
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let (limits, site) = (self.limits.clone(), self.site.clone());
+        run.limit_pages(PageLimits { replicas: Vec::new(), site, limits, page_max: PAGE_TARGETS, log_wait }).await?;
+        Exporting { on: self, run }.export_all().await
+    }
+
+    fn how_to_continue(&self, _: &RunOptions) -> Option<&'static str> {
+        Some("--resume continues")
     }
 }
 
-impl Run<'_> {
-    async fn run(&mut self, since: Micros, every: Option<Duration>) -> Result<()> {
-        let mut since = since;
+impl Exporting<'_, '_> {
+    async fn export_all(&mut self) -> Result<()> {
+        let mut since = self.begin().await?;
         let mut outage = Outage::new("writing to the site's table");
-        while !self.stop.is_cancelled() {
-            let pause = match (self.pass(since).await, every) {
-                (Ok(until), _) => {
+        loop {
+            let pause = match (self.pass(since).await, self.on.every) {
+                (Ok(until), every) => {
                     outage.over();
-                    since = until.unwrap_or(since);
+                    since = until;
                     every
                 }
                 (Err(error), Some(_)) if is_passing(&error) => Some(outage.failed(&format!("{error:#}"))),
                 (Err(error), _) => return Err(error),
             };
-            let Some(pause) = pause else { break };
-            self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+            let Some(pause) = pause else { return Ok(()) };
+            self.run.unless_stopped(tokio::time::sleep(pause)).await?;
         }
-        if self.stop.is_cancelled() {
-            self.report.end(End::Stopped, "it was stopped; --resume continues the export");
-        }
-        Ok(())
     }
 
-    /// Exports the rows written since `since`. Returns the time up to which rows are exported, or `None` if the run was
-    /// stopped.
-    async fn pass(&mut self, since: Micros) -> Result<Option<Micros>> {
-        let store = &self.on.servers.store;
+    async fn begin(&mut self) -> Result<Micros> {
+        let since = match self.on.since {
+            Some(since) => since,
+            None => {
+                let last = self.run.last_checkpoint::<Checkpoint>(&self.on.mode(), false).await?;
+                let (_, Checkpoint { until }) = last.ok_or_else(|| {
+                    JobError::Refused(format!(
+                        "no run of {} has stored its progress: add --since with the time of the cut-over",
+                        self.on.export.name
+                    ))
+                })?;
+                Micros(until)
+            }
+        };
+        self.run.report.since = since.0;
+        self.run.note_checkpoint(&Checkpoint { until: since.0 }).await?;
+        Ok(since)
+    }
+
+    /// Exports the rows written since `since`. Returns the time up to which rows are exported.
+    async fn pass(&mut self, since: Micros) -> Result<Micros> {
+        let store = &self.run.servers.store;
         let since = since.before(self.on.export.overlap.0);
         let (mut began, _) = store.clock().await?;
         let (until, mut listed_since, mut last) = (began, since, None);
         for _ in 0..LISTS_MAX {
-            if !self.list(listed_since, since).await? {
-                return Ok(None);
-            }
+            self.list(listed_since, since).await?;
             let (ended, _) = store.clock().await?;
             let span = Some(Span::of(began)).filter(|span| *span == Span::of(ended));
             if span.is_some() && span == last {
@@ -245,36 +192,33 @@ impl Run<'_> {
             }
             (last, listed_since, began) = (span, until.before(CLOCKS_APART).max(since), ended);
         }
-        store.note_checkpoint(self.number, &checkpoint(until)?).await?;
-        self.report.passes += 1;
-        self.report.until = Some(until.0);
-        Ok(Some(until))
+        self.run.note_checkpoint(&Checkpoint { until: until.0 }).await?;
+        self.run.report.passes += 1;
+        self.run.report.until = Some(until.0);
+        Ok(until)
     }
 
     /// Lists the targets that changed since `listed_since`. From these targets, exports the rows that changed since
-    /// `since`. Returns false if the run was stopped before the end of the list.
-    async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<bool> {
-        let like = self.on.metrics.like();
+    /// `since`.
+    async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<()> {
         let mut before = ChangedBefore::NEWEST;
         loop {
-            self.wait().await?;
-            if self.stop.is_cancelled() {
-                return Ok(false);
-            }
-            let (limit, asked) = (self.pace.page(), Instant::now());
-            let rows = self.on.servers.store.changed_numbers(listed_since, before, limit).await?;
+            self.run.next_page().await?;
+            self.run.check_stop()?;
+            let (limit, asked) = (self.run.page_size(), Instant::now());
+            let rows = self.run.servers.store.changed_numbers(listed_since, before, limit).await?;
             let numbers = rows.iter().map(|row| row.number);
-            let likes = numbers.filter(|(target, metric)| target.kind == self.on.kind && *metric == like);
+            let likes = numbers.filter(|(target, metric)| target.kind == self.on.kind && *metric == self.on.like);
             let mut targets: Vec<TargetId> = likes.map(|(target, _)| target.id).collect();
             targets.sort_unstable();
             targets.dedup();
             for some in targets.chunks(READ_TARGETS) {
                 self.export(some, since).await?;
             }
-            self.report.targets += targets.len() as u64;
-            self.pace.note(rows.len(), asked.elapsed());
+            self.run.report.targets += targets.len() as u64;
+            self.run.note_page(rows.len(), asked.elapsed());
             self.show();
-            let Some(last) = rows.last().filter(|_| rows.len() == limit) else { return Ok(true) };
+            let Some(last) = rows.last().filter(|_| rows.len() == limit) else { return Ok(()) };
             before = *last;
         }
     }
@@ -282,7 +226,7 @@ impl Run<'_> {
     async fn export(&mut self, targets: &[TargetId], since: Micros) -> Result<()> {
         let (mut left, mut after) = (targets, (TargetId(0), UserId(0)));
         loop {
-            let rows = self.on.servers.store.likes_since(self.on.kind, left, after, since, ROWS).await?;
+            let rows = self.run.servers.store.likes_since(self.on.kind, left, after, since, ROWS).await?;
             self.write(&rows).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == ROWS) else { return Ok(()) };
             after = (last.target, last.user);
@@ -292,7 +236,8 @@ impl Run<'_> {
 
     async fn write(&mut self, rows: &[LikeRow]) -> Result<()> {
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(()) };
-        let Exporter { servers, export, writes, site, .. } = self.on;
+        let Exporter { export, writes, site, .. } = self.on;
+        let store = &self.run.servers.store;
         let at = |at: Micros| match export.unit {
             Some(unit) => unit.number(at).to_string(),
             None => time_literal(at),
@@ -302,8 +247,8 @@ impl Run<'_> {
             writes.sql(row.liked, &[row.target.to_string(), row.user.to_string(), at(row.at), deleted.to_owned()])
         };
         let statements: Vec<String> = rows.iter().map(sql).collect();
-        servers.store.renew_job(JOB, self.number).await?;
-        site.as_ref().unwrap_or(&servers.store).write_site(&statements).await.map_err(|error| match error {
+        store.renew_job(Exporter::NAME, self.run.number).await?;
+        site.as_ref().unwrap_or(store).write_site(&statements).await.map_err(|error| match error {
             QueryError::Query(sentence) => JobError::Refused(format!(
                 "[[export]] {}: the server refuses a row from target {} user {} to target {} user {}: {sentence}",
                 export.name, first.target, first.user, last.target, last.user
@@ -312,30 +257,19 @@ impl Run<'_> {
             QueryError::Store(error) => anyhow::Error::from(error),
         })?;
         let likes = rows.iter().filter(|row| row.liked).count() as u64;
-        self.report.likes += likes;
-        self.report.unlikes += rows.len() as u64 - likes;
+        self.run.report.likes += likes;
+        self.run.report.unlikes += rows.len() as u64 - likes;
         Ok(())
     }
 
-    async fn wait(&mut self) -> Result<()> {
-        let progress = &self.progress;
-        let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
-        let broker = (&self.on.servers.broker, JOB, &mut self.publisher);
-        super::wait(&mut self.pace, None, broker, self.stop, show).await
-    }
-
     fn show(&self) {
-        let Report { targets, likes, unlikes, passes, .. } = self.report;
-        self.progress.send_modify(|shown| {
+        let Report { targets, likes, unlikes, passes, .. } = self.run.report;
+        self.run.show(|shown| {
             *shown = Progress { targets, rows: likes + unlikes, passes, ..std::mem::take(shown) };
         });
     }
 }
 
-fn checkpoint(until: Micros) -> Result<String> {
-    serde_json::to_string(&Checkpoint { until: until.0 }).context("write the progress of the run")
-}
-
-fn say(reason: &str) {
+fn log_wait(reason: &str) {
     info!(event = "export-waiting", reason, "waiting, live traffic goes first: {reason}");
 }

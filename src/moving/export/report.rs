@@ -8,19 +8,10 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::config::Export;
+use crate::jobs::run::{RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate, spoken};
 use tallyd_core::job_name::CommandName;
-use tallyd_core::model::Micros;
-
-/// How an export ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum End {
-    #[default]
-    Done,
-    Stopped,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -39,31 +30,25 @@ pub struct Report {
     pub until: Option<i64>,
     /// The `at` of exported rows can be before `since`, by at most this number of seconds.
     pub overlap_s: u64,
-    /// How the run ended.
-    pub ended: End,
-    /// The reason why the run ended early.
-    pub ended_early: Option<String>,
+    #[serde(flatten)]
+    pub head: RunHead,
 }
 
 impl Report {
-    pub(super) fn new(export: &Export, since: Micros) -> Self {
-        let overlap_s = export.overlap.0.as_secs();
-        Self { export: export.name.clone(), since: since.0, overlap_s, ..Self::default() }
-    }
-
-    /// Records why the run ended.
-    pub(super) fn end(&mut self, ended: End, why: &str) {
-        self.ended = ended;
-        self.ended_early = Some(why.to_owned());
+    pub(super) fn new(export: &Export) -> Self {
+        Self { export: export.name.clone(), overlap_s: export.overlap.0.as_secs(), ..Self::default() }
     }
 }
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match self.ended {
-            End::Done => Outcome::Done,
-            End::Stopped => Outcome::Stopped,
-        }
+        self.head.outcome()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
@@ -85,17 +70,14 @@ impl fmt::Display for Report {
         let overlap = spoken(Duration::from_secs(*overlap_s));
         write!(
             f,
-            "; events that arrived more than {overlap} late were not exported: `tallyd import --verify` finds them"
-        )?;
-        match &self.ended_early {
-            Some(why) => write!(f, "; ended: {why}"),
-            None => Ok(()),
-        }
+            "; events that arrived more than {overlap} late were not exported: `tallyd import --verify` finds them{}",
+            self.head
+        )
     }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub struct Progress {
     pub export: String,
     pub targets: u64,
     pub rows: u64,
@@ -123,6 +105,10 @@ impl RunProgress for Progress {
         let words = self.words(elapsed);
         info!(event = "export-progress", export, targets, rows, passes, "{words}");
     }
+
+    fn wait_for(&mut self, reason: Option<&str>) {
+        self.waiting = reason.map(str::to_owned);
+    }
 }
 
 #[cfg(test)]
@@ -147,7 +133,7 @@ mod tests {
             "old: 2 passes, 3 changed targets, 4 likes and 1 unlikes written, from 1970-01-01 00:00:00 UTC to 1970-01-01 00:01:00 UTC; \
              events that arrived more than 15 min 0 s late were not exported: `tallyd import --verify` finds them"
         );
-        let stopped = Report { until: None, ended_early: Some("it was stopped".to_owned()), ..report };
+        let stopped = Report { until: None, ..report };
         assert!(stopped.to_string().contains("no pass from 1970-01-01 00:00:00 UTC finished"), "{stopped}");
     }
 }
