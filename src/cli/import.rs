@@ -10,8 +10,8 @@ use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink,
 };
 use crate::config::{Config, Import};
-use crate::moving::import::report::End;
-use crate::moving::import::{self, Pass, RunOptions};
+use crate::jobs::run::{self, Ended, RunOptions};
+use crate::moving::import::{Importer, Pass};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 
@@ -54,35 +54,30 @@ pub(super) async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
     let servers = Servers::checked(config).await?;
     let pass = match args {
         ImportArgs { verify: true, .. } => Pass::Verify,
-        ImportArgs { deletions: true, .. } => Pass::Deletions,
+        ImportArgs { deletions: true, .. } => Pass::Deletions { look_again_after: args.look_again },
         _ => Pass::Rows,
     };
     if !import.is_of_likes() && pass == Pass::Rows && !args.dry_run {
         // The import sets numbers, so it would take back what daemons have counted but not yet added to Redis.
         all_stopped(&servers).await?;
     }
-    if pass == Pass::Deletions
+    if args.deletions
         && !args.dry_run
         && let Some(code) = IMPORT_DELETIONS.ends_unlisted(args.yes)?
     {
         return Ok(code);
     }
-    let options = RunOptions {
-        pass,
-        dry_run: args.dry_run,
-        force: args.force,
-        resume: args.resume,
-        run_time_max: args.run_time,
-        look_again_after: args.look_again,
-    };
-    let ran = import::run(&servers, config, import, options, progress_sink(), &stop).await?;
+    let importer = Importer::new(config, import, pass, &servers)?;
+    let ImportArgs { dry_run, force, resume, run_time: run_time_max, .. } = *args;
+    let options = RunOptions { dry_run, force, resume, run_time_max };
+    let ran = run::once(&servers, config, &importer, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    Ok(match report.ended {
-        End::Stopped => EXIT_FAILED,
+    Ok(match report.head.ended {
+        Ended::Stopped | Ended::LimitExceeded => EXIT_FAILED,
         _ if report.differing > 0 => EXIT_DRIFT,
-        End::TimeOver => EXIT_TRY_LATER,
-        End::Done => EXIT_DONE,
+        Ended::TimeOver => EXIT_TRY_LATER,
+        Ended::Done => EXIT_DONE,
     })
 }
 

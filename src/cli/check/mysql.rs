@@ -3,7 +3,8 @@
 use crate::config::{Config, ConfigError, Key, Problem, Recount};
 use crate::jobs::JobError;
 use crate::jobs::recount::Recounter;
-use crate::moving::import::Importer;
+use crate::jobs::run::Job as _;
+use crate::moving::import::{Importer, Pass};
 use crate::partitions::noted;
 use crate::servers::Servers;
 use crate::servers::code_registry;
@@ -269,7 +270,7 @@ async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Res
 async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, import) in config.imports.iter().enumerate() {
         let key = Key::from("import").then(place).then("query");
-        let importer = match Importer::new(config, import, servers) {
+        let importer = match Importer::new(config, import, Pass::Rows, servers) {
             Ok(importer) => importer,
             Err(error) => {
                 checks.push(Check::failed(What::MysqlImports, error, AWAY, REFUSED));

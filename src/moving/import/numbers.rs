@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Checkpoint, Importer, Run};
+use super::checkpoint::Checkpoint;
+use super::{Importer, Importing};
 use crate::config::Reads;
 use crate::jobs::JobError;
 use crate::runtime::fault;
@@ -86,45 +87,40 @@ impl Importer {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> Importing<'a, '_> {
     /// Imports all counts of the site. Each counter is set to the site's current count.
     pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
         let of = self.source_of_numbers().await?;
         let checkpoint = self.begin().await?;
         let mut next = self.on.numbers_from(of, TargetId(checkpoint.after.0)).await?;
         while let Some(from) = next {
-            self.wait().await?;
-            if self.is_over() {
+            if !self.run.next_page().await? {
                 return Ok(());
             }
             let began = Instant::now();
-            let page = self.stop.run_until_cancelled(self.on.numbers_page(of, from, self.pace.page())).await;
-            let Some(page) = page.transpose()? else {
-                self.end_stopped();
-                return Ok(());
-            };
+            let page = self.run.unless_stopped(self.on.numbers_page(of, from, self.run.page_size())).await??;
             fault::point("import:numbers-read");
             // A page of a scan often has no key of the import.
-            if !self.options.dry_run && !page.numbers.is_empty() {
+            if !self.run.options.dry_run && !page.numbers.is_empty() {
                 let reached = page.numbers.last().map_or(0, |(target, _)| target.0);
                 let after = if matches!(of, Numbers::Table(..)) { (reached, 0) } else { (0, 0) };
                 let done = Checkpoint { after, ..checkpoint };
-                let which = (self.on.kind, self.on.metric);
+                let (which, number) = ((self.on.kind, self.on.metric), self.run.number);
                 let text = done.text()?;
-                self.report.changed += self.on.store.level_numbers(self.number, which, &page.numbers, &text).await?;
+                self.run.report.changed += self.on.store.level_numbers(number, which, &page.numbers, &text).await?;
                 fault::point("import:numbers-written");
             }
             self.note_numbers(&page);
-            self.pace.note(page.numbers.len(), began.elapsed());
+            self.run.note_page(page.numbers.len(), began.elapsed());
             next = page.next;
         }
         Ok(())
     }
 
     pub(super) fn note_numbers(&mut self, page: &Page) {
-        self.report.pages += 1;
-        self.report.rows += page.numbers.len() as u64;
-        self.report.ignored += page.ignored;
+        self.run.report.pages += 1;
+        self.run.report.rows += page.numbers.len() as u64;
+        self.run.report.ignored += page.ignored;
         if let Some((last, _)) = page.numbers.last() {
             self.show((*last, UserId(0)));
         }

@@ -6,34 +6,11 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use super::{Pass, RunOptions};
+use crate::jobs::run::{RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
-pub use crate::servers::pace::Waits;
 use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
-
-impl RunOptions {
-    /// Returns how to continue after a run that ended early. The operator can resume a pass only if the pass writes
-    /// rows.
-    pub(super) fn how_to_continue(&self) -> &'static str {
-        match (self.pass, self.dry_run) {
-            (Pass::Rows | Pass::Deletions, false) => "--resume continues",
-            (Pass::Verify, _) | (_, true) => "run it again",
-        }
-    }
-}
-
-/// How a run ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum End {
-    #[default]
-    Done,
-    /// The run reached its `--run-time`.
-    TimeOver,
-    Stopped,
-}
 
 /// The result of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,8 +19,6 @@ pub struct Report {
     pub import: String,
     /// `rows`, `deletions` or `verify`.
     pub pass: &'static str,
-    /// True for a dry run, which changes nothing.
-    pub dry_run: bool,
     /// The number of rows, counts or keys that the site returned.
     pub rows: u64,
     /// The number of returned rows that are likes.
@@ -82,21 +57,13 @@ pub struct Report {
     pub pages: u64,
     pub read_ms: u64,
     pub write_ms: u64,
-    /// Seconds that the run waited because a server was busy.
-    pub waited_s: u64,
-    /// How often the run waited for each reason.
-    pub waits: Waits,
-    /// The last reason why the run waited, as text.
-    pub waited_for: Option<String>,
     /// How the site's server executes the query.
     pub plan: Vec<String>,
     pub warnings: Vec<String>,
     /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
-    /// How the run ended.
-    pub ended: End,
-    /// The reason why the run ended early.
-    pub ended_early: Option<String>,
+    #[serde(flatten)]
+    pub head: RunHead,
 }
 
 /// A target that differs.
@@ -113,27 +80,21 @@ pub struct TargetReport {
     pub extra: u64,
 }
 
-/// Maximum number of targets that a report lists.
-pub(super) const LISTED_MAX: usize = 20;
-
 impl Report {
-    pub(super) fn new(import: &str, pass: &'static str, dry_run: bool) -> Self {
-        Self { import: import.to_owned(), pass, dry_run, ..Self::default() }
-    }
-
-    pub(super) fn end(&mut self, ended: End, why: String) {
-        self.ended = ended;
-        self.ended_early = Some(why);
+    pub(super) fn new(import: &str, pass: &'static str) -> Self {
+        Self { import: import.to_owned(), pass, ..Self::default() }
     }
 }
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match self.ended {
-            _ if self.dry_run => Outcome::DryRun,
-            End::Done => Outcome::Done,
-            End::TimeOver | End::Stopped => Outcome::Stopped,
-        }
+        self.head.outcome()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
@@ -154,21 +115,16 @@ impl fmt::Display for Report {
             (self.repeated, "returned twice"),
             (self.unordered, "in the wrong order"),
             (self.ignored, "keys without a target"),
-            (self.waited_s, "seconds waited for the servers"),
+            (self.head.waited_s, "seconds waited for the servers"),
         ] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
             }
         }
-        if self.dry_run {
-            f.write_str("; a dry run: nothing was changed")?;
-        }
-        if self.pass == "deletions" && self.taken_out > 0 && !self.dry_run {
+        if self.pass == "deletions" && self.taken_out > 0 && !self.head.dry_run {
             f.write_str("; if Redis is already loaded, run `tallyd reconcile --full`")?;
         }
-        if let Some(why) = &self.ended_early {
-            write!(f, "; ended early: {why}")?;
-        }
+        write!(f, "{}", self.head)?;
         if f.alternate() { self.write_details(f) } else { Ok(()) }
     }
 }
@@ -181,7 +137,7 @@ impl Report {
         for warning in &self.warnings {
             write!(f, "\n  warning: {warning}")?;
         }
-        if self.dry_run {
+        if self.head.dry_run {
             for plan in &self.plan {
                 write!(f, "\n  plan: {plan}")?;
             }
@@ -205,7 +161,7 @@ fn date(at: Micros) -> String {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub struct Progress {
     pub import: String,
     pub rows: u64,
     /// The last target of the last page.
@@ -236,6 +192,10 @@ impl RunProgress for Progress {
         let words = self.words(elapsed);
         info!(event = "import-progress", import, rows, per_second, reached, "{words}");
     }
+
+    fn wait_for(&mut self, reason: Option<&str>) {
+        self.waiting = reason.map(str::to_owned);
+    }
 }
 
 #[cfg(test)]
@@ -252,20 +212,19 @@ mod tests {
             counted: 6,
             oldest: Some(Micros(1_764_000_000_000_000)),
             newest: Some(Micros(1_764_000_001_000_000)),
-            ..Report::new("old", "rows", false)
+            ..Report::new("old", "rows")
         };
         assert_eq!(
             format!("{report:#}"),
             "old: 10 rows read, 7 added, 1 changed, 2 kept, likes +6\n  times from 2025-11-24T16:00:00Z to 2025-11-24T16:00:01Z"
         );
         let target = TargetReport { target: "video:42".to_owned(), site: 5, here: 4, missing: 2, extra: 1 };
-        let report =
-            Report { rows: 9, here: 8, differing: 2, targets: vec![target], ..Report::new("old", "verify", false) };
+        let report = Report { rows: 9, here: 8, differing: 2, targets: vec![target], ..Report::new("old", "verify") };
         assert_eq!(
             format!("{report:#}"),
             "old: 9 rows read, 8 here, 2 targets differ\n  video:42: 5 on the site, 4 here (2 missing, 1 too many)\n  and 1 more"
         );
-        let report = Report { rows: 9, missed: 2, taken_out: 1, ..Report::new("old", "deletions", false) };
+        let report = Report { rows: 9, missed: 2, taken_out: 1, ..Report::new("old", "deletions") };
         assert_eq!(
             report.to_string(),
             "old: 9 rows read, 2 missing at the first check, 1 removed; if Redis is already loaded, run `tallyd reconcile --full`"

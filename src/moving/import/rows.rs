@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Checkpoint, Run, WARNINGS_MAX, millis, raw};
+use super::checkpoint::{Checkpoint, raw};
+use super::{Importing, WARNINGS_MAX};
 use crate::jobs::JobError;
+use crate::jobs::run::millis_since;
 use crate::runtime::fault;
 use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::import::{Key, SiteLike, Start};
@@ -14,15 +16,7 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Written;
 use tallyd_mysql::moving::source::{LikeColumns, SitePage};
 
-/// The result of reading a page.
-enum Walked {
-    /// The page, and the key of its last row.
-    Page(SitePage<SiteLike>, Key),
-    End,
-    Stopped,
-}
-
-impl Run<'_> {
+impl Importing<'_, '_> {
     /// Imports all rows of the site, from the position at which this run starts.
     pub(super) async fn import_rows(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
@@ -30,18 +24,9 @@ impl Run<'_> {
         let checkpoint = self.begin().await?;
         let site = (query, &columns);
         let mut page = self.read(site, checkpoint.key()).await?;
-        loop {
-            let (rows, next) = match page {
-                Walked::Page(rows, next) => (rows, next),
-                Walked::End => return Ok(()),
-                Walked::Stopped => {
-                    self.end_stopped();
-                    return Ok(());
-                }
-            };
+        while let Some((rows, next)) = page {
             self.judge(&rows)?;
-            self.wait().await?;
-            if self.is_over() {
+            if !self.run.next_page().await? {
                 return Ok(());
             }
             let began = Instant::now();
@@ -68,11 +53,12 @@ impl Run<'_> {
                 following = self.read(site, next).await;
             }
             self.outage.over();
-            self.pace.note(count, began.elapsed());
+            self.run.note_page(count, began.elapsed());
             fault::point("import:written");
             self.show(done.key());
             page = following?;
         }
+        Ok(())
     }
 
     fn state(&self, SiteLike { key: (target, user), liked, at }: SiteLike, start: Start) -> (Pair, State) {
@@ -82,37 +68,40 @@ impl Run<'_> {
     }
 
     async fn write(&self, rows: (&[(Pair, State)], bool), done: &Checkpoint) -> Result<Written, JobError> {
-        if self.options.dry_run || rows.0.is_empty() {
+        if self.run.options.dry_run || rows.0.is_empty() {
             return Ok(Written::default());
         }
         fault::point("import:writing");
         let began = Instant::now();
-        let written = self.on.store.write_import(self.number, self.on.metric, rows, &done.text()?).await;
-        self.write_ms.set(self.write_ms.get() + millis(began.elapsed()));
+        let written = self.on.store.write_import(self.run.number, self.on.metric, rows, &done.text()?).await;
+        self.write_ms.set(self.write_ms.get() + millis_since(began));
         Ok(written?)
     }
 
     fn note_written(&mut self, Written { added, changed, kept, likes }: Written) {
-        let report = &mut self.report;
+        let report = &mut self.run.report;
         report.added += added;
         report.changed += changed;
         report.kept += kept;
         report.counted += likes;
     }
 
-    /// Reads the page after `after`. Only an empty page is the end of the table: a query can bound its pages in other
-    /// ways than by `:rows`.
-    async fn read(&self, site: (&Query, &LikeColumns), after: Key) -> Result<Walked, JobError> {
-        let (limit, began) = (self.pace.page(), Instant::now());
-        let read = self.stop.run_until_cancelled(self.on.likes(site, after, limit)).await;
-        let Some(page) = read.transpose()? else { return Ok(Walked::Stopped) };
-        self.read_ms.set(self.read_ms.get() + millis(began.elapsed()));
+    /// Reads the page after `after`, and returns it with the key of its last row, or `None` at the end. Only an empty
+    /// page is the end of the table: a query can bound its pages in other ways than by `:rows`.
+    async fn read(
+        &self,
+        site: (&Query, &LikeColumns),
+        after: Key,
+    ) -> Result<Option<(SitePage<SiteLike>, Key)>, JobError> {
+        let (limit, began) = (self.run.page_size(), Instant::now());
+        let page = self.run.unless_stopped(self.on.likes(site, after, limit)).await??;
+        self.read_ms.set(self.read_ms.get() + millis_since(began));
         fault::point("import:read");
         if page.answered == 0 {
-            return Ok(Walked::End);
+            return Ok(None);
         }
         match page.rows.last().map(|row| row.key) {
-            Some(last) => Ok(Walked::Page(page, last)),
+            Some(last) => Ok(Some((page, last))),
             None => {
                 let fault = page.fault.unwrap_or_default();
                 Err(self
@@ -125,10 +114,10 @@ impl Run<'_> {
     /// Counts a page's rows. Fails if rows are in the wrong order. A dry run does not fail. It counts the rows that are
     /// in the wrong order.
     fn judge(&mut self, page: &SitePage<SiteLike>) -> Result<(), JobError> {
-        if let (Some(fault), false) = (&page.fault, self.options.dry_run) {
+        if let (Some(fault), false) = (&page.fault, self.run.options.dry_run) {
             return Err(self.on.refused(fault));
         }
-        let report = &mut self.report;
+        let report = &mut self.run.report;
         report.pages += 1;
         report.rows += page.answered as u64;
         report.repeated += page.repeated;

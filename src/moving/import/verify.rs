@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::Run;
+use super::Importing;
 use super::numbers::Numbers;
-use super::report::{LISTED_MAX, TargetReport};
+use super::report::TargetReport;
 use super::sides::{Sides, Step};
 use super::sums::{Compared, SumsOf};
 use crate::jobs::JobError;
+use crate::jobs::run::LISTED_MAX;
 use tallyd_connect::pace::pace;
 use tallyd_core::import::{Differing, FIRST, Key, Side, differing};
 use tallyd_core::model::TargetId;
@@ -108,32 +109,31 @@ impl Looks {
     }
 }
 
-impl Run<'_> {
+impl Importing<'_, '_> {
     pub(super) async fn verify_likes(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
-        let (site, stop) = ((query, &columns), self.stop);
+        let (site, stop) = ((query, &columns), self.run.stop);
         let mut sums = SumsOf::new(self.on, site, FIRST);
         let mut looks = Looks::default();
         loop {
-            self.wait().await?;
-            if self.is_over() {
+            if !self.run.next_page().await? {
                 break;
             }
             let began = Instant::now();
             let compared = loop {
-                match stop.run_until_cancelled(sums.next(self.pace.page())).await.transpose() {
+                match stop.run_until_cancelled(sums.next(self.run.page_size())).await.transpose() {
                     Err(error) if self.waits_after(&error).await => {}
                     compared => break compared?,
                 }
             };
             self.outage.over();
             let Some(compared) = compared.flatten() else { break };
-            self.report.pages += 1;
-            self.report.rows += compared.site.count;
-            self.report.here += compared.here.count;
+            self.run.report.pages += 1;
+            self.run.report.rows += compared.site.count;
+            self.run.report.here += compared.here.count;
             self.show(compared.until);
-            self.pace.note(compared.answered, began.elapsed());
+            self.run.note_page(compared.answered, began.elapsed());
             if compared.differs() {
                 stop.run_until_cancelled(self.narrow(site, &compared, &mut looks)).await.transpose()?;
             }
@@ -144,16 +144,13 @@ impl Run<'_> {
         while looks.rows() > 0 {
             self.look(site, &mut looks).await?;
         }
-        self.report.differing = looks.found.count;
+        self.run.report.differing = looks.found.count;
         for (id, (missing, extra)) in looks.found.listed {
             let here = self.on.store.count_likes(self.on.kind, id).await?;
             let site = here + missing.cast_signed() - extra.cast_signed();
-            self.report.targets.push(TargetReport { target: self.name(id), site, here, missing, extra });
+            self.run.report.targets.push(TargetReport { target: self.name(id), site, here, missing, extra });
         }
-        if self.stop.is_cancelled() {
-            self.end_stopped();
-        }
-        Ok(())
+        Ok(self.run.check_stop()?)
     }
 
     /// Compares a range again in pieces, and reads the rows of those pieces that still differ.
@@ -170,7 +167,7 @@ impl Run<'_> {
             if piece.differs() {
                 self.read_rows(site, (piece.after, until), piece.rows(), looks).await?;
             }
-            if until == range.until || self.is_over() {
+            if until == range.until || self.run.is_over() {
                 break;
             }
         }
@@ -192,8 +189,7 @@ impl Run<'_> {
             while looks.rows() > ROWS_MAX {
                 self.look(site, looks).await?;
             }
-            self.wait().await?;
-            if self.is_over() {
+            if !self.run.next_page().await? {
                 break;
             }
         }
@@ -201,7 +197,7 @@ impl Run<'_> {
     }
 
     fn differing(&mut self, step: Step) -> Vec<Differing> {
-        self.report.read += step.site.len().max(step.here.len()) as u64;
+        self.run.report.read += step.site.len().max(step.here.len()) as u64;
         let here: Vec<Key> = step.here.iter().map(|row| row.key).collect();
         differing(&step.site, &here)
     }
@@ -209,7 +205,7 @@ impl Run<'_> {
     /// Waits until the next repeated check is due, and checks its rows again. Keeps the rows that still differ.
     async fn look(&mut self, site: (&Query, &LikeColumns), looks: &mut Looks) -> Result<(), JobError> {
         let Some(Suspect { range, looks: count, due }) = looks.pop() else { return Ok(()) };
-        let (left, stop) = (due.saturating_duration_since(Instant::now()), self.stop);
+        let (left, stop) = (due.saturating_duration_since(Instant::now()), self.run.stop);
         if stop.run_until_cancelled(tokio::time::sleep(left)).await.is_none() {
             looks.clear();
             return Ok(());
@@ -236,30 +232,26 @@ impl Run<'_> {
         let mut suspects: BTreeSet<TargetId> = BTreeSet::new();
         let mut next = self.on.numbers_from(of, TargetId(0)).await?;
         while let Some(from) = next {
-            self.wait().await?;
-            if self.is_over() {
+            if !self.run.next_page().await? {
                 break;
             }
             let began = Instant::now();
-            let page = self.stop.run_until_cancelled(self.on.numbers_page(of, from, self.pace.page())).await;
+            let page = self.run.stop.run_until_cancelled(self.on.numbers_page(of, from, self.run.page_size())).await;
             let Some(page) = page.transpose()? else { break };
             let targets: Vec<TargetId> = page.numbers.iter().map(|(target, _)| *target).collect();
             let here = self.on.store.numbers_of(which, &targets).await?;
             let off = page.numbers.iter().zip(&here).filter(|((_, site), here)| site != *here);
             suspects.extend(off.map(|((target, _), _)| *target));
-            self.report.here += here.len() as u64;
+            self.run.report.here += here.len() as u64;
             self.note_numbers(&page);
-            self.pace.note(page.numbers.len(), began.elapsed());
+            self.run.note_page(page.numbers.len(), began.elapsed());
             next = page.next;
             if suspects.len() >= NUMBERS_MAX {
                 self.settle_numbers(of, &mut suspects).await?;
             }
         }
         self.settle_numbers(of, &mut suspects).await?;
-        if self.stop.is_cancelled() {
-            self.end_stopped();
-        }
-        Ok(())
+        Ok(self.run.check_stop()?)
     }
 
     /// Checks the counts of these targets again several times, and keeps the targets whose counts differ each time.
@@ -267,7 +259,7 @@ impl Run<'_> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();
         for _ in 0..LOOKS {
-            if off.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(pace(PAUSE))).await.is_none() {
+            if off.is_empty() || self.run.stop.run_until_cancelled(tokio::time::sleep(pace(PAUSE))).await.is_none() {
                 break;
             }
             let mut right = Vec::new();
@@ -281,14 +273,14 @@ impl Run<'_> {
             }
             off.retain(|target, _| !right.contains(target));
         }
-        if self.stop.is_cancelled() {
+        if self.run.stop.is_cancelled() {
             return Ok(());
         }
-        self.report.differing += off.len() as u64;
-        let room = LISTED_MAX.saturating_sub(self.report.targets.len());
+        self.run.report.differing += off.len() as u64;
+        let room = LISTED_MAX.saturating_sub(self.run.report.targets.len());
         for (target, (site, here)) in off.into_iter().take(room) {
             let target = self.name(target);
-            self.report.targets.push(TargetReport { target, site, here, missing: 0, extra: 0 });
+            self.run.report.targets.push(TargetReport { target, site, here, missing: 0, extra: 0 });
         }
         Ok(())
     }
