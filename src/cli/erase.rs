@@ -6,9 +6,12 @@ use anyhow::Result;
 use clap::Args;
 
 use super::consent::{Consent, ERASE};
-use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_target, print, progress_sink};
+use super::{
+    EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, are_paused, ended, parse_target, print, progress_sink,
+};
 use crate::config::Config;
-use crate::moving::erase::{self, Order};
+use crate::jobs::run::{self, Ended, Job, RunOptions};
+use crate::moving::erase::Eraser;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_core::erase::Subject;
@@ -50,9 +53,10 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
     for board in &args.board {
         check_board(config, &servers, board).await?;
     }
-    let order = Order { subject, boards: args.board.clone(), dry_run: args.consent.dry_run, resume: args.resume };
-    if !order.dry_run {
-        let name = order.name();
+    let eraser = Eraser { config: config.clone(), subject, boards: args.board.clone() };
+    let options = RunOptions { dry_run: args.consent.dry_run, resume: args.resume, ..RunOptions::default() };
+    if !options.dry_run {
+        let name = eraser.name();
         let plan = [
             format!("undo all likes of {name}, and delete its data in MySQL, Redis and the dead letters"),
             "archived boards keep the place, but replace the member's id by 0".to_owned(),
@@ -62,10 +66,14 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
         }
     }
     let stop = shutdown::on_signals()?;
-    let ran = erase::erase(&servers, config, &order, progress_sink(), &stop).await?;
+    let ran = run::once(&servers, config, &eraser, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    Ok(if report.dry_run || report.is_complete() { EXIT_DONE } else { EXIT_FAILED })
+    Ok(match report.head.ended {
+        Ended::Stopped if are_paused(&servers, eraser.needs(config))? => EXIT_TRY_LATER,
+        _ if options.dry_run || report.is_complete() => EXIT_DONE,
+        _ => EXIT_FAILED,
+    })
 }
 
 /// Accepts a board that is configured, or that still has an archive after its removal from the configuration.

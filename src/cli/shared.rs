@@ -15,6 +15,7 @@ use crate::runtime::clock;
 use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use crate::servers::control::needed_by;
+use tallyd_core::control::Task;
 use tallyd_core::event::ID_MAX;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Micros, Target, TargetId};
@@ -52,7 +53,12 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
 /// If the run stopped because an operator paused the job, prints the pause and returns true. The command can be
 /// repeated after the pause.
 pub(super) fn was_paused(servers: &Servers, config: &Config, job: JobName) -> Result<bool> {
-    let Some(order) = servers.control.paused(needed_by(job, config)) else { return Ok(false) };
+    are_paused(servers, needed_by(job, config))
+}
+
+/// Like [`was_paused`], for a run that needs these tasks.
+pub(super) fn are_paused(servers: &Servers, tasks: &[Task]) -> Result<bool> {
+    let Some(order) = servers.control.paused(tasks) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;
     Ok(true)
 }

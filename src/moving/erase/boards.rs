@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::{LOOK_EVERY, Run};
+use super::{Erasing, LOOK_EVERY};
 use crate::config::Rules;
 use crate::jobs::JobError;
 use crate::jobs::runner::{self, LockRequest, Outcome, Ran, run_once};
@@ -43,28 +43,28 @@ pub(super) struct Members {
 /// Maps each period to the member's places in the archive, and to the zsets that contain the member.
 type Found = BTreeMap<BoardPeriod, (Vec<Place>, Vec<BoardZset>, bool)>;
 
-impl Run<'_> {
+impl Erasing<'_, '_> {
     pub(super) async fn erase_members(&mut self) -> Result<()> {
         let boards = self.boards();
         if boards.is_empty() {
             return Ok(());
         }
-        let Members { zsets, places, saved } = match self.order.dry_run {
+        let Members { zsets, places, saved } = match self.run.options.dry_run {
             true => self.foresee_members(&boards).await?,
             false => self.erase_under_lock(&boards).await?,
         };
-        self.report.zsets = zsets;
-        self.report.places = places;
-        self.report.saved = saved;
+        self.run.report.zsets = zsets;
+        self.run.report.places = places;
+        self.run.report.saved = saved;
         Ok(())
     }
 
     /// Returns the boards that the command lists. If a target is erased, also returns the boards to which rules add
     /// targets of this kind.
     fn boards(&self) -> Vec<String> {
-        let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();
-        if let Subject::Target { target, .. } = &self.order.subject {
-            let (rules, metrics) = (Rules::from(self.config), self.config.metrics.codes());
+        let mut boards: BTreeSet<String> = self.on.boards.iter().cloned().collect();
+        if let Subject::Target { target, .. } = &self.on.subject {
+            let (rules, metrics) = (Rules::from(&self.on.config), self.on.config.metrics.codes());
             boards.extend(metrics.into_iter().filter_map(|metric| rules.board(target.kind, metric).map(str::to_owned)));
         }
         boards.into_iter().collect()
@@ -73,17 +73,17 @@ impl Run<'_> {
     /// Waits until the archiver has released its lock, at most for the time `fence_max`.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
-        let keep = self.config.reconcile.repair_keep.0;
-        let job = LockRequest { name: JobName::Archive.name(), mode: "erase", owner: &self.servers.owner, keep };
+        let keep = self.on.config.reconcile.repair_keep.0;
+        let job = LockRequest { name: JobName::Archive.name(), mode: "erase", owner: &self.run.servers.owner, keep };
         loop {
-            let ran = run_once(&self.servers.store, job, |number| self.erase_boards(number, boards)).await?;
+            let ran = run_once(&self.run.servers.store, job, |number| self.erase_boards(number, boards)).await?;
             match ran {
                 Ran::Ended(members) => return Ok(members),
-                Ran::Held { owner, .. } if began.elapsed() > self.config.reconcile.fence_max.0 => {
+                Ran::Held { owner, .. } if began.elapsed() > self.on.config.reconcile.fence_max.0 => {
                     let text = format!("{owner} is archiving boards: try again when the archive run has ended");
                     return Err(JobError::NotNow(text).into());
                 }
-                Ran::Held { .. } => tokio::time::sleep(LOOK_EVERY).await,
+                Ran::Held { .. } => self.run.unless_stopped(tokio::time::sleep(LOOK_EVERY)).await?,
             }
         }
     }
@@ -103,7 +103,7 @@ impl Run<'_> {
     }
 
     async fn erase_boards(&self, run: u64, boards: &[String]) -> Result<Members> {
-        let (store, cache) = (&self.servers.store, &self.servers.cache);
+        let (store, cache) = (&self.run.servers.store, &self.run.servers.cache);
         let mut members = Members::default();
         for board in boards {
             cache.claim_board(board, run, &store.frozen_periods(board).await?).await?;
@@ -113,7 +113,7 @@ impl Run<'_> {
                     self.erase_zset(run, &at, &zset, &mut members).await?;
                 }
                 if is_saved {
-                    store.erase_saved(run, &at, self.order.subject.member().as_bytes()).await?;
+                    store.erase_saved(run, &at, self.on.subject.member().as_bytes()).await?;
                     members.saved += 1;
                 }
             }
@@ -124,11 +124,11 @@ impl Run<'_> {
     /// Searches a board for the member. The search covers the periods that have data in MySQL, the current period, and
     /// the periods directly before it.
     async fn find_members(&self, board: &str) -> Result<Found> {
-        let (store, member) = (&self.servers.store, self.order.subject.member());
+        let (store, member) = (&self.run.servers.store, self.on.subject.member());
         let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
         let known: Vec<String> = periods.iter().cloned().collect();
         let now = store.clock().await?.0;
-        for configured in self.config.boards.iter().filter(|configured| configured.name == board) {
+        for configured in self.on.config.boards.iter().filter(|configured| configured.name == board) {
             let calendar = configured.calendar(jiff::tz::db()).context("read the time zone of a board")?;
             let open = Period::containing(configured.period, now, &calendar);
             let all = iter::successors(Some(open), |period| period.previous()).take(LOOK_BACK);
@@ -150,7 +150,7 @@ impl Run<'_> {
                 found.insert(at, (places, Vec::new(), is_saved));
             }
         }
-        for (at, zset) in self.servers.cache.zsets_with(zsets, member.as_bytes()).await? {
+        for (at, zset) in self.run.servers.cache.zsets_with(zsets, member.as_bytes()).await? {
             found.entry(at).or_default().1.push(zset);
         }
         Ok(found)
@@ -158,12 +158,12 @@ impl Run<'_> {
 
     /// Returns the period's row, if the period has a verified archive.
     async fn verified(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
-        let row = self.servers.store.board_period(at).await?;
+        let row = self.run.servers.store.board_period(at).await?;
         Ok(row.filter(|row| row.copy.is_some() && row.state != PeriodState::Pruned))
     }
 
     async fn erase_archived(&self, run: u64, at: &BoardPeriod, places: &[Place], members: &mut Members) -> Result<()> {
-        let (store, cache) = (&self.servers.store, &self.servers.cache);
+        let (store, cache) = (&self.run.servers.store, &self.run.servers.cache);
         if places.is_empty() {
             return Ok(());
         }
@@ -172,7 +172,7 @@ impl Run<'_> {
         for place in places {
             match verified {
                 Some(row) if row.copy == Some(place.copy) => {
-                    let former = self.order.subject.member();
+                    let former = self.on.subject.member();
                     let to = store.place_for(at, *place, &by).await?;
                     let named = |member: &[u8]| BoardMember { member: member.to_vec(), score: place.score };
                     let after = row.tally.replaced(&named(former.as_bytes()), &named(&by));
@@ -202,7 +202,7 @@ impl Run<'_> {
     }
 
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
-        let cache = &self.servers.cache;
+        let cache = &self.run.servers.cache;
         members.zsets += match zset {
             // A restore from the archive began to fill this zset, but did not finish. The next restore creates the zset
             // again.
@@ -210,7 +210,7 @@ impl Run<'_> {
                 cache.drop_zset(at, zset).await?;
                 1
             }
-            _ => taken(cache.erase_member(run, (at, zset), self.order.subject.member().as_bytes(), None).await?)?,
+            _ => taken(cache.erase_member(run, (at, zset), self.on.subject.member().as_bytes(), None).await?)?,
         };
         Ok(())
     }

@@ -9,7 +9,9 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::Run;
+use super::Erasing;
+use super::report::Report;
+use crate::jobs::run::Job;
 use crate::partitions::InUse;
 use crate::runtime::fault;
 use crate::servers::Servers;
@@ -17,7 +19,7 @@ use tallyd_core::erase::Subject;
 use tallyd_core::event::{LikeEvent, Terms, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 use tallyd_mysql::Store;
-use tallyd_mysql::erase::{JOB, LikeRow};
+use tallyd_mysql::erase::LikeRow;
 use tallyd_mysql::ranges::LAST;
 
 /// Number of rows in a page. The run waits for one fence for each page.
@@ -63,25 +65,26 @@ struct Rows<'a> {
     cursor: Cursor,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Erasing<'a, '_> {
     pub(super) async fn erase_likes(&mut self) -> Result<()> {
         let cursor = self.resumed().await?;
         let mut rows = self.rows(cursor).await?;
-        while !rows.cursor.ended && !self.stop.is_cancelled() {
+        while !rows.cursor.ended {
+            self.run.check_stop()?;
             let page = rows.next().await?;
-            if self.order.dry_run {
-                self.report.rows += page.len() as u64;
-                self.report.unlikes += page.iter().filter(|row| row.liked).count() as u64;
+            if self.run.options.dry_run {
+                self.run.report.rows += page.len() as u64;
+                self.run.report.unlikes += page.iter().filter(|row| row.liked).count() as u64;
                 let targets: BTreeSet<Target> = page.iter().map(|row| row.target).collect();
-                if matches!(self.order.subject, Subject::User(_)) {
+                if matches!(self.on.subject, Subject::User(_)) {
                     self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
                 }
             } else if !page.is_empty() {
                 self.erase_page(&page).await.with_context(self.context("erase likes"))?;
             }
-            let (cursor, rows) = (rows.cursor, self.report.rows);
-            self.progress.send_modify(|progress| progress.note(rows, cursor.kind));
-            if !self.order.dry_run {
+            let (cursor, rows) = (rows.cursor, self.run.report.rows);
+            self.run.show(|progress| progress.note(rows, cursor.kind));
+            if !self.run.options.dry_run {
                 self.note_checkpoint(cursor).await?;
                 fault::point("erase:page");
             }
@@ -93,15 +96,15 @@ impl<'a> Run<'a> {
     /// run skips the scan. Then another run of the erase finds the rows.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
-        if self.order.dry_run || !rows.is_cheap() {
+        if self.run.options.dry_run || !rows.is_cheap() {
             return Ok(());
         }
-        self.report.liked_again = rows.next().await?.len() as u64;
+        self.run.report.liked_again = rows.next().await?.len() as u64;
         Ok(())
     }
 
     async fn rows(&self, cursor: Cursor) -> Result<Rows<'a>> {
-        let (store, subject) = (&self.servers.store, &self.order.subject);
+        let (store, subject) = (&self.run.servers.store, &self.on.subject);
         let kinds = self.kinds.all().map(|(kind, _)| kind).collect();
         Ok(Rows { store, subject, kinds, index: store.index_by_user().await?, cursor })
     }
@@ -114,15 +117,15 @@ impl<'a> Run<'a> {
         self.fence().await?;
         fault::point("erase:fenced");
         let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();
-        let erased = self.servers.store.erase_unlikes(self.number, &pairs).await?;
+        let erased = self.run.servers.store.erase_unlikes(self.run.number, &pairs).await?;
         fault::point("erase:deleted");
-        self.report.rows += erased;
-        self.report.liked_again += (pairs.len() as u64).saturating_sub(erased);
+        self.run.report.rows += erased;
+        self.run.report.liked_again += (pairs.len() as u64).saturating_sub(erased);
         for cache in &self.caches {
-            self.report.redis_keys += cache.forget_clicks(&self.kinds, &pairs).await?;
+            self.run.report.redis_keys += cache.forget_clicks(&self.kinds, &pairs).await?;
         }
         // When a target is erased, its filter is dropped once, at the end.
-        if matches!(self.order.subject, Subject::User(_)) {
+        if matches!(self.on.subject, Subject::User(_)) {
             let targets: BTreeSet<Target> = pairs.into_iter().map(|(target, _)| target).collect();
             self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
         }
@@ -132,8 +135,8 @@ impl<'a> Run<'a> {
     /// Publishes an unlike for each row that is a like, and waits for the confirms.
     async fn unlike(&mut self, page: &[LikeRow]) -> Result<()> {
         self.keep_pace().await?;
-        let now = self.servers.cache.now().await?;
-        let (exchange, terms) = (self.servers.broker.exchange(), Terms::from(self.config));
+        let now = self.run.servers.cache.now().await?;
+        let (exchange, terms) = (self.run.servers.broker.exchange(), Terms::from(&self.on.config));
         let publisher = &self.fences.publisher;
         let unlikes: Vec<(String, Vec<u8>)> = page
             .iter()
@@ -154,56 +157,54 @@ impl<'a> Run<'a> {
             .try_collect::<Vec<()>>()
             .await
             .context("publish unlikes")?;
-        self.report.unlikes += unlikes.len() as u64;
+        self.run.report.unlikes += unlikes.len() as u64;
         Ok(())
     }
 
     /// Waits while the queues hold more than `[reconcile] queue_depth_max`, because events of the site have priority.
     async fn keep_pace(&mut self) -> Result<()> {
-        let Servers { store, broker, .. } = self.servers;
-        let max = self.config.reconcile.queue_depth_max;
-        while max > 0 && !self.stop.is_cancelled() {
+        let Servers { store, broker, .. } = self.run.servers;
+        let max = self.on.config.reconcile.queue_depth_max;
+        if max == 0 {
+            return Ok(());
+        }
+        loop {
             let mut waiting = 0;
             for (_, queue) in InUse::read(store, broker).await?.partitions.queues() {
                 waiting += self.backlog.of(&self.fences.publisher, queue).await?.0;
             }
             if waiting <= max {
-                break;
+                return Ok(());
             }
-            info!(
-                event = "erase-waiting",
-                waiting,
-                "waiting, live traffic goes first: {waiting} messages are in the queues, and the limit is {max}"
-            );
-            self.stop.run_until_cancelled(tokio::time::sleep(PACE_EVERY)).await;
+            let reason = format!("{waiting} messages are in the queues, and the limit is {max}");
+            info!(event = "erase-waiting", waiting, "waiting, live traffic goes first: {reason}");
+            self.run.unless_stopped(tokio::time::sleep(PACE_EVERY)).await?;
+            let head = &mut self.run.report.head;
+            head.waited_s += PACE_EVERY.as_secs();
+            head.waits.queue_depth += 1;
+            head.waited_for = Some(reason);
         }
-        Ok(())
     }
 
     async fn resumed(&mut self) -> Result<Cursor> {
-        if !self.order.resume {
+        if !self.run.options.resume {
             return Ok(Cursor::default());
         }
-        let (job, mode) = (JOB, self.order.subject.word());
-        let Some((run, text)) = self.servers.store.last_checkpoint(job, mode, self.number, true).await? else {
+        let last = self.run.last_checkpoint::<Checkpoint>(&self.on.mode(), true).await?;
+        let Some((run, checkpoint)) = last.filter(|(_, checkpoint)| checkpoint.of == self.on.name()) else {
             return Ok(Cursor::default());
         };
-        let checkpoint = serde_json::from_str::<Checkpoint>(&text).ok();
-        let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.of == self.order.name()) else {
-            return Ok(Cursor::default());
-        };
-        self.report.resumed_run = Some(run);
-        self.report.unlikes = checkpoint.unlikes;
-        self.report.rows = checkpoint.rows;
-        self.report.liked_again = checkpoint.liked_again;
+        self.run.report.resumed_run = Some(run);
+        self.run.report.unlikes = checkpoint.unlikes;
+        self.run.report.rows = checkpoint.rows;
+        self.run.report.liked_again = checkpoint.liked_again;
         Ok(checkpoint.cursor)
     }
 
     async fn note_checkpoint(&self, cursor: Cursor) -> Result<()> {
-        let super::Report { unlikes, rows, liked_again, .. } = self.report;
-        let checkpoint = Checkpoint { of: self.order.name(), cursor, unlikes, rows, liked_again };
-        let text = serde_json::to_string(&checkpoint).context("write the checkpoint")?;
-        Ok(self.servers.store.note_checkpoint(self.number, &text).await?)
+        let Report { unlikes, rows, liked_again, .. } = self.run.report;
+        let checkpoint = Checkpoint { of: self.on.name(), cursor, unlikes, rows, liked_again };
+        self.run.note_checkpoint(&checkpoint).await
     }
 }
 

@@ -47,19 +47,17 @@ mod likes;
 pub mod report;
 mod traces;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use anyhow::Result;
 
 use crate::config::{Config, Rules};
 use crate::jobs::JobError;
-use crate::jobs::fence::{self, Fences};
-use crate::jobs::runner::{LockRequest, Outcome, Ran, Report as _, run_once};
+use crate::jobs::fence::Fences;
+use crate::jobs::run::{Job, Run, RunOptions};
 use crate::partitions::{Backlog, InUse};
 use crate::runtime::fault;
-use crate::runtime::progress::{ProgressSink, follow};
 use crate::servers::Servers;
 use report::{Progress, Report, Waiting};
 use tallyd_core::control::Task;
@@ -67,7 +65,6 @@ use tallyd_core::erase::Subject;
 use tallyd_core::model::Target;
 use tallyd_core::rules::Writes;
 use tallyd_mysql::erase::JOB;
-use tallyd_mysql::jobs::number_of;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
@@ -85,25 +82,29 @@ pub const FAULT_POINTS: [&str; 10] = [
     "erase:boards",
 ];
 
-/// While one of these tasks is paused, no daemon writes the unlikes.
-const PAUSED_BY: &[Task] = &[Task::Consumer];
-
 /// Time between two checks while the run waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// An operator's order to erase: the subject to erase, and the options.
-#[derive(Clone, Debug)]
-pub struct Order {
+/// Erases all data about one subject.
+pub struct Eraser {
+    pub config: Config,
     pub subject: Subject,
     /// The boards from which the subject is also removed, in addition to the boards of the configured rules. The
     /// members of these boards must be users, or targets of this kind.
     pub boards: Vec<String>,
-    pub dry_run: bool,
-    /// The run continues after the last finished page of an earlier run.
-    pub resume: bool,
 }
 
-impl Order {
+struct Erasing<'a, 'r> {
+    on: &'a Eraser,
+    run: &'a mut Run<'r, Eraser>,
+    kinds: KindNames,
+    /// One Redis cache for each layout of counters.
+    caches: Vec<Cache>,
+    fences: Fences<'r>,
+    backlog: Backlog,
+}
+
+impl Eraser {
     /// `user 7` or `video:42`.
     pub fn name(&self) -> String {
         match &self.subject {
@@ -113,132 +114,77 @@ impl Order {
     }
 }
 
-/// Erases all data about the subject, under the lock of this job.
-///
-/// # Errors
-/// Fails with [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server
-/// fails. Work that was done before a failure stays done.
-pub async fn erase(
-    servers: &Servers,
-    config: &Config,
-    order: &Order,
-    to: ProgressSink,
-    stop: &CancellationToken,
-) -> Result<Ran<Report>, JobError> {
-    fence::knows_all(&servers.store, &servers.broker).await?;
-    servers.control.refresh(&servers.store).await?;
-    if let Some(pause) = servers.control.paused(PAUSED_BY) {
-        return Err(JobError::Paused(Box::new(pause)));
+impl Job for Eraser {
+    const NAME: &'static str = JOB;
+    const SENDS_FENCES: bool = true;
+    type Report = Report;
+    type Progress = Progress;
+
+    /// While consumers are paused, no daemon writes the unlikes.
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &[Task::Consumer]
     }
-    let mode = if order.dry_run { "dry-run" } else { order.subject.word() };
-    let job = LockRequest { name: JOB, mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
-    let ran = run_once(&servers.store, job, |number| async move {
-        let mut run = Run::new(servers, config, order, number, stop).await?;
-        let progress = run.progress.subscribe();
-        tokio::select! {
-            done = run.run() => done?,
-            () = follow(to, progress) => bail!("the output of the run is closed, so the run stops"),
-        }
-        Ok::<_, anyhow::Error>(run.report)
-    })
-    .await?;
-    if let Ran::Ended(report) = &ran
-        && report.outcome() == Outcome::Done
-    {
-        // Checkpoints contain ids.
-        servers.store.forget_marks(JOB, mode).await?;
+
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.subject.word())
     }
-    Ok(ran)
+
+    fn begin(&self) -> (Report, Progress) {
+        (Report::new(self.subject.word()), Progress::default())
+    }
+
+    /// Fails with [`JobError::NotNow`] if a queue stalls, or if the archiver is running. Work that was done before a
+    /// failure stays done.
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let cache = &run.servers.cache;
+        let also = cache.also(&self.config.redis, &self.config.metrics)?;
+        let caches = [cache.clone()].into_iter().chain(also).collect();
+        let fences = run.fences(self.config.reconcile.fence_max.0).await?;
+        let (kinds, backlog) = (KindNames::new(&self.config.kinds), Backlog::default());
+        Erasing { on: self, run, kinds, caches, fences, backlog }.erase().await
+    }
+
+    fn how_to_continue(&self, options: &RunOptions) -> Option<&'static str> {
+        Some(if options.dry_run { "run it again" } else { "--resume continues" })
+    }
 }
 
-struct Run<'a> {
-    // Connections and settings.
-    servers: &'a Servers,
-    config: &'a Config,
-    kinds: KindNames,
-    /// One Redis cache for each layout of counters.
-    caches: Vec<Cache>,
-    fences: Fences<'a>,
-    backlog: Backlog,
-    // The order.
-    order: &'a Order,
-    number: u64,
-    stop: &'a CancellationToken,
-    // Results.
-    fences_sent: u64,
-    report: Report,
-    progress: watch::Sender<Progress>,
-}
-
-impl<'a> Run<'a> {
-    async fn new(
-        servers: &'a Servers,
-        config: &'a Config,
-        order: &'a Order,
-        number: u64,
-        stop: &'a CancellationToken,
-    ) -> Result<Self> {
-        let Servers { store, cache, broker, .. } = servers;
-        let also = cache.also(&config.redis, &config.metrics)?;
-        let publisher = broker.connect_publisher("erase").await?;
-        let fence_max = config.reconcile.fence_max.0;
-        Ok(Self {
-            servers,
-            config,
-            kinds: KindNames::new(&config.kinds),
-            caches: [cache.clone()].into_iter().chain(also).collect(),
-            fences: Fences { job: JOB, store, broker, publisher, fence_max },
-            backlog: Backlog::default(),
-            order,
-            number,
-            stop,
-            fences_sent: 0,
-            report: Report::new(order.subject.word(), order.dry_run),
-            progress: watch::Sender::default(),
-        })
-    }
-
-    async fn run(&mut self) -> Result<()> {
+impl Erasing<'_, '_> {
+    async fn erase(&mut self) -> Result<()> {
         self.erase_likes().await?;
-        if self.is_stopped() {
-            return Ok(());
-        }
         self.settle().await?;
         fault::point("erase:settled");
         self.erase_numbers().await?;
         fault::point("erase:numbers");
         self.erase_traces().await?;
         fault::point("erase:traces");
-        if self.is_stopped() {
-            return Ok(());
-        }
+        self.run.check_stop()?;
         self.erase_members().await?;
         fault::point("erase:boards");
         self.count_waiting().await?;
         self.look_again().await?;
         self.say_what_stays();
+        if !self.run.options.dry_run {
+            // Checkpoints contain ids.
+            self.run.servers.store.forget_marks(JOB, &self.on.mode()).await?;
+        }
         Ok(())
-    }
-
-    fn is_stopped(&mut self) -> bool {
-        self.report.stopped = self.stop.is_cancelled();
-        self.report.stopped
     }
 
     /// Waits until every event that was published before now is committed.
     async fn fence(&mut self) -> Result<()> {
-        self.fences_sent += 1;
-        self.fences.pass(number_of(self.number, self.fences_sent)).await
+        let number = self.run.next_number();
+        self.run.unless_stopped(self.fences.pass(number)).await?
     }
 
     /// Waits until all rows that are now in the outbox have been added to Redis. After the wait, the erase can rewrite
     /// these rows. The next step can delete counters, because no daemon adds these rows to Redis later.
     async fn settle(&mut self) -> Result<()> {
-        if self.order.dry_run {
+        if self.run.options.dry_run {
             return Ok(());
         }
         self.fence().await?;
-        let store = &self.servers.store;
+        let store = &self.run.servers.store;
         let ends = store.outbox_numbers().await?;
         let began = Instant::now();
         loop {
@@ -246,34 +192,34 @@ impl<'a> Run<'a> {
             if ends.iter().all(|(partition, last)| applied.of(partition) >= last) {
                 return Ok(());
             }
-            if began.elapsed() > self.config.reconcile.fence_max.0 {
+            if began.elapsed() > self.on.config.reconcile.fence_max.0 {
                 let text = "the rows of the outbox were not added to Redis in time: wait until `tallyd status` shows an empty outbox, then try again";
                 return Err(JobError::NotNow(text.to_owned()).into());
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            self.run.unless_stopped(tokio::time::sleep(LOOK_EVERY)).await?;
         }
     }
 
     /// Deletes the data that belongs only to the subject.
     async fn erase_numbers(&mut self) -> Result<()> {
-        let Servers { store, cache, .. } = self.servers;
-        let dry_run = self.order.dry_run;
-        let (target, kind) = match &self.order.subject {
+        let Servers { store, cache, .. } = self.run.servers;
+        let dry_run = self.run.options.dry_run;
+        let (target, kind) = match &self.on.subject {
             Subject::User(user) => {
-                self.report.redis_keys += cache.erase_user(*user, dry_run).await?;
+                self.run.report.redis_keys += cache.erase_user(*user, dry_run).await?;
                 return Ok(());
             }
             Subject::Target { target, kind } => (*target, kind.as_str()),
         };
         let rows = match dry_run {
             true => store.count_numbers(target).await?,
-            false => store.erase_numbers(self.number, target).await?,
+            false => store.erase_numbers(self.run.number, target).await?,
         };
-        self.report.numbers = rows.into_iter().collect();
+        self.run.report.numbers = rows.into_iter().collect();
         fault::point("erase:rows");
-        let metrics = self.config.metrics.codes();
+        let metrics = self.on.config.metrics.codes();
         for cache in &self.caches {
-            self.report.redis_keys += cache.erase_numbers(kind, &metrics, target, dry_run).await?;
+            self.run.report.redis_keys += cache.erase_numbers(kind, &metrics, target, dry_run).await?;
         }
         self.drop_filters(&[target]).await
     }
@@ -282,23 +228,23 @@ impl<'a> Run<'a> {
     /// target's counter, the daemon's next filter run builds the filter again. If the user's row was already an unlike,
     /// the erase did not change the counter. In this case, only the daily run over all targets builds the filter again.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
-        if !self.config.filter.is_on() {
+        if !self.on.config.filter.is_on() {
             return Ok(());
         }
-        let cache = &self.servers.cache;
+        let cache = &self.run.servers.cache;
         let states = cache.filter_states(&self.kinds, targets).await?;
         let there = targets.iter().zip(states).filter(|(_, state)| state.is_some());
         let there: Vec<Target> = there.map(|(target, _)| *target).collect();
-        if !self.order.dry_run {
+        if !self.run.options.dry_run {
             cache.drop_filters(&self.kinds, &there).await?;
         }
-        self.report.filters += there.len() as u64;
+        self.run.report.filters += there.len() as u64;
         Ok(())
     }
 
     /// Counts the messages in all queues, without fences. The messages can belong to any user or target.
     async fn count_waiting(&mut self) -> Result<()> {
-        let Servers { store, broker, .. } = self.servers;
+        let Servers { store, broker, .. } = self.run.servers;
         let in_use = InUse::read(store, broker).await?;
         let publisher = &self.fences.publisher;
         let fences = store.fences(JOB).await?;
@@ -307,7 +253,7 @@ impl<'a> Run<'a> {
             let messages = publisher.depth(queue).await?.messages();
             let messages = messages.map(|messages| u64::from(messages).saturating_sub(fences));
             if messages != Some(0) {
-                self.report.waiting.push(Waiting { queue: queue.to_owned(), messages });
+                self.run.report.waiting.push(Waiting { queue: queue.to_owned(), messages });
             }
         }
         let queue = broker.returned();
@@ -315,41 +261,42 @@ impl<'a> Run<'a> {
         if messages > 0 {
             let text =
                 format!("{messages} messages wait in the queue {queue}: run `tallyd dead list`, then erase again");
-            self.report.left.push(text);
-            self.report.waiting.push(Waiting { queue, messages: Some(messages) });
+            self.run.report.left.push(text);
+            self.run.report.waiting.push(Waiting { queue, messages: Some(messages) });
         }
-        let watched = self.servers.store.watched_of(&self.order.subject).await?;
+        let watched = self.run.servers.store.watched_of(&self.on.subject).await?;
         if watched > 0 {
             let text = format!(
                 "{watched} rows of watched_event, watched_count or watched_target remain: the running reconcile deletes them at its end"
             );
-            self.report.left.push(text);
+            self.run.report.left.push(text);
         }
         Ok(())
     }
 
     fn say_what_stays(&mut self) {
-        let rules = Rules::from(self.config);
-        let like = self.config.metrics.like();
+        let rules = Rules::from(&self.on.config);
+        let like = self.on.config.metrics.like();
         let by_api = self.kinds.all().any(|(kind, _)| rules.of(kind, like).writer == Writes::Api);
-        self.report.redis_follows = by_api && self.report.unlikes > 0 && self.report.of == "user";
-        if self.report.liked_again > 0 {
-            let text = format!("{} like records were written after the unlikes: erase again", self.report.liked_again);
-            self.report.left.push(text);
+        self.run.report.redis_follows = by_api && self.run.report.unlikes > 0 && self.run.report.of == "user";
+        if self.run.report.liked_again > 0 {
+            let text =
+                format!("{} like records were written after the unlikes: erase again", self.run.report.liked_again);
+            self.run.report.left.push(text);
         }
-        let unclear = &self.report.unclear_letters;
+        let unclear = &self.run.report.unclear_letters;
         if !unclear.is_empty() {
             let ids: Vec<String> = unclear.iter().map(u64::to_string).collect();
             let text = format!(
                 "some dead letters contain the id in a field that tallyd does not know: check them with `tallyd dead show {}`",
                 ids.join(" ")
             );
-            self.report.left.push(text);
+            self.run.report.left.push(text);
         }
     }
 
     fn context(&self, action: &'static str) -> impl Fn() -> String {
-        let rows = self.report.rows;
+        let rows = self.run.report.rows;
         move || {
             format!("{action} (the erase stopped after {rows} like records: run the same command again to continue)")
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
+use crate::jobs::run::{Ended, RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
@@ -22,9 +23,6 @@ const BEYOND: [&str; 4] = [
 pub struct Report {
     /// `user` or `target`.
     pub of: &'static str,
-    /// True for a dry run, which only counts.
-    pub dry_run: bool,
-    pub stopped: bool,
     /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
     /// The number of likes for which the run published an unlike.
@@ -64,6 +62,8 @@ pub struct Report {
     pub left: Vec<String>,
     /// Storage from which this command can't erase data, for example backups.
     pub beyond: [&'static str; 4],
+    #[serde(flatten)]
+    pub head: RunHead,
 }
 
 /// A queue that has messages, perhaps.
@@ -75,23 +75,25 @@ pub struct Waiting {
 }
 
 impl Report {
-    pub(super) fn new(of: &'static str, dry_run: bool) -> Self {
-        Self { of, dry_run, beyond: BEYOND, ..Self::default() }
+    pub(super) fn new(of: &'static str) -> Self {
+        Self { of, beyond: BEYOND, ..Self::default() }
     }
 
     /// Returns true if no work is left.
     pub fn is_complete(&self) -> bool {
-        !self.stopped && self.left.is_empty()
+        self.head.ended == Ended::Done && self.left.is_empty()
     }
 }
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match self {
-            _ if self.dry_run => Outcome::DryRun,
-            _ if self.stopped => Outcome::Stopped,
-            _ => Outcome::Done,
-        }
+        self.head.outcome()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
@@ -100,10 +102,10 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of, unlikes, rows, redis_keys, filters, outbox_rows, runs, zsets, places, saved, .. } = self;
         let Self { letters_deleted, letters_rewritten, .. } = self;
-        let would = if self.dry_run { "would be " } else { "" };
-        write!(f, "{of}: {unlikes} likes {would}undone, {rows} like records {would}deleted")?;
+        let would = if self.head.dry_run { "would be " } else { "" };
+        write!(f, "{of}: {unlikes} likes {would}undone, {rows} like records {would}deleted{}", self.head)?;
         if !f.alternate() {
-            return if self.stopped { f.write_str("; stopped") } else { Ok(()) };
+            return Ok(());
         }
         for (table, rows) in self.numbers.iter().filter(|(_, rows)| **rows > 0) {
             write!(f, "\n{rows} rows of {table} {would}deleted")?;
@@ -146,9 +148,7 @@ impl fmt::Display for Report {
         for left in &self.left {
             write!(f, "\nleft: {left}")?;
         }
-        if self.stopped {
-            write!(f, "\nstopped: --resume continues")?;
-        } else {
+        if self.head.ended == Ended::Done {
             for beyond in self.beyond {
                 write!(f, "\nnot reached: {beyond}")?;
             }
@@ -159,7 +159,7 @@ impl fmt::Display for Report {
 
 /// The progress of a run that erases likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub struct Progress {
     rows: u64,
     kind: u8,
     pages: u64,
@@ -208,7 +208,7 @@ mod tests {
                 Waiting { queue: "tally.events.1".to_owned(), messages: None },
             ],
             left: vec!["1 like records were written after the unlikes: erase again".to_owned()],
-            ..Report::new("user", false)
+            ..Report::new("user")
         };
         assert_eq!(report.to_string(), "user: 3 likes undone, 5 like records deleted");
         let text = format!("{report:#}");

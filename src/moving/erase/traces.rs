@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::Run;
+use super::Erasing;
 use tallyd_core::erase::{Cleared, Subject, replaced};
 use tallyd_mysql::erase::{NamedRow, NamedRun};
 use tallyd_mysql::letters::Selection;
@@ -17,7 +17,7 @@ const LETTERS_AT_ONCE: usize = 16;
 /// Maximum number of dead letters that a report lists.
 const NAMED_MAX: usize = 1_000;
 
-impl Run<'_> {
+impl Erasing<'_, '_> {
     pub(super) async fn erase_traces(&mut self) -> Result<()> {
         self.erase_outbox().await?;
         self.erase_letters().await?;
@@ -27,21 +27,21 @@ impl Run<'_> {
     /// Rewrites or deletes the subject's rows of the outbox. This is safe, because Redis already contains the additions
     /// of these rows. The offsets in Redis' buckets are above the numbers of the rows, so no row is added again.
     async fn erase_outbox(&mut self) -> Result<()> {
-        let store = &self.servers.store;
+        let store = &self.run.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
             let mut after = 0;
             loop {
-                let (named, last) = store.outbox_naming(partition, after, &self.order.subject).await?;
+                let (named, last) = store.outbox_naming(partition, after, &self.on.subject).await?;
                 for row in named {
-                    let body = self.order.subject.clear_outbox(&row.body);
+                    let body = self.on.subject.clear_outbox(&row.body);
                     if body == row.body {
                         continue;
                     }
-                    self.report.outbox_rows += match self.order.dry_run {
+                    self.run.report.outbox_rows += match self.run.options.dry_run {
                         true => 1,
                         // The erase waited for the outbox. MySQL does not rewrite a row that was added to the outbox
                         // after this wait. The next erase rewrites the row.
-                        false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
+                        false => store.rewrite_outbox(self.run.number, &NamedRow { body, ..row }).await?,
                     };
                 }
                 let Some(last) = last else { break };
@@ -52,10 +52,11 @@ impl Run<'_> {
     }
 
     async fn erase_letters(&mut self) -> Result<()> {
-        let store = &self.servers.store;
+        let store = &self.run.servers.store;
         let (until, all) = (store.newest_dead_letter().await?, Selection::default());
         let mut after = 0;
-        while !self.stop.is_cancelled() {
+        loop {
+            self.run.check_stop()?;
             let page = store.dead_letters_after(&all, (after, until), LETTERS_PAGE).await?;
             let Some((last, _)) = page.last() else { break };
             after = *last;
@@ -70,19 +71,19 @@ impl Run<'_> {
     }
 
     async fn erase_letter(&mut self, id: u64, former: &[u8], headers: &str) -> Result<()> {
-        let (store, dry_run) = (&self.servers.store, self.order.dry_run);
-        let Cleared { removed, body, unclear } = self.order.subject.clear(former);
-        let stays_named = body.is_some() && self.order.subject.is_in_headers(headers);
-        if (unclear || stays_named) && self.report.unclear_letters.len() < NAMED_MAX {
-            self.report.unclear_letters.push(id);
+        let (store, dry_run) = (&self.run.servers.store, self.run.options.dry_run);
+        let Cleared { removed, body, unclear } = self.on.subject.clear(former);
+        let stays_named = body.is_some() && self.on.subject.is_in_headers(headers);
+        if (unclear || stays_named) && self.run.report.unclear_letters.len() < NAMED_MAX {
+            self.run.report.unclear_letters.push(id);
         }
         match body {
             _ if removed == 0 => {}
-            None if dry_run => self.report.letters_deleted += 1,
-            None => self.report.letters_deleted += store.delete_dead_letters(&[id], &Selection::default()).await?,
-            Some(_) if dry_run => self.report.letters_rewritten += 1,
+            None if dry_run => self.run.report.letters_deleted += 1,
+            None => self.run.report.letters_deleted += store.delete_dead_letters(&[id], &Selection::default()).await?,
+            Some(_) if dry_run => self.run.report.letters_rewritten += 1,
             Some(body) => {
-                self.report.letters_rewritten += u64::from(store.rewrite_dead_letter(id, former, &body).await?);
+                self.run.report.letters_rewritten += u64::from(store.rewrite_dead_letter(id, former, &body).await?);
             }
         }
         Ok(())
@@ -92,8 +93,8 @@ impl Run<'_> {
     /// report of a refused run names the refused row. The checkpoint of an unfinished run can have the subject as its
     /// last position. The erase moves this position to before the subject, where the run can also continue.
     async fn erase_reports(&mut self) -> Result<()> {
-        let (store, subject) = (&self.servers.store, &self.order.subject);
-        for NamedRun { run, report, checkpoint } in store.runs_naming(self.number, &subject.member()).await? {
+        let (store, subject) = (&self.run.servers.store, &self.on.subject);
+        for NamedRun { run, report, checkpoint } in store.runs_naming(self.run.number, &subject.member()).await? {
             let cleared = NamedRun {
                 run,
                 report: clear_report(subject, &report),
@@ -102,9 +103,9 @@ impl Run<'_> {
             if (&cleared.report, &cleared.checkpoint) == (&report, &checkpoint) {
                 continue;
             }
-            self.report.runs += 1;
-            if !self.order.dry_run {
-                store.rewrite_run(self.number, &cleared).await?;
+            self.run.report.runs += 1;
+            if !self.run.options.dry_run {
+                store.rewrite_run(self.run.number, &cleared).await?;
             }
         }
         Ok(())

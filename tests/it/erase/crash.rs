@@ -1,6 +1,6 @@
 //! An erase run crashes between any two steps, and a later run completes it.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -93,19 +93,10 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
     let daemon = world.daemon();
     world.drained(&publisher).await;
     let name = format!("video:{VIDEO}");
-    let mut command = world.command();
-    let command = command.args(["erase", "--yes", "--target", &name, "--format", "json"]);
-    let stopped = command.env("TALLYD_PAUSE_POINT", "erase:published").stdout(Stdio::piped()).spawn().unwrap();
-    let stands = || async {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", stopped.id())).unwrap();
-        stat.rsplit_once(") ").unwrap().1.starts_with('T')
-    };
-    eventually("the erase stops itself after it has published its unlikes", stands).await;
+    let frozen = frozen_at("erase:published", &world, &["--target", &name]).await;
     likes.add(target(VIDEO), UserId(5));
     likes.publish(&world, &publisher).await;
-    let go = Command::new("kill").args(["-CONT", &stopped.id().to_string()]).status().unwrap();
-    assert!(go.success());
-    let first = report(&stopped.wait_with_output().unwrap(), 1);
+    let first = report(&thawed(frozen), 1);
     assert_eq!((&first["rows"], &first["liked_again"]), (&json!(8), &json!(1)));
     assert!(first["left"].to_string().contains("1 like records were written after the unlikes"), "{first}");
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 5 AND is_del = 0").await, 1);
@@ -114,4 +105,53 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
     assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
     assert!(daemon.stop().success());
     world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_of_the_consumers_ends_an_erase_and_resume_continues_it() {
+    let world = World::new("erase_paused", METRICS).await;
+    let publisher = world.publisher().await;
+    let mut likes = Likes::new();
+    // The user likes more targets than one page holds.
+    (1..=2_500).for_each(|id| likes.add(target(id), USER));
+    likes.publish(&world, &publisher).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let user = USER.to_string();
+    let frozen = frozen_at("erase:page", &world, &["--user", &user]).await;
+    assert!(world.tallyd(&["pause", "consumer"]).status.success());
+    let held = "SELECT COUNT(*) FROM partition_owner WHERE owner IS NOT NULL";
+    eventually("the consumers are paused", || async { world.count(held).await == 0 }).await;
+    let output = thawed(frozen);
+    assert!(stderr(&output).contains("consumer is paused until"), "{}", stderr(&output));
+    let paused = report(&output, 75);
+    assert_eq!((&paused["ended"], &paused["rows"]), (&json!("stopped"), &json!(2_000)), "{paused}");
+    assert_eq!(paused["ended_early"], "it was stopped: --resume continues");
+
+    assert!(world.tallyd(&["resume", "consumer"]).status.success());
+    let rest = report(&erase(&world, &["--user", &user, "--resume"]), 0);
+    assert_eq!((&rest["ended"], &rest["rows"]), (&json!("done"), &json!(2_500)), "{rest}");
+    assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// Starts an erase, and waits until it has stopped itself at the pause point.
+async fn frozen_at(point: &str, world: &World, arguments: &[&str]) -> Child {
+    let mut command = world.command();
+    let command = command.args(["erase", "--yes", "--format", "json"]).args(arguments).env("TALLYD_PAUSE_POINT", point);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("the erase has stopped itself", || async {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    })
+    .await;
+    child
+}
+
+/// Lets a frozen erase run to its end.
+fn thawed(frozen: Child) -> Output {
+    let go = Command::new("kill").args(["-CONT", &frozen.id().to_string()]).status().unwrap();
+    assert!(go.success());
+    frozen.wait_with_output().unwrap()
 }
