@@ -3,8 +3,10 @@
 use anyhow::{Result, ensure};
 use sqlx::AssertSqlSafe;
 use tallyd::config::Config;
+use tallyd::jobs::filters::Filters;
+use tallyd::jobs::run::{self, RunOptions};
 use tallyd::jobs::runner::Ran;
-use tallyd::jobs::runs;
+use tallyd::runtime::progress::ProgressSink;
 use tallyd::servers::Servers;
 use tokio_util::sync::CancellationToken;
 
@@ -41,7 +43,8 @@ pub async fn prepare(world: &World) -> Result<Config> {
     config.filter.likes_min = LIKERS;
     config.filter.asked = true;
     let servers = Servers::new(&config)?;
-    let Ran::Ended(report) = runs::filters(&servers, &config, &CancellationToken::new()).await? else {
+    let (filters, options, stop) = (Filters::new(&config), RunOptions::default(), CancellationToken::new());
+    let Ran::Ended(report) = run::once(&servers, &config, &filters, options, ProgressSink::Log, &stop).await? else {
         anyhow::bail!("another process builds filters")
     };
     ensure!(report.built == TARGETS, "not all filters were built: {report}");

@@ -28,6 +28,9 @@ use tallyd_mysql::jobs::number_of;
 /// Maximum number of examples in a report.
 pub(crate) const LISTED_MAX: usize = 20;
 
+/// If a job runs every minute, the records of its runs are kept for this time.
+pub(super) const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
+
 /// What a run can do. A run is a value of this type, with the configuration that it needs.
 pub trait Job: Sync {
     /// The name in `job_lock` and `job_run`.
@@ -43,6 +46,11 @@ pub trait Job: Sync {
 
     /// The mode in `job_run`. Each mode has its own due time.
     fn mode(&self) -> Cow<'_, str>;
+
+    /// How long the rows of `job_run` are kept.
+    fn keep(&self, config: &Config) -> Duration {
+        config.reconcile.repair_keep.0
+    }
 
     /// The report and the progress at the start.
     fn begin(&self) -> (Self::Report, Self::Progress);
@@ -175,25 +183,36 @@ pub async fn once<J: Job>(
     }
     let allowed = Allowed::begin(servers, job.needs(config), stop).await?;
     let mode = job.mode();
-    let keep = config.reconcile.repair_keep.0;
-    let request = LockRequest { name: J::NAME, mode: &mode, owner: &servers.owner, keep };
-    let stop = &allowed.stop;
-    let work = |number| async move {
-        let (report, progress) = job.begin();
-        let (progress, shown) = watch::channel(progress);
-        let how_to_continue = job.how_to_continue(&options);
-        let began = Instant::now();
-        let mut run: Run<'_, J> =
-            Run { servers, number, options, report, stop, progress, pages: None, began, how_to_continue, used: 0 };
-        run.report.head().dry_run = options.dry_run;
-        let worked = tokio::select! {
-            worked = job.work(&mut run) => worked,
-            () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
-        };
-        job.close().await;
-        run.into_report(job, worked.map_err(JobError::from))
+    let request = LockRequest { name: J::NAME, mode: &mode, owner: &servers.owner, keep: job.keep(config) };
+    run_once(&servers.store, request, |number| run_as(servers, number, job, options, to, &allowed.stop)).await
+}
+
+/// Runs the job as the run `number`, which holds the job's lock.
+///
+/// # Errors
+/// As [`once`], but the orders of operators are not read.
+pub async fn run_as<J: Job>(
+    servers: &Servers,
+    number: u64,
+    job: &J,
+    options: RunOptions,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<J::Report, JobError> {
+    let (report, progress) = job.begin();
+    let (progress, shown) = watch::channel(progress);
+    let how_to_continue = job.how_to_continue(&options);
+    let began = Instant::now();
+    let mut run: Run<'_, J> =
+        Run { servers, number, options, report, stop, progress, pages: None, began, how_to_continue, used: 0 };
+    run.report.head().dry_run = options.dry_run;
+    let worked = tokio::select! {
+        // On the heap, because the future of an unoptimized run is too large for the stack.
+        worked = Box::pin(job.work(&mut run)) => worked,
+        () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
     };
-    run_once(&servers.store, request, work).await
+    job.close().await;
+    run.into_report(job, worked.map_err(JobError::from))
 }
 
 impl<'a, J: Job + ?Sized> Run<'a, J> {

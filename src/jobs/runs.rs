@@ -7,9 +7,8 @@ use tokio_util::sync::CancellationToken;
 use super::JobError;
 use super::archive::{self, Archiver, Scope};
 use super::fence;
-use super::filters::{self, Filters};
 use super::reconcile::{self, Reconciler};
-use super::run::Allowed;
+use super::run::{Allowed, OFTEN_KEEP};
 use super::runner::{LockRequest, Ran, run_once};
 use super::snapshots::{self, RESTORE_MODE, Restore, SNAPSHOT_MODE};
 use crate::config::Config;
@@ -17,9 +16,6 @@ use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use crate::servers::control::needed_by;
 use tallyd_core::job_name::JobName;
-
-/// If a job runs every minute, the records of its runs are kept for this time.
-const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Compares the counters in Redis with MySQL, and repairs Redis.
 pub async fn reconcile(
@@ -108,19 +104,4 @@ fn snapshots(servers: &Servers, config: &Config) -> snapshots::Snapshots {
 
 fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> LockRequest<'a> {
     LockRequest { name: JobName::Archive.name(), mode, owner: &servers.owner, keep }
-}
-
-/// Builds Bloom filters and updates them.
-pub async fn filters(
-    servers: &Servers,
-    config: &Config,
-    stop: &CancellationToken,
-) -> Result<Ran<filters::report::Report>, JobError> {
-    fence::knows_all(&servers.store, &servers.broker).await?;
-    let cache = servers.cache.named(&config.metrics);
-    let allowed = Allowed::begin(servers, needed_by(JobName::Filters, config), stop).await?;
-    let filters = Filters::new(config, servers.store.clone(), cache, servers.broker.clone());
-    let job =
-        LockRequest { name: JobName::Filters.name(), mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
-    run_once(&servers.store, job, |run| async move { filters.run(run, &allowed.stop).await }).await
 }

@@ -4,6 +4,7 @@
 use futures_util::FutureExt;
 
 use super::archive::{self, Scope};
+use super::filters::{self, Filters};
 use super::reconcile::{self, Mode};
 use super::recount::Recounter;
 use super::run::{self, RunOptions};
@@ -11,7 +12,7 @@ use super::runner::{Outcome, Ran, Report};
 use super::runs::{self, Snapshots};
 use super::schedule::RetryAfter;
 use super::snapshots::SNAPSHOT_MODE;
-use super::{FirstRun, JobError, JobSpec, Request, Run, Work, filters};
+use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
 use crate::config::{Config, Reconcile, Recount};
 use crate::runtime::progress::ProgressSink;
 use tallyd_core::job_name::{JobMode, JobName};
@@ -101,7 +102,8 @@ async fn saved(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, J
 }
 
 async fn filtered(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
-    runs::filters(&servers, &config, &stop).await.map(retry_after)
+    let filters = Filters::new(&config);
+    run::once(&servers, &config, &filters, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
 }
 
 async fn recounted(Work { servers, config, mode, stop }: Work) -> Result<RetryAfter, JobError> {

@@ -1,15 +1,12 @@
 //! Builds new filters beside the former filters, and then replaces the former filters.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tracing::debug;
 
-use super::Run;
+use super::Keeper;
 use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
 use crate::runtime::fault;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Target, UserId};
-use tallyd_mysql::jobs::number_of;
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
@@ -20,19 +17,19 @@ const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;
 
-impl Run<'_> {
+impl Keeper<'_, '_> {
     /// Builds the filters of `targets`, each sized for the given count of users. The run does not repeat the slow steps
     /// for each filter: all filters share the fence.
     pub(super) async fn build_all(&mut self, targets: &[(Target, u64)]) -> Result<()> {
-        if targets.is_empty() || self.stop.is_cancelled() {
+        if targets.is_empty() || self.run.stop.is_cancelled() {
             return Ok(());
         }
-        if let Some(reason) = &self.report.left_because {
+        if let Some(reason) = &self.run.report.left_because {
             return Err(JobError::NotNow(reason.clone()).into());
         }
         let on = self.on;
         let names: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
-        let begun = on.cache.begin_filters(&on.names, self.number, &names).await?;
+        let begun = self.cache.begin_filters(&on.names, self.run.number, &names).await?;
         fault::point("filters:begun");
         if begun < names.len() {
             return Err(JobError::NotNow("another run builds filters".to_owned()).into());
@@ -42,12 +39,13 @@ impl Run<'_> {
         for (target, expected) in targets {
             match self.build(*target, *expected).await? {
                 Some(users) => {
-                    self.report.built += 1;
-                    self.report.users += users;
+                    self.run.report.built += 1;
+                    self.run.report.users += users;
+                    self.run.show(|shown| shown.clone_from(&self.run.report));
                 }
-                None if self.stop.is_cancelled() => return Ok(()),
+                None if self.run.stop.is_cancelled() => return Ok(()),
                 // Redis was flushed, or Redis evicted the unfinished filter.
-                None => self.report.left += 1,
+                None => self.run.report.left += 1,
             }
         }
         Ok(())
@@ -55,31 +53,19 @@ impl Run<'_> {
 
     /// Waits until every event that was published before now is in MySQL.
     async fn fence(&mut self) -> Result<()> {
-        let on = self.on;
-        if self.publisher.is_none() {
-            self.publisher = Some(on.broker.connect_publisher("filters").await?);
-        }
-        let publisher = self.publisher.take().context("there is no publisher")?;
-        let fences = Fences {
-            job: JobName::Filters.name(),
-            store: &on.store,
-            broker: &on.broker,
-            publisher,
-            fence_max: on.fence_max,
+        let fences = match &mut self.fences {
+            Some(fences) => fences,
+            none => none.insert(self.run.fences(self.on.fence_max).await?),
         };
-        self.fences_sent += 1;
-        let number = number_of(self.number, self.fences_sent);
-        let stopped = || Err(JobError::NotNow("the run was stopped".to_owned()).into());
-        let passed = self.stop.run_until_cancelled(fences.pass(number)).await.unwrap_or_else(stopped);
-        self.publisher = Some(fences.publisher);
-        passed
+        let number = self.run.next_number();
+        self.run.unless_stopped(fences.pass(number)).await?
     }
 
     /// Builds one filter. Returns the count of users in the filter. Returns `None` if Redis lost the unfinished filter,
     /// or if the run is stopped.
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
-        let (on, run) = (self.on, self.number);
-        let shape = Shape::of(expected, on.wish.false_positive);
+        let (on, run) = (self.on, self.run.number);
+        let shape = Shape::of(expected, self.wish.false_positive);
         let (mut from, mut users, mut others) = (0, 0, 0);
         while from < shape.bytes() {
             let bytes = usize::try_from(shape.bytes() - from).unwrap_or(usize::MAX).min(WINDOW_BYTES);
@@ -87,15 +73,15 @@ impl Run<'_> {
             let Some(read) = self.read(target, shape, &mut window).await? else { return Ok(None) };
             (users, others) = read;
             fault::point("filters:read");
-            if !on.cache.write_filter(&on.names, run, target, from, window.bytes()).await? {
+            if !self.cache.write_filter(&on.names, run, target, from, window.bytes()).await? {
                 return Ok(None);
             }
             fault::point("filters:written");
             from += bytes as u64;
         }
-        let (false_positive, epoch) = (on.wish.false_positive, on.wish.epoch);
+        let (false_positive, epoch) = (self.wish.false_positive, self.wish.epoch);
         let built = Built { run, shape, expected, false_positive, users, others, epoch };
-        if !on.cache.swap_filter(&on.names, target, &built).await? {
+        if !self.cache.swap_filter(&on.names, target, &built).await? {
             return Ok(None);
         }
         fault::point("filters:swapped");
@@ -124,13 +110,13 @@ impl Run<'_> {
             others += 1;
             window.add(shape, user);
         };
-        on.cache.recent_likers(&on.names, target, remembered).await?;
+        self.cache.recent_likers(&on.names, target, remembered).await?;
         let (mut after, mut rows) = (0, 0);
         loop {
-            if self.stop.is_cancelled() {
+            if self.run.stop.is_cancelled() {
                 return Ok(None);
             }
-            let users = on.store.likers(target, after, LIKERS_PAGE).await?;
+            let users = self.run.servers.store.likers(target, after, LIKERS_PAGE).await?;
             users.iter().for_each(|user| window.add(shape, *user));
             rows += users.len() as u64;
             match users.last() {

@@ -86,26 +86,29 @@ mod build;
 pub(crate) mod plan;
 pub mod report;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, Metrics};
 use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
+use crate::jobs::run::{Ended, Job, OFTEN_KEEP, Run};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
+use tallyd_core::control::Task;
 use tallyd_core::job_name::JobName;
-use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
 use tallyd_mysql::Store;
 use tallyd_mysql::changed::ChangedBefore;
 use tallyd_mysql::ranges::LAST;
 use tallyd_mysql::run_state::LastMarks;
-use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::keys::KindNames;
@@ -141,89 +144,104 @@ const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 /// The interval between checks of all targets, including targets that did not change.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
-#[derive(Clone)]
 pub struct Filters {
-    store: Store,
-    cache: Cache,
-    broker: Broker,
     names: KindNames,
-    metric: Metric,
+    metrics: Metrics,
     wish: Wish,
     fence_max: Duration,
     overlap: Duration,
 }
 
-struct Run<'a> {
+struct Keeper<'a, 'r> {
     on: &'a Filters,
-    number: u64,
-    stop: &'a CancellationToken,
-    publisher: Option<Publisher>,
-    fences_sent: u64,
+    run: &'a mut Run<'r, Filters>,
+    cache: Cache,
+    wish: Wish,
+    /// `None` until the run builds its first filter.
+    fences: Option<Fences<'r>>,
     /// The targets for which filters are built after the next fence. For each target, the number is the count of users
     /// for whom the new filter has room.
     builds: Vec<(Target, u64)>,
     data_set: String,
     /// The lower one of this run's `likes_min` and that of the last completed run.
     likes_min: u64,
-    report: Report,
 }
 
-impl Filters {
-    pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Self {
-        let wish = Wish { likes_min: config.filter.likes_min, false_positive: config.filter.false_positive, epoch: 0 };
-        Self {
-            store,
-            cache,
-            broker,
-            names: KindNames::new(&config.kinds),
-            metric: config.metrics.like(),
-            wish,
-            fence_max: config.reconcile.fence_max.0,
-            overlap: config.reconcile.overlap.0,
-        }
+impl Job for Filters {
+    const NAME: &'static str = JobName::Filters.name();
+    const SENDS_FENCES: bool = true;
+    type Report = Report;
+    type Progress = Report;
+
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &[Task::Consumer]
     }
 
-    /// Executes the run `number` of the job. The caller holds the job's lock. If the token `stop` is cancelled, the run
-    /// ends before its next step.
-    pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
-        let LastMarks { newest, newest_age, done, done_age } =
-            self.store.last_marks(JobName::Filters.name(), MODE, number).await?;
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(MODE)
+    }
+
+    fn keep(&self, _: &Config) -> Duration {
+        OFTEN_KEEP
+    }
+
+    fn begin(&self) -> (Report, Report) {
+        Default::default()
+    }
+
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let (store, cache) = (&run.servers.store, run.servers.cache.named(&self.metrics));
+        let LastMarks { newest, newest_age, done, done_age } = store.last_marks(Self::NAME, MODE, run.number).await?;
         // A mark (the state that a run stores) of an older version can have another format. In that case the run checks
         // all targets.
         let read = |mark: Option<String>| serde_json::from_str::<Mark>(&mark?).ok();
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
-        let redis = self.cache.data_set().await?;
+        let data_set = cache.data_set().await?;
         // The names of filters in Redis depend on the number of buckets. If this number has changed, the state of the
         // filters with the new names is unknown.
-        let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
+        let named = cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         // MySQL's clock dates the likes that the daemon counts, and Redis' clock the likes of API servers.
-        let now = self.cache.now().await?.min(self.store.clock().await?.0);
-        let mark =
-            self.mark(newest.as_ref(), done.as_ref(), number, now, bloom::number_of(&format!("{redis} {named}")));
+        let now = cache.now().await?.min(store.clock().await?.0);
+        let filled = bloom::number_of(&format!("{data_set} {named}"));
+        let mark = self.mark(newest.as_ref(), done.as_ref(), run.number, now, filled);
         // The mark is written early, so that the next run can read the mark even if this run crashes.
-        self.store.note_checkpoint(number, &serde_json::to_string(&mark).context("write the mark")?).await?;
-        let mut run = Run {
-            on: &Self { wish: Wish { epoch: mark.epoch, ..self.wish.clone() }, ..self.clone() },
-            number,
-            stop,
-            publisher: None,
-            fences_sent: 0,
+        run.note_checkpoint(&mark).await?;
+        let mut keeper = Keeper {
+            on: self,
+            run,
+            cache,
+            wish: Wish { epoch: mark.epoch, ..self.wish.clone() },
+            fences: None,
             builds: Vec::new(),
-            data_set: redis,
+            data_set,
             likes_min: done.as_ref().map_or(u64::MAX, |done| done.likes_min).min(mark.likes_min),
-            report: Report::default(),
         };
         // This write alone invalidates all filters that were built in another epoch.
-        run.check_redis().await?;
+        keeper.check_redis().await?;
         match done {
             Some(done) if mark.full != now.0 => {
-                run.keep_changed(Micros(done.until).before(self.overlap).max(Micros(0))).await?;
+                keeper.keep_changed(Micros(done.until).before(self.overlap).max(Micros(0))).await?;
             }
-            _ => run.keep_all().await?,
+            _ => keeper.keep_all().await?,
         }
-        run.report.stopped = stop.is_cancelled();
-        Ok(run.report)
+        if run.stop.is_cancelled() {
+            run.end(Ended::Stopped, "it was stopped");
+        }
+        Ok(())
+    }
+}
+
+impl Filters {
+    pub fn new(config: &Config) -> Self {
+        let wish = Wish { likes_min: config.filter.likes_min, false_positive: config.filter.false_positive, epoch: 0 };
+        Self {
+            names: KindNames::new(&config.kinds),
+            metrics: config.metrics.clone(),
+            wish,
+            fence_max: config.reconcile.fence_max.0,
+            overlap: config.reconcile.overlap.0,
+        }
     }
 
     /// Returns the state that this run continues from. From the mark of the newest run, this run learns which filters
@@ -264,19 +282,19 @@ pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
     beat.pause(Duration::MAX, &stop).await;
 }
 
-impl Run<'_> {
+impl Keeper<'_, '_> {
     /// Checks the targets that changed since `since`.
     async fn keep_changed(&mut self, since: Micros) -> Result<()> {
-        let on = self.on;
+        let (on, store, like) = (self.on, &self.run.servers.store, self.on.metrics.like());
         let mut before = ChangedBefore::NEWEST;
-        while !self.stop.is_cancelled() {
-            let rows = on.store.changed_numbers(since, before, PAGE_TARGETS).await?;
+        while !self.run.stop.is_cancelled() {
+            let rows = store.changed_numbers(since, before, PAGE_TARGETS).await?;
             // A counter with several slots can be listed several times, on one page or on several pages. On each page,
             // the run reads the counter's value once.
             let numbers = rows.iter().map(|row| row.number);
-            let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
+            let liked = numbers.filter(|(target, metric)| *metric == like && on.names.get(target.kind).is_some());
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
-            let (truths, _) = on.store.truths(&liked, None, None).await?;
+            let (truths, _) = store.truths(&liked, None, None).await?;
             let likes = |number: &CounterKey| truths.get(number).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
             self.keep(liked.iter().map(|number| (number.0, likes(number))).collect()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == PAGE_TARGETS) else { break };
@@ -286,12 +304,12 @@ impl Run<'_> {
     }
 
     async fn keep_all(&mut self) -> Result<()> {
-        let on = self.on;
-        for (kind, _) in on.names.all() {
+        let (store, like) = (&self.run.servers.store, self.on.metrics.like());
+        for (kind, _) in self.on.names.all() {
             let mut after = TargetId(0);
-            while after < LAST && !self.stop.is_cancelled() {
-                let range = on.store.list_range(kind, after, PAGE_TARGETS).await?;
-                let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
+            while after < LAST && !self.run.stop.is_cancelled() {
+                let range = store.list_range(kind, after, PAGE_TARGETS).await?;
+                let liked = range.counters.iter().filter(|counted| counted.number.1 == like);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
                 // Nearly all targets of a site have too few likes for a filter, and had too few before. An earlier run
@@ -308,10 +326,10 @@ impl Run<'_> {
         let on = self.on;
         self.check_redis().await?;
         let targets: Vec<Target> = page.iter().map(|(target, _)| *target).collect();
-        let states = on.cache.filter_states(&on.names, &targets).await?;
+        let states = self.cache.filter_states(&on.names, &targets).await?;
         let (mut builds, mut drops, mut folds) = (Vec::new(), Vec::new(), Vec::new());
         for ((target, likes), state) in page.into_iter().zip(&states) {
-            match plan::decide(&on.wish, likes, state.as_ref()) {
+            match plan::decide(&self.wish, likes, state.as_ref()) {
                 Plan::Nothing => {}
                 Plan::Fold(shape) => folds.push((target, shape)),
                 Plan::Drop => drops.push(target),
@@ -322,14 +340,15 @@ impl Run<'_> {
             }
         }
         // Filters are dropped first, so that readers stop using them.
-        on.cache.drop_filters(&on.names, &drops).await?;
-        self.report.dropped += drops.len() as u64;
+        self.cache.drop_filters(&on.names, &drops).await?;
+        self.run.report.dropped += drops.len() as u64;
         fault::point("filters:dropped");
-        self.report.looked_at += targets.len() as u64;
+        self.run.report.looked_at += targets.len() as u64;
         for (target, shape) in folds {
             self.fold(target, shape).await?;
         }
         self.builds.extend(builds);
+        self.run.show(|shown| shown.clone_from(&self.run.report));
         if self.builds.len() >= BUILDS { self.build_waiting().await } else { Ok(()) }
     }
 
@@ -340,8 +359,8 @@ impl Run<'_> {
             match self.build_all(builds).await {
                 // The job continues, because it can still maintain the other filters.
                 Err(error) if matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {
-                    self.report.left += builds.len() as u64;
-                    self.report.left_because = Some(error.to_string());
+                    self.run.report.left += builds.len() as u64;
+                    self.run.report.left_because = Some(error.to_string());
                 }
                 built => built?,
             }
@@ -354,10 +373,10 @@ impl Run<'_> {
     /// are trusted for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
-            self.on.cache.data_set().await? == self.data_set,
+            self.cache.data_set().await? == self.data_set,
             "Redis' data set changed during the run: the next run starts again"
         );
-        let is_mine = self.on.cache.trust_filters(self.number, self.on.wish.epoch, GAP_MAX.as_secs()).await?;
+        let is_mine = self.cache.trust_filters(self.run.number, self.wish.epoch, GAP_MAX.as_secs()).await?;
         ensure!(is_mine, "a later run has taken over the filters");
         Ok(())
     }
@@ -365,7 +384,7 @@ impl Run<'_> {
     async fn fold(&mut self, target: Target, shape: Shape) -> Result<()> {
         let on = self.on;
         // `None` means that the filter was replaced during this run. The next run checks the new filter.
-        self.report.folded += on.cache.fold_filter(&on.names, target, shape).await?.unwrap_or(0);
+        self.run.report.folded += self.cache.fold_filter(&on.names, target, shape).await?.unwrap_or(0);
         Ok(())
     }
 }

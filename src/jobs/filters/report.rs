@@ -1,12 +1,18 @@
 //! The result of a run, and the state that the next run continues from.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tracing::info;
 
+use crate::jobs::run::{Ended, RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
+use crate::runtime::progress::RunProgress;
+use tallyd_core::job_name::JobName;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The result of a run. Until the end it is also the run's progress.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The count of checked targets. The run checks the targets that changed recently, or all targets.
     pub looked_at: u64,
@@ -20,9 +26,9 @@ pub struct Report {
     pub left: u64,
     /// The reason why the run stopped building filters, or `None` if the run did not stop. The next run builds the
     /// remaining filters.
-    #[serde(default)]
     pub left_because: Option<String>,
-    pub stopped: bool,
+    #[serde(flatten)]
+    pub head: RunHead,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,20 +48,40 @@ pub struct Mark {
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        if self.stopped {
-            Outcome::Stopped
-        } else if self.left_because.is_some() {
-            Outcome::Failed
-        } else {
-            // If a filter could not be built, a run tries again when the filter's target changes, and once a day.
-            Outcome::Done
+        if self.head.ended == Ended::Done && self.left_because.is_some() {
+            return Outcome::Failed;
         }
+        // If a filter could not be built, a run tries again when the filter's target changes, and once a day.
+        self.head.outcome()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
+    }
+}
+
+impl RunProgress for Report {
+    const JOB: &'static str = JobName::Filters.name();
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.looked_at, None)
+    }
+
+    fn words(&self, _: Duration) -> String {
+        self.to_string()
+    }
+
+    fn say(&self, _: Duration) {
+        let Self { looked_at, built, users, .. } = self;
+        info!(event = "filters-progress", looked_at, built, users, "{self}");
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { looked_at, built, users, folded, dropped, left, left_because, stopped, .. } = self;
+        let Self { looked_at, built, users, folded, dropped, left, left_because, head, .. } = self;
         write!(
             f,
             "{looked_at} targets checked, {built} filters built with {users} users, {folded} users added to filters"
@@ -67,10 +93,7 @@ impl fmt::Display for Report {
         if let Some(reason) = left_because {
             write!(f, " ({reason})")?;
         }
-        if *stopped {
-            f.write_str(", stopped before the end")?;
-        }
-        Ok(())
+        write!(f, "{head}")
     }
 }
 
@@ -86,8 +109,8 @@ mod tests {
         let said = "9 targets checked, 2 filters built with 500 users, 0 users added to filters, 0 filters removed";
         assert_eq!(report.to_string(), said);
         let left_because = Some("no time".to_owned());
-        let left = Report { left: 1, left_because, stopped: true, ..report };
+        let left = Report { left: 1, left_because, ..report };
         assert!(!left.is_done());
-        assert_eq!(left.to_string(), format!("{said}, 1 left for the next run (no time), stopped before the end"));
+        assert_eq!(left.to_string(), format!("{said}, 1 left for the next run (no time)"));
     }
 }

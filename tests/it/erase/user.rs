@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use sqlx::AssertSqlSafe;
+use tallyd::jobs::filters::Filters;
+use tallyd::jobs::run::{self, RunOptions};
 use tallyd::jobs::runner::Ran;
-use tallyd::jobs::runs;
+use tallyd::runtime::progress::ProgressSink;
 use tallyd::servers::Servers;
 use tallyd_core::model::UserId;
 use tallyd_redis::keys::KindNames;
@@ -185,7 +187,8 @@ async fn a_filter_is_built_again_without_the_erased_user() {
 /// Waits until no other run holds the lock. Then runs the filters' job once.
 async fn run_filters(world: &World) {
     let servers = Servers::new(&world.config).unwrap();
-    let ran = runs::filters(&servers, &world.config, &CancellationToken::new()).await.unwrap();
+    let (filters, options, stop) = (Filters::new(&world.config), RunOptions::default(), CancellationToken::new());
+    let ran = run::once(&servers, &world.config, &filters, options, ProgressSink::Log, &stop).await.unwrap();
     assert!(matches!(ran, Ran::Ended(_)), "another run holds the lock");
 }
 

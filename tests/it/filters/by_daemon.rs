@@ -1,6 +1,7 @@
 //! Tests the Bloom filters for likes that the daemon counts. API servers only publish these likes, so the filters get
 //! the users and targets from the outbox.
 
+use tallyd::jobs::run::Ended;
 use tallyd::runtime::clock;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -32,7 +33,7 @@ async fn likes_that_are_only_published_come_into_the_filter() {
             world.cache.drop_filters(&KindNames::new(&world.config.kinds), &[target(1)]).await.unwrap();
         }
         let ((), report) = tokio::join!(world.publish(&publisher, &bodies), run(&world));
-        assert!(!report.stopped);
+        assert!(report.head.ended == Ended::Done);
         if round % 2 == 0 {
             daemon.kill();
             daemon = world.daemon();

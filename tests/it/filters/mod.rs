@@ -13,9 +13,11 @@ mod trusted;
 use redis::{AsyncCommands, Script};
 use sqlx::AssertSqlSafe;
 use tallyd::config::{Config, ServerUrl};
+use tallyd::jobs::filters::Filters;
 use tallyd::jobs::filters::report::Report;
+use tallyd::jobs::run::RunOptions;
 use tallyd::jobs::runner::Ran;
-use tallyd::jobs::runs;
+use tallyd::runtime::progress::ProgressSink;
 use tallyd::servers::Servers;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
@@ -42,7 +44,11 @@ async fn run(world: &World) -> Report {
 
 async fn run_with(config: &Config) -> Report {
     let servers = Servers::new(config).unwrap();
-    match runs::filters(&servers, config, &CancellationToken::new()).await.unwrap() {
+    let (filters, options) = (Filters::new(config), RunOptions::default());
+    match tallyd::jobs::run::once(&servers, config, &filters, options, ProgressSink::Log, &CancellationToken::new())
+        .await
+        .unwrap()
+    {
         Ran::Ended(report) => report,
         Ran::Held { owner, .. } => panic!("{owner} holds the lock"),
     }
