@@ -9,10 +9,10 @@ use super::consent::{ARCHIVE, BOARD_RESTORE, BOARD_SNAPSHOT, Consent};
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink, was_paused};
 use crate::boards::Boards;
 use crate::config::Config;
-use crate::jobs::archive::{self, Scope};
+use crate::jobs::archive::{self, Archiver, Scope};
+use crate::jobs::run::{self, Ended, RunOptions};
 use crate::jobs::runner::{Ran, Report};
-use crate::jobs::runs::{self, Snapshots};
-use crate::jobs::snapshots::Restore;
+use crate::jobs::snapshots::{Restore, Snapshots};
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
@@ -139,8 +139,9 @@ pub(super) async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
     let scope = Scope { board: args.board, period: args.period, dry_run: args.dry_run };
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
-    let ran = runs::archive(&servers, config, &scope, progress_sink(), &stop).await?;
-    let is_stopped = matches!(&ran, Ran::Ended(report) if report.stopped);
+    let archiver = Archiver::new(config, scope);
+    let ran = run::once(&servers, config, &archiver, RunOptions::default(), progress_sink(), &stop).await?;
+    let is_stopped = matches!(&ran, Ran::Ended(report) if report.head.ended == Ended::Stopped);
     let code = report(ran, args.dry_run, args.format)?;
     Ok(if is_stopped && was_paused(&servers, config, JobName::Archive)? { EXIT_TRY_LATER } else { code })
 }
@@ -162,17 +163,17 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
                 return Ok(code);
             }
             let scope = Scope { board: name, period, dry_run: false };
-            let of = Snapshots::Of { scope: &scope, force };
-            let ran = runs::snapshot(&servers, config, of, progress_sink(), &shutdown::on_signals()?).await?;
+            let (snapshots, stop) = (Snapshots::new(config, Some(scope), force), shutdown::on_signals()?);
+            let ran = run::once(&servers, config, &snapshots, RunOptions::default(), progress_sink(), &stop).await?;
             return report(ran, false, format);
         }
         BoardCommand::Restore { name, period, dry_run, add, yes, format } => {
             if !dry_run && let Some(code) = BOARD_RESTORE.ends_unlisted(yes)? {
                 return Ok(code);
             }
-            let how = Restore { dry_run, add };
-            let ran = runs::restore(&servers, config, (&name, &period), how, progress_sink(), &shutdown::on_signals()?)
-                .await?;
+            let (restore, stop) = (Restore::new(config, (&name, &period), add)?, shutdown::on_signals()?);
+            let options = RunOptions { dry_run, ..RunOptions::default() };
+            let ran = run::once(&servers, config, &restore, options, progress_sink(), &stop).await?;
             return report(ran, dry_run, format);
         }
     }

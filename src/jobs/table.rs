@@ -3,15 +3,15 @@
 
 use futures_util::FutureExt;
 
-use super::archive::{self, Scope};
+use super::archive::{self, Archiver, Scope};
 use super::filters::{self, Filters};
 use super::reconcile::{self, Mode};
 use super::recount::Recounter;
 use super::run::{self, RunOptions};
 use super::runner::{Outcome, Ran, Report};
-use super::runs::{self, Snapshots};
+use super::runs;
 use super::schedule::RetryAfter;
-use super::snapshots::SNAPSHOT_MODE;
+use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
 use crate::config::{Config, Reconcile, Recount};
 use crate::runtime::progress::ProgressSink;
@@ -90,11 +90,13 @@ async fn reconciled(Work { servers, config, stop, .. }: Work, mode: Mode) -> Res
 }
 
 async fn archived(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
-    runs::archive(&servers, &config, &Scope::default(), ProgressSink::Log, &stop).await.map(retry_after)
+    let archiver = Archiver::new(&config, Scope::default());
+    run::once(&servers, &config, &archiver, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
 }
 
 async fn saved(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
-    Ok(match runs::snapshot(&servers, &config, Snapshots::Due, ProgressSink::Log, &stop).await? {
+    let due = Snapshots::new(&config, None, false);
+    Ok(match run::once(&servers, &config, &due, RunOptions::default(), ProgressSink::Log, &stop).await? {
         // The result of the run does not matter here, because the snapshot clock decides when the next snapshot is due.
         Ran::Ended(_) => RetryAfter::NextTime,
         held => retry_after(held),

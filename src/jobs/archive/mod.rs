@@ -78,29 +78,28 @@ mod copy;
 mod rollback_recovery;
 mod steps;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 pub use super::board_run::periods::{MODE, Scope, ScopeError};
 pub use super::board_run::{JOB, Outcome, PeriodReport, Report};
 
-use super::board_run::clock::{self, Start};
 use super::board_run::periods::Candidate;
-use super::board_run::{BoardRun, Halt, Reason, Step, backup};
+use super::board_run::{BoardRun, Halt, NEEDS, Progress, Reason, Step, backup};
+use super::run::{Job, Run};
 use crate::config::{Board, Config};
 use crate::runtime::fault;
-use crate::runtime::progress::ProgressSink;
 use candidates::Candidates;
 use copy::Copier;
 use steps::Steps;
 use tallyd_core::card::Card;
+use tallyd_core::control::Task;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{Period, PeriodKind};
 use tallyd_mysql::Store;
-use tallyd_redis::Cache;
 
 pub const FAULT_POINTS: [&str; 13] = [
     "archive:claimed",
@@ -128,60 +127,57 @@ pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgettin
 /// Maximum number of archives of one board that one run deletes. The next runs delete the others.
 const PRUNED_MAX: usize = 100;
 
-#[derive(Clone)]
 pub struct Archiver {
-    store: Store,
-    cache: Cache,
+    pub scope: Scope,
+    /// The time of the run. `None` in a daemon or command: then MySQL's clock decides.
+    pub now: Option<Micros>,
     boards: Vec<Board>,
     page_members: usize,
 }
 
-impl Archiver {
-    pub fn new(config: &Config, store: Store, cache: Cache) -> Self {
-        Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
+impl Job for Archiver {
+    const NAME: &'static str = JOB;
+    const SENDS_FENCES: bool = false;
+    type Report = Report;
+    type Progress = Progress;
+
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &NEEDS
     }
 
-    /// Executes all steps that are due now. If the clocks differ, it does nothing and reports the difference.
-    pub async fn run_now(&self, run: u64, scope: &Scope, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
-        match clock::start(&self.store, &self.cache).await? {
-            Start::At(now) => self.run(run, scope, now, to, stop).await,
-            Start::ClocksDiffer(report) => Ok(report),
-        }
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.scope.mode())
     }
 
-    /// Executes all steps that are due at `now`. `run` is the run that holds the lock of [`JOB`]. A dry run only
-    /// reports which steps are due. A dry run changes nothing, so it needs no lock and no run.
-    pub async fn run(
-        &self,
-        run: u64,
-        scope: &Scope,
-        now: Micros,
-        to: ProgressSink,
-        stop: &CancellationToken,
-    ) -> Result<Report> {
-        if !scope.dry_run {
-            self.store.check_archive_run(run).await?;
-        }
-        let run = BoardRun::new(&self.store, &self.cache, run, now, stop);
-        run.followed(to, self.archive_all(&run, scope)).await?
+    fn begin(&self) -> (Report, Progress) {
+        Default::default()
     }
 
-    async fn archive_all(&self, run: &BoardRun<'_>, scope: &Scope) -> Result<Report> {
-        let Candidates { boards, open } = Candidates::find(run, &self.boards, scope).await?;
-        let mut report = Report { dry_run: scope.dry_run, periods: open, ..Report::default() };
-        match self.work(run, scope, boards, &mut report).await {
-            Ok(()) => {}
-            Err(Halt::Stopped) => report.stopped = true,
+    /// Executes all steps that are due. A dry run only reports which steps are due. It changes nothing, so it needs no
+    /// lock. If the clocks differ, the run does nothing and reports the difference.
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        run.report.head.dry_run = self.scope.dry_run;
+        let Some(boards) = BoardRun::begin(run, self.now).await? else { return Ok(()) };
+        let Candidates { boards: found, open } = Candidates::find(&boards, &self.boards, &self.scope).await?;
+        run.report.periods = open;
+        match self.take_all(&boards, found, &mut run.report).await {
+            Ok(()) => Ok(()),
+            Err(Halt::Stopped) => run.check_stop(),
             Err(Halt::Kept(reason)) => anyhow::bail!("delete old archives and snapshots: {reason}"),
-            Err(Halt::Failed(error)) => return Err(error),
+            Err(Halt::Failed(error)) => Err(error),
         }
-        Ok(report)
+    }
+}
+
+impl Archiver {
+    pub fn new(config: &Config, scope: Scope) -> Self {
+        Self { scope, now: None, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
     /// Returns the names and period lengths of the boards whose periods end at other times according to the site card.
     /// With an old or wrong configuration, a run would freeze periods that are still open.
-    async fn ending_otherwise(&self) -> Step<Vec<(String, PeriodKind)>> {
-        let row = self.store.site_card().await?;
+    async fn ending_otherwise(&self, store: &Store) -> Step<Vec<(String, PeriodKind)>> {
+        let row = store.site_card().await?;
         // A daemon of another version can have written the card.
         let Some(card) = row.and_then(|row| Card::decode(&row.text).ok()) else { return Ok(Vec::new()) };
         let ends_otherwise = |own: &&Board| {
@@ -191,14 +187,14 @@ impl Archiver {
         Ok(self.boards.iter().filter(ends_otherwise).map(|own| (own.name.clone(), own.period)).collect())
     }
 
-    async fn work(
+    async fn take_all(
         &self,
         run: &BoardRun<'_>,
-        scope: &Scope,
         boards: BTreeMap<String, Vec<Candidate>>,
         report: &mut Report,
     ) -> Step<()> {
-        let others = self.ending_otherwise().await?;
+        let scope = &self.scope;
+        let others = self.ending_otherwise(run.store).await?;
         let steps = Steps::new(run, self.page_members);
         let is_told = |outcome| match outcome {
             Outcome::Nothing => scope.period.is_some(),
@@ -249,7 +245,7 @@ async fn prune(run: &BoardRun<'_>, copier: &Copier<'_>, boards: &[Board], report
         // rest of this archive is deleted, too.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
         for at in run.store.prunable_periods(&board.name, board.period.like(), until, PRUNED_MAX).await? {
-            if report.dry_run {
+            if report.head.dry_run {
                 report.periods.push(PeriodReport::new(&at, Outcome::WouldPrune));
                 continue;
             }
@@ -257,7 +253,7 @@ async fn prune(run: &BoardRun<'_>, copier: &Copier<'_>, boards: &[Board], report
             report.periods.push(PeriodReport::new(&at, Outcome::Pruned));
         }
     }
-    if report.dry_run {
+    if report.head.dry_run {
         return Ok(());
     }
     for at in run.store.obsolete_snapshots().await? {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::Result;
 use tracing::warn;
 
-use super::Report;
 use super::periods::instant;
 use crate::runtime::clock;
 use crate::runtime::progress::spoken;
@@ -22,19 +21,6 @@ pub(in crate::jobs) struct Reading {
     /// The error text if the clocks differ. The text does not say which clock is wrong, because tallyd cannot know
     /// that.
     pub problem: Option<String>,
-}
-
-pub(in crate::jobs) enum Start {
-    At(Micros),
-    /// The clocks differ. The run does nothing, and reports the difference.
-    ClocksDiffer(Report),
-}
-
-pub(in crate::jobs) async fn start(store: &Store, cache: &Cache) -> Result<Start> {
-    let Reading { now, problem } = read(store, cache).await?;
-    let Some(problem) = problem else { return Ok(Start::At(now)) };
-    tell(&problem);
-    Ok(Start::ClocksDiffer(Report { problem: Some(problem), ..Report::default() }))
 }
 
 pub(in crate::jobs) fn tell(problem: &str) {

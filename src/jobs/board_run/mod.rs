@@ -18,13 +18,17 @@ pub use report::{Outcome, PeriodReport, Report};
 pub(super) use tallyd_core::archive::Reason;
 pub use tallyd_mysql::boards::JOB;
 
-use crate::runtime::progress::{ProgressSink, follow};
+use super::run::{Job, Run};
 use tallyd_connect::fate::Fate;
 use tallyd_core::archive::BoardKeys;
+use tallyd_core::control::Task;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::{Store, StoreError};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::{Cache, CacheError};
+
+/// The tasks that a scheduled run needs. A board is complete only after the outbox has added all events of its period.
+pub(super) const NEEDS: [Task; 2] = [Task::Archive, Task::Outbox];
 
 pub(super) struct BoardRun<'a> {
     pub store: &'a Store,
@@ -49,21 +53,35 @@ pub(super) enum Halt {
 pub(super) type Step<T> = Result<T, Halt>;
 
 impl<'a> BoardRun<'a> {
-    pub(super) fn new(
-        store: &'a Store,
-        cache: &'a Cache,
-        number: u64,
-        now: Micros,
-        stop: &'a CancellationToken,
-    ) -> Self {
-        Self { store, cache, stop, number, now, evicts: OnceCell::new(), progress: watch::Sender::default() }
+    pub(super) fn new<J: Job<Progress = Progress>>(run: &Run<'a, J>, now: Micros) -> Self {
+        let (servers, progress) = (run.servers, run.progress.clone());
+        let (store, cache, stop, number) = (&servers.store, &servers.cache, run.stop, run.number);
+        Self { store, cache, stop, number, now, evicts: OnceCell::new(), progress }
     }
 
-    pub(super) async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
-        tokio::select! {
-            done = work => Ok(done),
-            () = follow(to, self.progress.subscribe()) => anyhow::bail!("the output of the run is closed, so the run stops"),
+    /// Begins a run that depends on the clocks. If they differ, returns `None`, and the report says so. A test sets
+    /// `now`.
+    pub(super) async fn begin<J: Job<Report = Report, Progress = Progress>>(
+        run: &mut Run<'a, J>,
+        now: Option<Micros>,
+    ) -> Result<Option<Self>> {
+        let store = &run.servers.store;
+        let now = match now {
+            Some(now) => now,
+            None => {
+                let read = clock::read(store, &run.servers.cache).await?;
+                if let Some(problem) = read.problem {
+                    clock::tell(&problem);
+                    run.report.problem = Some(problem);
+                    return Ok(None);
+                }
+                read.now
+            }
+        };
+        if !run.report.head.dry_run {
+            store.check_archive_run(run.number).await?;
         }
+        Ok(Some(Self::new(run, now)))
     }
 
     pub(super) fn show(&self, at: &BoardPeriod, verb: &'static str, total: u64) {

@@ -7,14 +7,15 @@ use serde::Serialize;
 use tracing::info;
 
 use super::Reason;
-use crate::jobs::runner::{self, Outcome as Ended};
+use crate::jobs::run::{Ended, RunHead, RunReport};
+use crate::jobs::runner::{self, Outcome as RunOutcome};
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    pub dry_run: bool,
-    pub stopped: bool,
+    #[serde(flatten)]
+    pub head: RunHead,
     pub problem: Option<String>,
     pub periods: Vec<PeriodReport>,
 }
@@ -131,21 +132,27 @@ impl PeriodReport {
 }
 
 impl runner::Report for Report {
-    fn outcome(&self) -> Ended {
+    fn outcome(&self) -> RunOutcome {
         let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
         let mut kept = self.periods.iter().filter(|period| period.outcome == Outcome::Kept).peekable();
         let is_any_kept = kept.peek().is_some();
-        if self.stopped {
-            Ended::Stopped
+        if self.head.ended == Ended::Stopped {
+            RunOutcome::Stopped
         } else if self.problem.is_some() || kept.any(|period| !period.waits_for_operator) {
-            Ended::Failed
+            RunOutcome::Failed
         } else if is_any_kept {
-            Ended::Refused
-        } else if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) {
-            Ended::DryRun
+            RunOutcome::Refused
+        } else if self.head.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) {
+            RunOutcome::DryRun
         } else {
-            Ended::Done
+            RunOutcome::Done
         }
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
@@ -168,10 +175,7 @@ impl fmt::Display for Report {
             outcomes.iter().map(|outcome| format!("{} {}", self.count(*outcome), outcome.text())).collect();
         f.write_str(if counts.is_empty() { "no boards to process" } else { "boards: " })?;
         f.write_str(&counts.join(", "))?;
-        if self.stopped {
-            write!(f, "{separator}stopped before the end")?;
-        }
-        Ok(())
+        self.head.ended_early.as_ref().map_or(Ok(()), |why| write!(f, "{separator}ended early: {why}"))
     }
 }
 
@@ -197,7 +201,7 @@ impl fmt::Display for PeriodReport {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(in crate::jobs) struct Progress {
+pub struct Progress {
     now: Option<(BoardPeriod, Instant)>,
     /// The word for the current work on the period's members, for example "copied" or "verified".
     verb: &'static str,
@@ -254,7 +258,8 @@ mod tests {
         for left in [Outcome::Kept, Outcome::WouldArchive, Outcome::WouldEnd] {
             assert!(!report(&[Outcome::Archived, left]).is_done(), "{left:?}");
         }
-        assert!(!Report { stopped: true, ..report(&[]) }.is_done());
+        let head = RunHead { ended: Ended::Stopped, ..RunHead::default() };
+        assert!(!Report { head, ..report(&[]) }.is_done());
         let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W46".to_owned() };
         let kept = |reasons: &[Reason]| {
             let periods = reasons.iter().map(|reason| PeriodReport::kept(&at, reason)).collect();
@@ -262,10 +267,10 @@ mod tests {
         };
         assert_eq!(
             kept(&[Reason::LatePruned, Reason::Late, Reason::CameBack]),
-            Ended::Refused,
+            RunOutcome::Refused,
             "a run changes nothing"
         );
-        assert_eq!(kept(&[Reason::LatePruned, Reason::WrittenJustNow]), Ended::Failed, "the next run can succeed");
+        assert_eq!(kept(&[Reason::LatePruned, Reason::WrittenJustNow]), RunOutcome::Failed, "the next run can succeed");
         let problem = Report { problem: Some("a clock is wrong".to_owned()), ..report(&[]) };
         assert_eq!((problem.is_done(), format!("{problem:#}")), (false, "a clock is wrong".to_owned()));
     }

@@ -26,22 +26,23 @@
 //! distinguished from the older data. So each member is raised to its score in the snapshot, if that score is higher.
 //! It is safe to repeat this step, because the step adds nothing.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use anyhow::Result;
 use tracing::info;
 
+use crate::config::Config;
 use crate::jobs::board_run::backup::{Rows, RowsOf, complete, has_best};
-use crate::jobs::board_run::periods::{Candidate, instant};
-use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
+use crate::jobs::board_run::periods::{Candidate, ScopeError, candidate_named, instant};
+use crate::jobs::board_run::{BoardRun, Halt, JOB, Outcome, PeriodReport, Progress, Reason, Report, Step};
+use crate::jobs::run::{Job, Run};
 use crate::runtime::fault;
-use crate::runtime::progress::ProgressSink;
 use tallyd_core::archive::{BoardKeys, PeriodRow, PeriodState, Snapshot, went_back};
+use tallyd_core::control::Task;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::snapshots::{Raised, Restoring};
-
-pub const RESTORE_MODE: &str = "restore";
 
 #[derive(Debug, thiserror::Error)]
 #[error("{at} is not restored: {reason}")]
@@ -50,12 +51,15 @@ pub struct NotRestored {
     reason: Reason,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Restores one period of a board.
 pub struct Restore {
-    pub dry_run: bool,
     /// Whether the restore adds the current scores in Redis to the snapshot's scores. If the snapshot already includes
     /// such a score, the score then counts twice.
     pub add: bool,
+    /// The time of the run. `None` in a command: then MySQL's clock decides.
+    pub now: Option<Micros>,
+    candidate: Candidate,
+    page_members: usize,
 }
 
 /// The data to restore, and the zset in which it is restored.
@@ -106,36 +110,72 @@ impl Source {
     }
 }
 
-pub(super) struct Restorer<'a> {
-    pub run: &'a BoardRun<'a>,
-    pub page_members: usize,
-    pub how: Restore,
+impl Job for Restore {
+    const NAME: &'static str = JOB;
+    const SENDS_FENCES: bool = false;
+    type Report = Report;
+    type Progress = Progress;
+
+    /// An operator's restore runs even if the job is paused.
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        &[]
+    }
+
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed("restore")
+    }
+
+    fn begin(&self) -> (Report, Progress) {
+        Default::default()
+    }
+
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let store = &run.servers.store;
+        store.check_archive_run(run.number).await?;
+        let now = match self.now {
+            Some(now) => now,
+            None => store.clock().await?.0,
+        };
+        let at = self.candidate.at.clone();
+        let began = Instant::now();
+        let restorer = Restorer { run: &BoardRun::new(run, now), on: self, dry_run: run.options.dry_run };
+        match restorer.restore(&self.candidate).await {
+            Ok(restored) => run.report.periods.push(restored.after(began.elapsed())),
+            Err(Halt::Stopped) => return run.check_stop(),
+            Err(Halt::Kept(reason)) => return Err(NotRestored { at, reason }.into()),
+            Err(Halt::Failed(error)) => return Err(error.context(format!("restore {at}"))),
+        }
+        Ok(())
+    }
+}
+
+impl Restore {
+    /// # Errors
+    /// Fails if the configuration has no such board.
+    pub fn new(config: &Config, (name, period): (&str, &str), add: bool) -> Result<Self, ScopeError> {
+        let candidate = candidate_named(&config.boards, name, period)?;
+        Ok(Self { add, now: None, candidate, page_members: config.archive.page_members })
+    }
+}
+
+struct Restorer<'a> {
+    run: &'a BoardRun<'a>,
+    on: &'a Restore,
+    dry_run: bool,
 }
 
 impl Restorer<'_> {
-    pub(super) async fn restore_board(&self, candidate: &Candidate, to: ProgressSink) -> Result<Report> {
-        let Restore { dry_run, .. } = self.how;
-        let at = candidate.at.clone();
-        let began = Instant::now();
-        match self.run.followed(to, self.restore(candidate)).await? {
-            Ok(restored) => Ok(Report { dry_run, periods: vec![restored.after(began.elapsed())], ..Report::default() }),
-            Err(Halt::Stopped) => Ok(Report { dry_run, stopped: true, ..Report::default() }),
-            Err(Halt::Kept(reason)) => Err(NotRestored { at, reason }.into()),
-            Err(Halt::Failed(error)) => Err(error.context(format!("restore {at}"))),
-        }
-    }
-
     async fn restore(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let at = &candidate.at;
-        if !self.how.dry_run {
+        if !self.dry_run {
             self.run.claim(&at.board).await?;
         }
         let keys = self.run.keys(at).await?;
         let source = self.source(candidate, keys).await?;
         let points = if source.snapshot().is_some() { store.saved_sum(at).await? } else { 0.0 };
         let from = source.words(points);
-        if self.how.dry_run {
+        if self.dry_run {
             let now = self.foresee(candidate, source).await?;
             return Ok(PeriodReport::new(at, Outcome::WouldRestore).because(from + &now));
         }
@@ -198,7 +238,7 @@ impl Restorer<'_> {
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }
         let is_flushed = snapshot.was_flushed(mark, keys.freeze.generation);
-        Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
+        Ok(if self.on.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
     /// Returns the preview of a restore: how many members Redis has, and the sum of the scores that would not be added.
@@ -275,7 +315,7 @@ impl Restorer<'_> {
         let mut moved = 0;
         loop {
             self.run.check_stop()?;
-            match self.run.cache.put_live(to, self.page_members, candidate.rule, mark).await? {
+            match self.run.cache.put_live(to, self.on.page_members, candidate.rule, mark).await? {
                 Changed::Put(last) => return Ok(moved + last),
                 changed => moved += self.run.present(changed)?,
             }

@@ -16,6 +16,7 @@
 //! the run takes no snapshot. After a crash, the rows are from two snapshots. Each row was right when it was written. The next run
 //! checks all rows. The snapshot can lack additions that were made during the run.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -23,13 +24,15 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::health::{Savable, savable};
-use crate::config::Board;
+use crate::config::{Board, Config};
 use crate::jobs::board_run::backup::{PAGE_MEMBERS, check_storable, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
-use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
+use crate::jobs::board_run::{BoardRun, Halt, JOB, NEEDS, Outcome, PeriodReport, Progress, Reason, Report, Step};
+use crate::jobs::run::{Job, OFTEN_KEEP, Run};
 use crate::runtime::fault;
 use tallyd_core::archive::members_min;
-use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_core::control::Task;
+use tallyd_core::model::{BoardMember, BoardPeriod, Micros};
 use tallyd_mysql::snapshots::Saved as SavedMember;
 use tallyd_redis::score::Rule;
 use tallyd_redis::snapshots::Scanned;
@@ -44,10 +47,20 @@ const SCAN_MEMBERS: usize = 250;
 /// Maximum number of members that one statement searches. MariaDB would execute a search with a longer list as a join.
 const NEW_MEMBERS: usize = 900;
 
-pub(super) struct Saver<'a> {
-    pub run: &'a BoardRun<'a>,
+/// Takes snapshots of boards.
+pub struct Snapshots {
+    /// The boards to save, even if they are not due. `None` saves the boards that are due.
+    pub scope: Option<Scope>,
     /// Whether a snapshot is taken even if Redis has lost the board, or most of the board.
     pub force: bool,
+    /// The time of the run. `None` in a daemon or command: then MySQL's clock decides.
+    pub now: Option<Micros>,
+    boards: Vec<Board>,
+}
+
+struct Saver<'a> {
+    run: &'a BoardRun<'a>,
+    force: bool,
 }
 
 /// The size of a board, as far as it is known.
@@ -58,21 +71,43 @@ struct Known {
     members_min: u64,
 }
 
-impl Saver<'_> {
-    /// Saves the boards in `scope`. Without a scope it saves the boards that are due.
-    pub(super) async fn save_boards(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Report> {
-        let mut report = Report::default();
-        let savable = self.choose(boards, scope).await?;
+impl Job for Snapshots {
+    const NAME: &'static str = JOB;
+    const SENDS_FENCES: bool = false;
+    type Report = Report;
+    type Progress = Progress;
+
+    /// An operator's snapshot is taken even if the job is paused.
+    fn needs(&self, _: &Config) -> &'static [Task] {
+        if self.scope.is_none() { &NEEDS } else { &[] }
+    }
+
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(SNAPSHOT_MODE)
+    }
+
+    fn keep(&self, _: &Config) -> Duration {
+        OFTEN_KEEP
+    }
+
+    fn begin(&self) -> (Report, Progress) {
+        Default::default()
+    }
+
+    /// If the clocks differ, the run does nothing and reports the difference.
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let Some(board_run) = BoardRun::begin(run, self.now).await? else { return Ok(()) };
+        let saver = Saver { run: &board_run, force: self.force };
         let started = Instant::now();
-        for savable in savable {
-            if scope.is_none() && started.elapsed() >= RUN_MAX {
+        for savable in self.choose(&board_run).await? {
+            if self.scope.is_none() && started.elapsed() >= RUN_MAX {
                 break;
             }
             let began = Instant::now();
-            match self.save(&savable).await {
+            let saved = match saver.save(&savable).await {
                 Ok(saved) => {
                     log_saved(&savable.at, &saved, began.elapsed());
-                    report.periods.push(saved.after(began.elapsed()));
+                    saved.after(began.elapsed())
                 }
                 Err(Halt::Kept(reason)) => {
                     let BoardPeriod { board, period } = &savable.at;
@@ -81,30 +116,36 @@ impl Saver<'_> {
                         event = "board-not-saved",
                         board, period, reason, "{board} {period}: no new snapshot was taken: {reason}"
                     );
-                    report.periods.push(PeriodReport::new(&savable.at, Outcome::Kept).because(reason));
+                    PeriodReport::new(&savable.at, Outcome::Kept).because(reason)
                 }
-                Err(Halt::Stopped) => {
-                    report.stopped = true;
-                    return Ok(report);
-                }
+                Err(Halt::Stopped) => return run.check_stop(),
                 Err(Halt::Failed(error)) => return Err(error.context(format!("take a snapshot of {}", savable.at))),
-            }
+            };
+            run.report.periods.push(saved);
         }
-        Ok(report)
+        Ok(())
+    }
+}
+
+impl Snapshots {
+    pub fn new(config: &Config, scope: Option<Scope>, force: bool) -> Self {
+        Self { scope, force, now: None, boards: config.boards.clone() }
     }
 
-    async fn choose(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Vec<Savable>> {
-        let BoardRun { store, cache, now, .. } = *self.run;
-        let Some(scope) = scope else {
-            let mut due = savable(store, cache, boards, &Scope::default(), now).await?;
-            due.retain(|savable| savable.is_on() && savable.is_due(now));
-            // The boards that have waited longest are saved first.
-            due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
-            return Ok(due);
-        };
-        savable(store, cache, boards, scope, now).await
+    async fn choose(&self, run: &BoardRun<'_>) -> Result<Vec<Savable>> {
+        let BoardRun { store, cache, now, .. } = *run;
+        if let Some(scope) = &self.scope {
+            return savable(store, cache, &self.boards, scope, now).await;
+        }
+        let mut due = savable(store, cache, &self.boards, &Scope::default(), now).await?;
+        due.retain(|savable| savable.is_on() && savable.is_due(now));
+        // The boards that have waited longest are saved first.
+        due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
+        Ok(due)
     }
+}
 
+impl Saver<'_> {
     async fn save(&self, savable: &Savable) -> Step<PeriodReport> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         let Self { run, force } = *self;

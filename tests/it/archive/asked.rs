@@ -1,8 +1,8 @@
 //! An archive run can be limited to some boards, can be a dry run, and can be stopped.
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
+use tallyd::jobs::run::Ended;
 use tallyd::jobs::runner::Report as _;
-use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 
@@ -99,13 +99,11 @@ async fn a_stop_ends_a_run_between_two_pages_and_the_next_one_finishes() {
     stage.write(&at, &whole).await;
     let run = stage.take().await;
     let stop = CancellationToken::new();
-    let (archiver, stopped) = (stage.rival(), stop.clone());
-    let running =
-        tokio::spawn(async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &stopped).await });
+    let running = stage.rival(run, stage.archiver(&Scope::default(), NOW), &stop);
     eventually("the run copies the board", async || stage.rows().await > 0).await;
     stop.cancel();
     let report = running.await.unwrap().unwrap();
-    assert!(report.stopped && !report.is_done(), "{report:#}");
+    assert!(report.head.ended == Ended::Stopped && !report.is_done(), "{report:#}");
     let copied = stage.rows().await;
     assert!(copied < 1_000, "{copied}");
     stage.end_lease().await;

@@ -4,7 +4,6 @@
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
 use tallyd::jobs::runner::Report as _;
-use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 
@@ -103,10 +102,8 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let at = week("2026-W46");
     stage.write(&at, &board(1_000)).await;
     let run = stage.take().await;
-    let archiver = stage.rival();
-    let running = tokio::spawn(async move {
-        archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
-    });
+    let archiver = stage.archiver(&Scope::default(), NOW);
+    let running = stage.rival(run, archiver, &CancellationToken::new());
     eventually("the run copies the board", async || stage.rows().await > 0).await;
     let keys = [stage.frozen(&at), stage.world.cache.keys.board_claim("likes")];
     stage.redis.del::<_, ()>(&keys).await.unwrap();
@@ -134,10 +131,8 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     let late = late(&mut first.clone());
     stage.write(&at, &late).await;
     let run = stage.take().await;
-    let archiver = stage.rival();
-    let running = tokio::spawn(async move {
-        archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
-    });
+    let archiver = stage.archiver(&Scope::default(), NOW);
+    let running = stage.rival(run, archiver, &CancellationToken::new());
     let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
     eventually("the run copies the board again", async || stage.world.count(copied).await > 0).await;
     stage.go_back(&Stored::new()).await;

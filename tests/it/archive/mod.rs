@@ -32,14 +32,14 @@ use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
-use tallyd::jobs::runner::{LockRequest, Ran, run_once};
-use tallyd::jobs::snapshots::Snapshots;
+use tallyd::jobs::run::{Job, RunOptions, once, run_as};
+use tallyd::jobs::runner::Ran;
 use tallyd::runtime::progress::ProgressSink;
-use tallyd_core::job_name::JobName;
+use tallyd::servers::Servers;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::Lock;
-use tallyd_redis::Cache;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// 2026-11-21T12:00:00Z, a Saturday in week 47.
@@ -70,6 +70,7 @@ type Stored = BTreeMap<String, (Vec<u8>, i64)>;
 /// A test environment, with methods that act as API servers, an operator and archivers.
 struct Stage {
     world: World,
+    servers: Servers,
     store: Store,
     redis: MultiplexedConnection,
 }
@@ -77,9 +78,9 @@ struct Stage {
 impl Stage {
     async fn new(name: &str, settings: &str) -> Self {
         let world = World::new(name, settings).await;
-        let store = Store::new(&world.config.mysql, 4).unwrap();
+        let servers = Servers::new(&world.config).unwrap();
         let redis = world.redis().await;
-        Self { world, store, redis }
+        Self { world, store: servers.store.clone(), servers, redis }
     }
 
     /// Makes an environment whose Redis evicts boards when its memory is full.
@@ -177,48 +178,48 @@ impl Stage {
         self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }
 
-    fn archiver(&self) -> Archiver {
-        Archiver::new(&self.world.config, self.store.clone(), self.world.cache.clone())
+    fn archiver(&self, scope: &Scope, now: Micros) -> Archiver {
+        let mut archiver = Archiver::new(&self.world.config, scope.clone());
+        archiver.now = Some(now);
+        archiver
     }
 
-    fn snapshots(&self) -> Snapshots {
-        Snapshots::new(&self.world.config, self.store.clone(), self.world.cache.clone())
-    }
-
-    /// Makes a second archiver, which has its own connections.
-    fn rival(&self) -> Archiver {
-        let (store, cache) = self.own_connections();
-        Archiver::new(&self.world.config, store, cache)
-    }
-
-    /// Makes a second snapshot job, which has its own connections.
-    fn rival_snapshots(&self) -> Snapshots {
-        let (store, cache) = self.own_connections();
-        Snapshots::new(&self.world.config, store, cache)
-    }
-
-    fn own_connections(&self) -> (Store, Cache) {
-        let config = &self.world.config;
-        (Store::new(&config.mysql, 4).unwrap(), Cache::new(&config.redis, &config.metrics).unwrap())
+    /// Starts a run of another process, which has its own connections.
+    fn rival<J>(&self, number: u64, job: J, stop: &CancellationToken) -> JoinHandle<anyhow::Result<Report>>
+    where
+        J: Job<Report = Report> + Send + 'static,
+    {
+        let (servers, stop) = (Servers::new(&self.world.config).unwrap(), stop.clone());
+        tokio::spawn(async move {
+            let ran = run_as(&servers, number, &job, RunOptions::default(), ProgressSink::Log, &stop).await;
+            ran.map_err(JobError::into_error)
+        })
     }
 
     async fn archive_as(&self, run: u64, scope: &Scope, now: Micros) -> anyhow::Result<Report> {
-        self.archiver().run(run, scope, now, ProgressSink::Log, &CancellationToken::new()).await
+        let (archiver, stop) = (self.archiver(scope, now), CancellationToken::new());
+        let ran = run_as(&self.servers, run, &archiver, RunOptions::default(), ProgressSink::Log, &stop).await;
+        ran.map_err(JobError::into_error)
     }
 
-    async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {
-        let job = LockRequest { name: JobName::Archive.name(), mode: scope.mode(), owner: "test", keep: DAY };
+    /// Runs the job unless another run has the lock.
+    async fn run_once(&self, job: &impl Job<Report = Report>) -> anyhow::Result<Ran<Report>> {
+        let (config, stop) = (&self.world.config, CancellationToken::new());
+        let run = once(&self.servers, config, job, RunOptions::default(), ProgressSink::Log, &stop);
         // The future of an unoptimized run is too large for the stack of a long test.
-        let run = |run| Box::pin(self.archive_as(run, scope, now));
-        run_once(&self.store, job, run).await.map_err(JobError::into_error)
+        Box::pin(run).await.map_err(JobError::into_error)
+    }
+
+    async fn run(&self, job: &impl Job<Report = Report>) -> anyhow::Result<Report> {
+        match self.run_once(job).await? {
+            Ran::Ended(report) => Ok(report),
+            Ran::Held { owner, .. } => panic!("held by {owner}"),
+        }
     }
 
     /// Runs the archiver to its end, as a daemon does.
     async fn archive(&self, now: Micros) -> Report {
-        match self.run_once(&Scope::default(), now).await.unwrap() {
-            Ran::Ended(report) => report,
-            Ran::Held { owner, .. } => panic!("held by {owner}"),
-        }
+        self.run(&self.archiver(&Scope::default(), now)).await.unwrap()
     }
 
     /// Returns all keys in Redis and the checksums of all tables that the archiver can change.

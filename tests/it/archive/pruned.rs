@@ -1,8 +1,8 @@
 //! An archive can be limited to the best places, and it can expire.
 
 use redis::AsyncCommands;
-use tallyd::jobs::archive::{Outcome, Scope};
-use tallyd::jobs::runner::{Outcome as JobOutcome, Ran, Report as _};
+use tallyd::jobs::archive::{Archiver, Outcome, Scope};
+use tallyd::jobs::runner::{Outcome as JobOutcome, Report as _};
 
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
@@ -40,10 +40,9 @@ async fn a_smaller_archive_leaves_none_of_a_larger_one_behind() {
     stage.write(&at, &board(1)).await;
     let mut config = stage.world.config.clone();
     config.boards[0].archive_top = 5;
-    let archiver = tallyd::jobs::archive::Archiver::new(&config, stage.store.clone(), stage.world.cache.clone());
-    let (run, stop) = (stage.take().await, tokio_util::sync::CancellationToken::new());
-    let report =
-        archiver.run(run, &Scope::default(), NOW, tallyd::runtime::progress::ProgressSink::Log, &stop).await.unwrap();
+    let mut archiver = Archiver::new(&config, Scope::default());
+    archiver.now = Some(NOW);
+    let report = stage.run(&archiver).await.unwrap();
     assert_eq!((report.periods[0].members, report.periods[0].left_out), (5, 28));
     assert_eq!(stage.archived(&at).await.len(), 5);
     stage.close().await;
@@ -136,8 +135,7 @@ async fn weeks_are_pruned_whatever_days_there_are() {
     let sql = "INSERT INTO leaderboard_period (board, period, state, frozen_at, done_at) VALUES";
     stage.execute(&format!("{sql} {}", days.join(","))).await;
     let of_week = Scope { period: Some("2026-W45".to_owned()), ..Scope::default() };
-    let asked = stage.run_once(&of_week, NOW.after(61 * DAY)).await.unwrap();
-    let Ran::Ended(report) = asked else { panic!("{asked:?}") };
+    let report = stage.run(&stage.archiver(&of_week, NOW.after(61 * DAY))).await.unwrap();
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Nothing)], "a run for one period deletes no archive");
     let report = stage.archive(NOW.after(61 * DAY)).await;
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Pruned)]);

@@ -1,12 +1,9 @@
 //! If Redis loses a board, tallyd restores it, and counts the later additions once.
 
 use redis::AsyncCommands;
-use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Outcome, Report};
-use tallyd::jobs::runner::{LockRequest, Ran, Report as _, run_once};
-use tallyd::jobs::snapshots::{NotRestored, RESTORE_MODE, Restore};
-use tallyd::runtime::progress::ProgressSink;
-use tallyd_core::job_name::JobName;
+use tallyd::jobs::runner::Report as _;
+use tallyd::jobs::snapshots::{NotRestored, Restore};
 use tallyd_core::model::Micros;
 use tokio_util::sync::CancellationToken;
 
@@ -19,20 +16,9 @@ impl Stage {
     }
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
-        let job = LockRequest {
-            name: JobName::Archive.name(),
-            mode: RESTORE_MODE,
-            owner: "test",
-            keep: std::time::Duration::from_secs(86_400),
-        };
-        let (snapshots, stop) = (&self.snapshots(), &CancellationToken::new());
-        let how = Restore { dry_run: false, add };
-        let work =
-            |run| async move { snapshots.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
-        match run_once(&self.store, job, work).await.map_err(JobError::into_error)? {
-            Ran::Ended(report) => Ok(report),
-            Ran::Held { owner, .. } => panic!("held by {owner}"),
-        }
+        let mut restore = Restore::new(&self.world.config, ("likes", period), add).unwrap();
+        restore.now = Some(now);
+        self.run(&restore).await
     }
 
     pub async fn refuses(&self, period: &str, why: &str) {

@@ -7,7 +7,6 @@ use std::time::Instant;
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Scope;
 use tallyd::jobs::runner::{Ran, Report as _};
-use tallyd::runtime::progress::ProgressSink;
 use tallyd_core::archive::Done;
 use tallyd_core::model::{BoardMember, Freeze};
 use tallyd_core::tally::Tally;
@@ -30,8 +29,8 @@ async fn of_two_archivers_at_once_one_works() {
     let mut stage = Stage::new("archive_two", WEEKLY).await;
     let at = week("2026-W46");
     stage.write(&at, &board(300)).await;
-    let scope = Scope::default();
-    let (one, other) = tokio::join!(stage.run_once(&scope, NOW), stage.run_once(&scope, NOW));
+    let archiver = stage.archiver(&Scope::default(), NOW);
+    let (one, other) = tokio::join!(stage.run_once(&archiver), stage.run_once(&archiver));
     let ran = [one.unwrap(), other.unwrap()];
     assert!(ran.iter().any(|ran| matches!(ran, Ran::Ended(report) if report.is_done())), "{ran:?}");
     assert!(ran.iter().any(|ran| matches!(ran, Ran::Held { .. })), "{ran:?}");
@@ -46,16 +45,14 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     let whole = board(5_000);
     stage.write(&at, &whole).await;
     let overtaken = stage.take().await;
-    let archiver = stage.rival();
-    let running = tokio::spawn(async move {
-        archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
-    });
+    let archiver = stage.archiver(&Scope::default(), NOW);
+    let running = stage.rival(overtaken, archiver, &CancellationToken::new());
     eventually("the first run copies the board", async || stage.rows().await > 0).await;
     // Each write of the first run extends the first run's lease. So the second run can begin only between two writes.
     let until = Instant::now() + DEADLINE;
     let report = loop {
         stage.end_lease().await;
-        match stage.run_once(&Scope::default(), NOW).await.unwrap() {
+        match stage.run_once(&stage.archiver(&Scope::default(), NOW)).await.unwrap() {
             Ran::Ended(report) => break report,
             Ran::Held { owner, .. } => {
                 assert!(Instant::now() < until, "the second run does not begin: {owner} holds the lock")
@@ -107,7 +104,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
         // before the stop, MySQL can execute this statement later. Such a late statement extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
-        match stage.run_once(&Scope::default(), NOW).await.unwrap() {
+        match stage.run_once(&stage.archiver(&Scope::default(), NOW)).await.unwrap() {
             Ran::Ended(report) => break report,
             Ran::Held { owner, .. } => assert!(Instant::now() < until, "held by {owner}"),
         }

@@ -4,10 +4,8 @@
 use redis::AsyncCommands;
 use sqlx::Row;
 use tallyd::jobs::archive::{Outcome, Report, Scope};
-use tallyd::jobs::runner::{LockRequest, Ran, Report as _, run_once};
-use tallyd::jobs::snapshots::SNAPSHOT_MODE;
-use tallyd::runtime::progress::ProgressSink;
-use tallyd_core::job_name::JobName;
+use tallyd::jobs::runner::Report as _;
+use tallyd::jobs::snapshots::Snapshots;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tokio_util::sync::CancellationToken;
 
@@ -31,18 +29,9 @@ impl Stage {
     }
 
     async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
-        let job = LockRequest {
-            name: JobName::Archive.name(),
-            mode: SNAPSHOT_MODE,
-            owner: "test",
-            keep: std::time::Duration::from_secs(86_400),
-        };
-        let (snapshots, stop) = (&self.snapshots(), &CancellationToken::new());
-        let work = |run| async move { snapshots.save(run, scope, force, now, ProgressSink::Log, stop).await };
-        match run_once(&self.store, job, work).await.unwrap() {
-            Ran::Ended(report) => report,
-            Ran::Held { owner, .. } => panic!("held by {owner}"),
-        }
+        let mut snapshots = Snapshots::new(&self.world.config, scope.cloned(), force);
+        snapshots.now = Some(now);
+        self.run(&snapshots).await.unwrap()
     }
 
     /// Returns the rows of a snapshot.
@@ -203,10 +192,10 @@ async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
     let whole = board(60_000);
     stage.write(&at, &whole).await;
     stage.save_all(false).await;
-    let (snapshots, run) = (stage.rival_snapshots(), stage.take().await);
-    let saving = tokio::spawn(async move {
-        snapshots.save(run, Some(&Scope::default()), false, NOW, ProgressSink::Log, &CancellationToken::new()).await
-    });
+    let mut snapshots = Snapshots::new(&stage.world.config, Some(Scope::default()), false);
+    snapshots.now = Some(NOW);
+    let run = stage.take().await;
+    let saving = stage.rival(run, snapshots, &CancellationToken::new());
     let mark = stage.mark(&at);
     let marked = || {
         let (mut redis, mark) = (stage.redis.clone(), mark.clone());

@@ -6,12 +6,12 @@ use futures_util::{StreamExt, stream};
 use redis::Value;
 use sqlx::Row;
 use tallyd::jobs::archive::{Archiver, Outcome, Report, Scope};
-use tallyd::jobs::runner::{LockRequest, Ran, run_once};
+use tallyd::jobs::run::{self, RunOptions};
+use tallyd::jobs::runner::Ran;
 use tallyd::runtime::progress::ProgressSink;
-use tallyd_core::job_name::JobName;
+use tallyd::servers::Servers;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::PeriodKind;
-use tallyd_mysql::Store;
 use tallyd_redis::ranks::Ranking;
 use tokio_util::sync::CancellationToken;
 
@@ -73,19 +73,11 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
     world.close().await;
 }
 
-async fn archive(world: &World, store: &Store, now: Micros) -> Report {
-    let archiver = &Archiver::new(&world.config, store.clone(), world.cache.clone());
-    let (scope, stop) = (&Scope::default(), &CancellationToken::new());
-    let job = LockRequest {
-        name: JobName::Archive.name(),
-        mode: scope.mode(),
-        owner: "test",
-        keep: std::time::Duration::from_secs(86_400),
-    };
-    match run_once(store, job, |run| async move { archiver.run(run, scope, now, ProgressSink::Log, stop).await })
-        .await
-        .unwrap()
-    {
+async fn archive(world: &World, servers: &Servers, now: Micros) -> Report {
+    let mut archiver = Archiver::new(&world.config, Scope::default());
+    archiver.now = Some(now);
+    let (options, stop) = (RunOptions::default(), CancellationToken::new());
+    match run::once(servers, &world.config, &archiver, options, ProgressSink::Log, &stop).await.unwrap() {
         Ran::Ended(report) => report,
         Ran::Held { owner, .. } => panic!("held by {owner}"),
     }
@@ -102,7 +94,7 @@ async fn a_closed_board_on_a_cluster_is_archived_merged_with_what_came_late_and_
     let nodes = Nodes::start().await;
     let settings = format!("[archive]\npage_members = 100\n{BOARDS}");
     let world = World::new("cluster_archive", &nodes.settings(&settings)).await;
-    let store = Store::new(&world.config.mysql, 4).unwrap();
+    let servers = Servers::new(&world.config).unwrap();
     let at = BoardPeriod { board: "videos".to_owned(), period: "2026-W46".to_owned() };
     let key = world.cache.keys.board(&at.board, &at.period);
     let mut board: Vec<(Vec<u8>, u64)> = (0..3_000).map(|id| (format!("m{id}").into_bytes(), 1 + id % 17)).collect();
@@ -116,21 +108,21 @@ async fn a_closed_board_on_a_cluster_is_archived_merged_with_what_came_late_and_
         placed(board, Ranking::Ordinal).into_iter().map(|(_, member, score)| (member, score)).collect()
     };
 
-    let report = archive(&world, &store, NOW).await;
+    let report = archive(&world, &servers, NOW).await;
     assert_eq!(report.periods.iter().map(|period| period.outcome).collect::<Vec<_>>(), [Outcome::Archived]);
     assert!(archived(&world).await == ranked(&board), "the archive must be equal to the board");
     for (member, score) in board.iter_mut().step_by(7) {
         nodes.command(redis::cmd("ZINCRBY").arg(&key).arg(100).arg(member.as_slice())).await;
         *score += 100;
     }
-    archive(&world, &store, NOW).await;
+    archive(&world, &servers, NOW).await;
     assert!(archived(&world).await == ranked(&board), "the archive must have the late additions");
-    let report = archive(&world, &store, NOW.after(std::time::Duration::from_secs(31 * 86_400))).await;
+    let report = archive(&world, &servers, NOW.after(std::time::Duration::from_secs(31 * 86_400))).await;
     assert!(report.periods.iter().any(|period| period.outcome == Outcome::Ended), "{report:#}");
     for key in [&key, &world.cache.keys.frozen_board(&at.board, &at.period)] {
         assert_eq!(nodes.command(redis::cmd("EXISTS").arg(key)).await, Value::Int(0));
     }
-    store.close().await;
+    servers.store.close().await;
     world.close().await;
 }
 
