@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 use super::consent::{Consent, LAYOUT_DROP};
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink};
 use crate::config::{Also, Config, ConfigError, Redis};
-use crate::jobs::reconcile::report::{End, Report};
-use crate::jobs::reconcile::{Mode, RunOptions};
+use crate::jobs::reconcile::report::Report;
+use crate::jobs::reconcile::{Mode, Reconciler};
+use crate::jobs::run::{self, Ended, RunOptions};
 use crate::jobs::runner::Ran;
-use crate::jobs::runs;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_redis::Cache;
@@ -66,15 +66,7 @@ pub(super) enum LayoutCommand {
 pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     match command {
         LayoutCommand::Migrate { from, to, run_time, force, format } => {
-            let options = RunOptions {
-                mode: Mode::Layout,
-                dry_run: false,
-                force,
-                resume: true,
-                reload: false,
-                run_time_max: run_time,
-                wait_max: None,
-            };
+            let options = RunOptions { force, resume: true, run_time_max: run_time, ..RunOptions::default() };
             migrate(&target_of(config, &from, &to)?, options, format).await
         }
         LayoutCommand::Drop { layout, counter_key, consent } => {
@@ -108,12 +100,10 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
     let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is only one layout")?;
     let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
     for number in 0..RUNS_MAX {
-        let options = RunOptions {
-            run_time_max: options.run_time_max.map(|max| max.saturating_sub(began.elapsed())),
-            ..options.clone()
-        };
+        let options =
+            RunOptions { run_time_max: options.run_time_max.map(|max| max.saturating_sub(began.elapsed())), ..options };
         let lost = stop.child_token();
-        let run = run_when_free(config, &options, &servers, &lost, number > 0);
+        let run = run_when_free(config, options, &servers, &lost, number > 0);
         tokio::pin!(run);
         let (ran, is_lost) = tokio::select! {
             ran = &mut run => (ran?, false),
@@ -129,14 +119,14 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
             writeln!(std::io::stderr(), "tallyd: {text}").context("print")?;
             return Ok(EXIT_TRY_LATER);
         }
-        match report.ended {
-            End::Done if report.clean && unloaded(&servers.cache, config).await? == 0 => {
+        match report.head.ended {
+            Ended::Done if report.clean && unloaded(&servers.cache, config).await? == 0 => {
                 writeln!(std::io::stderr(), "{layout} agrees with MySQL: {}", proof(&report)).context("print")?;
                 return Ok(EXIT_DONE);
             }
-            End::Done => {}
-            End::TimeOver => return Ok(EXIT_TRY_LATER),
-            End::Stopped | End::LimitExceeded => return Ok(EXIT_FAILED),
+            Ended::Done => {}
+            Ended::TimeOver => return Ok(EXIT_TRY_LATER),
+            Ended::Stopped | Ended::LimitExceeded => return Ok(EXIT_FAILED),
         }
     }
     let text = format!(
@@ -162,13 +152,14 @@ fn proof(report: &Report) -> String {
 /// run after one run of the migration and before the next.
 async fn run_when_free(
     config: &Config,
-    options: &RunOptions,
+    options: RunOptions,
     servers: &Servers,
     stop: &CancellationToken,
     waits: bool,
 ) -> Result<Ran<Report>> {
     loop {
-        match runs::reconcile(servers, config, options, progress_sink(), stop).await? {
+        let reconciler = Reconciler::new(config, servers, Mode::Layout)?;
+        match run::once(servers, config, &reconciler, options, progress_sink(), stop).await? {
             Ran::Held { .. } if waits && !stop.is_cancelled() => {
                 stop.run_until_cancelled(tokio::time::sleep(FREE_EVERY)).await;
             }

@@ -11,9 +11,8 @@ use super::{
     was_paused,
 };
 use crate::config::Config;
-use crate::jobs::reconcile::report::End;
-use crate::jobs::reconcile::{Mode, RunOptions};
-use crate::jobs::runs;
+use crate::jobs::reconcile::{Mode, Reconciler};
+use crate::jobs::run::{self, Ended, RunOptions};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
@@ -83,13 +82,15 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, reload, .. } = *args;
-    let options = RunOptions { mode, dry_run, force, resume, reload, run_time_max, wait_max: None };
-    let ran = runs::reconcile(&servers, config, &options, progress_sink(), &stop).await?;
+    let options = RunOptions { dry_run, force, resume, run_time_max };
+    let mut reconciler = Reconciler::new(config, &servers, mode)?;
+    reconciler.reload = reload;
+    let ran = run::once(&servers, config, &reconciler, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
-        _ if report.ended == End::Stopped && was_paused(&servers, config, JobName::Reconcile)? => EXIT_TRY_LATER,
-        _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
+        _ if report.head.ended == Ended::Stopped && was_paused(&servers, config, JobName::Reconcile)? => EXIT_TRY_LATER,
+        _ if matches!(report.head.ended, Ended::Stopped | Ended::LimitExceeded) => EXIT_FAILED,
         // Unknown counters are drift, too: without --dry-run, the run would load them.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,

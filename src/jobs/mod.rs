@@ -12,7 +12,6 @@ pub mod reconcile;
 pub mod recount;
 pub mod run;
 pub mod runner;
-pub mod runs;
 pub(crate) mod schedule;
 pub mod snapshots;
 mod table;

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -101,7 +102,7 @@ pub struct Run<'a, J: Job + ?Sized> {
     began: Instant,
     how_to_continue: Option<&'static str>,
     /// How many numbers the run has used for its fences and writes.
-    used: u64,
+    used: AtomicU64,
 }
 
 /// How a run ended.
@@ -203,8 +204,18 @@ pub async fn run_as<J: Job>(
     let (progress, shown) = watch::channel(progress);
     let how_to_continue = job.how_to_continue(&options);
     let began = Instant::now();
-    let mut run: Run<'_, J> =
-        Run { servers, number, options, report, stop, progress, pages: None, began, how_to_continue, used: 0 };
+    let mut run: Run<'_, J> = Run {
+        servers,
+        number,
+        options,
+        report,
+        stop,
+        progress,
+        pages: None,
+        began,
+        how_to_continue,
+        used: AtomicU64::new(0),
+    };
     run.report.head().dry_run = options.dry_run;
     let worked = tokio::select! {
         // On the heap, because the future of an unoptimized run is too large for the stack.
@@ -220,7 +231,9 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         match worked {
             Ok(()) => {}
             Err(JobError::NotNow(_)) if self.stop.is_cancelled() => {
-                self.end(Ended::Stopped, "it was stopped");
+                if self.report.head().ended == Ended::Done {
+                    self.end(Ended::Stopped, "it was stopped");
+                }
             }
             Err(JobError::LimitExceeded(LimitExceeded(reason))) => {
                 job.log_limit(&reason);
@@ -267,9 +280,8 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
     }
 
     /// Returns a new number for a fence or for writes. It grows within a run and from run to run.
-    pub fn next_number(&mut self) -> u64 {
-        self.used += 1;
-        number_of(self.number, self.used)
+    pub fn next_number(&self) -> u64 {
+        number_of(self.number, self.used.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     pub fn show(&self, change: impl FnOnce(&mut J::Progress)) {

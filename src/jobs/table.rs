@@ -5,11 +5,10 @@ use futures_util::FutureExt;
 
 use super::archive::{self, Archiver, Scope};
 use super::filters::{self, Filters};
-use super::reconcile::{self, Mode};
+use super::reconcile::{Mode, Reconciler};
 use super::recount::Recounter;
 use super::run::{self, RunOptions};
 use super::runner::{Outcome, Ran, Report};
-use super::runs;
 use super::schedule::RetryAfter;
 use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
@@ -84,9 +83,9 @@ fn recounts(config: &Config) -> Vec<JobSpec> {
 }
 
 async fn reconciled(Work { servers, config, stop, .. }: Work, mode: Mode) -> Result<RetryAfter, JobError> {
-    runs::reconcile(&servers, &config, &reconcile::RunOptions::scheduled(mode), ProgressSink::Log, &stop)
-        .await
-        .map(retry_after)
+    let options = RunOptions { resume: mode == Mode::Full, ..RunOptions::default() };
+    let reconciler = Reconciler::scheduled(&config, &servers, mode)?;
+    run::once(&servers, &config, &reconciler, options, ProgressSink::Log, &stop).await.map(retry_after)
 }
 
 async fn archived(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {

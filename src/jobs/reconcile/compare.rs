@@ -15,9 +15,10 @@ use anyhow::Result;
 use super::context::{RunContext, Servers};
 use super::measure::{Measure, Measurement, Measurements, SampledRange, WATCHED_MAX, with_busy};
 use super::repair::Repairer;
-use super::report::{End, Progress, Report, TargetReport, Verdict};
+use super::report::{Progress, Report, TargetReport, Verdict};
 use super::throttle::Throttle;
 use crate::jobs::fence::Fences;
+use crate::jobs::run::Ended;
 use crate::runtime::fault;
 use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
@@ -68,8 +69,7 @@ impl KnownByBucket {
 }
 
 impl<'a> Comparer<'a> {
-    pub(super) fn new(run: &'a RunContext<'a>, fences: Option<Fences<'a>>) -> Self {
-        let options = run.options;
+    pub(super) fn new(run: &'a RunContext<'a>, fences: Option<Fences<'a>>, report: Report) -> Self {
         Self {
             run,
             throttle: Throttle::new(run),
@@ -77,7 +77,7 @@ impl<'a> Comparer<'a> {
             repairer: Repairer::new(run),
             suspects: Suspects::new(),
             listed: 0,
-            report: Report::new(&options.mode, options.dry_run),
+            report,
             published: vec![0; Verdict::ALL.len()],
         }
     }
@@ -133,7 +133,7 @@ impl<'a> Comparer<'a> {
         self.repairer.correct_counters(&truths, &mut self.measure, &mut self.report).await?;
         self.suspects.extend(unlisted.into_iter().map(|key| (key, Judgement::Busy)));
         for (Counted { number: key, .. }, sample) in range.counters.iter().zip(samples) {
-            if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.run.options.gives_way() {
+            if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.run.job.gives_way() {
                 self.run
                     .early_end
                     .make_way("Redis lost counters: another run loads the counters first, and then this run resumes");
@@ -188,7 +188,7 @@ impl<'a> Comparer<'a> {
         let pending = self.suspects.len() as u64;
         let place = place.map(|place| self.run.servers.name(place));
         let done = self.listed;
-        self.run.progress.send_modify(|progress| {
+        self.run.base.show(|progress| {
             *progress = Progress { checked, done, drifted, pending, place, ..std::mem::take(progress) };
         });
     }
@@ -196,10 +196,10 @@ impl<'a> Comparer<'a> {
     /// If no suspects are left, this function stores the place that the run has reached. A dry run repairs no drifts,
     /// so it records nothing. For the same reason a run records nothing while its repairs are held back.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
-        if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
+        if !self.suspects.is_empty() || self.report.head.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
         }
-        Ok(self.run.servers.store.note_checkpoint(self.run.number, text).await?)
+        Ok(self.run.servers.store.note_checkpoint(self.run.base.number, text).await?)
     }
 
     /// Adds the new results to the metrics: all results since this function was last called.
@@ -215,9 +215,9 @@ impl<'a> Comparer<'a> {
     pub(super) fn into_report(self) -> Report {
         let mut report = self.report;
         report.steps_ms.merge(self.measure.steps);
-        self.throttle.report(&mut report);
-        if let (None, Some(reason)) = (&report.ended_early, self.repairer.stopped()) {
-            report.end(End::LimitExceeded, reason);
+        self.throttle.report(&mut report.head);
+        if let (None, Some(reason)) = (&report.head.ended_early, self.repairer.stopped()) {
+            report.head.end(Ended::LimitExceeded, reason);
         }
         report.clean = report.is_clean();
         report
@@ -244,7 +244,7 @@ impl<'a> Comparer<'a> {
         // API servers first count a like, and publish its event later. So the second measurement waits until the likes
         // that were counted before the first measurement have arrived.
         if self.run.servers.is_any_by_api(&keys) {
-            self.run.early_end.pause(grace).await;
+            self.run.base.stop.run_until_cancelled(tokio::time::sleep(grace)).await;
         }
         // For a target that an operator named, the like records are counted now, so that the report shows values of one
         // measurement.

@@ -1,21 +1,19 @@
 //! The state that all parts of a run share: the options, the servers, the passes, and the reason for an early end.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::report::{End, Progress, Report};
+use super::Reconciler;
 use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::JobError;
+use crate::jobs::run::{Ended, Run, RunHead};
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target};
 use tallyd_mysql::Store;
-use tallyd_mysql::jobs::number_of;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
@@ -25,7 +23,7 @@ pub const JOB: &str = JobName::Reconcile.name();
 
 /// Maximum time that a scheduled run waits for the servers. The wait is limited, because another run that must load
 /// lost buckets can be waiting for the end of this run.
-const WAIT_MAX: Duration = Duration::from_secs(600);
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// The targets that a run compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,45 +60,6 @@ impl Mode {
     }
 }
 
-/// The options of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunOptions {
-    pub mode: Mode,
-    /// The run only compares, and changes nothing.
-    pub dry_run: bool,
-    /// The run repairs without a safety limit.
-    pub force: bool,
-    /// The run resumes the last full run that did not finish.
-    pub resume: bool,
-    /// The run loads all counters again.
-    pub reload: bool,
-    /// The run ends at the first page boundary after this time.
-    pub run_time_max: Option<Duration>,
-    /// The run ends after it has waited this long for the servers to have capacity for a page.
-    pub wait_max: Option<Duration>,
-}
-
-impl RunOptions {
-    /// Returns the options of a scheduled run.
-    pub fn scheduled(mode: Mode) -> Self {
-        Self {
-            resume: mode == Mode::Full,
-            reload: false,
-            mode,
-            dry_run: false,
-            force: false,
-            run_time_max: None,
-            wait_max: Some(WAIT_MAX),
-        }
-    }
-
-    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs can end
-    /// early without loss: the next run of the same mode resumes where this run ends.
-    pub(super) fn gives_way(&self) -> bool {
-        self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
-    }
-}
-
 /// The servers of the run, and the configuration.
 #[derive(Clone)]
 pub(super) struct Servers {
@@ -111,7 +70,6 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    pub shared: crate::servers::Servers,
 
     pub limits: Limits,
     pub kinds: Kinds,
@@ -173,39 +131,24 @@ impl Servers {
 /// The state that all parts of a run share.
 pub(super) struct RunContext<'a> {
     pub servers: &'a Servers,
-    pub options: &'a RunOptions,
-    /// The run's number in `job_run`.
-    pub number: u64,
+    pub job: &'a Reconciler,
+    pub base: &'a Run<'a, Reconciler>,
     pub early_end: EarlyEnd<'a>,
-    pub progress: watch::Sender<Progress>,
     /// The data set that Redis had when the run began.
     data_set: String,
-    /// How many passes (fences, watches or repairs) have begun.
-    passes: AtomicU64,
 }
 
 impl<'a> RunContext<'a> {
-    pub(super) async fn new(
-        servers: &'a Servers,
-        options: &'a RunOptions,
-        number: u64,
-        progress: watch::Sender<Progress>,
-        stop: &'a CancellationToken,
-    ) -> Result<Self> {
+    pub(super) async fn new(job: &'a Reconciler, base: &'a Run<'a, Reconciler>) -> Result<Self> {
+        let servers = &job.servers;
         let data_set = servers.cache.data_set().await.context("ask Redis for its data set")?;
-        let early_end = EarlyEnd::new(options, stop);
-        Ok(Self { servers, options, number, early_end, progress, data_set, passes: AtomicU64::new(0) })
-    }
-
-    /// Returns the number of the next fence, watch or repair. This number is higher than all earlier numbers.
-    pub(super) fn next_pass(&self) -> u64 {
-        number_of(self.number, self.passes.fetch_add(1, Ordering::Relaxed) + 1)
+        Ok(Self { servers, job, base, early_end: EarlyEnd::new(job, base), data_set })
     }
 
     /// Returns the metric whose rows are recounted, or `None` if the run trusts `counter`. The true count of likes is
     /// the count of like records. For all other metrics the true value is in `counter`.
     pub(super) fn recounted(&self) -> Option<Metric> {
-        let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
+        let recounts = matches!(self.job.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
         recounts.then(|| self.servers.metrics.like())
     }
 
@@ -227,9 +170,8 @@ impl<'a> RunContext<'a> {
 
 /// The reasons why a run ends before it has compared all its targets.
 pub(super) struct EarlyEnd<'a> {
-    pub stop: &'a CancellationToken,
-    began: Instant,
-    run_time_max: Option<Duration>,
+    job: &'a Reconciler,
+    base: &'a Run<'a, Reconciler>,
     /// Whether the run stopped waiting, because the servers had no free capacity for too long.
     gave_up: AtomicBool,
     /// The reason why the run must end and let another run load lost buckets.
@@ -239,24 +181,18 @@ pub(super) struct EarlyEnd<'a> {
 }
 
 impl<'a> EarlyEnd<'a> {
-    fn new(options: &RunOptions, stop: &'a CancellationToken) -> Self {
-        Self {
-            stop,
-            began: Instant::now(),
-            run_time_max: options.run_time_max,
-            gave_up: AtomicBool::new(false),
-            makes_way: OnceLock::new(),
-            cut_short: AtomicBool::new(false),
-        }
+    fn new(job: &'a Reconciler, base: &'a Run<'a, Reconciler>) -> Self {
+        let (gave_up, makes_way) = (AtomicBool::new(false), OnceLock::new());
+        Self { job, base, gave_up, makes_way, cut_short: AtomicBool::new(false) }
     }
 
     /// Whether the run must end. Call this function only if there is another page. If it returns `true`, the caller
     /// skips that page.
     pub(super) fn is_due(&self) -> bool {
-        let is_due = self.stop.is_cancelled()
+        let is_due = self.base.stop.is_cancelled()
             || self.gave_up()
             || self.makes_way.get().is_some()
-            || self.run_time_max.is_some_and(|max| self.began.elapsed() > max);
+            || self.base.deadline().is_some_and(|deadline| Instant::now() > deadline);
         if is_due {
             self.cut_short.store(true, Ordering::Relaxed);
         }
@@ -265,17 +201,12 @@ impl<'a> EarlyEnd<'a> {
 
     /// Whether the run was stopped. Call this function only if there is more to do, as for `is_due`.
     pub(super) fn is_stopped(&self) -> bool {
-        self.stop.is_cancelled() && self.is_due()
+        self.base.stop.is_cancelled() && self.is_due()
     }
 
     /// Whether a page was skipped.
     pub(super) fn was_due(&self) -> bool {
         self.cut_short.load(Ordering::Relaxed)
-    }
-
-    /// Returns the instant at which the run must end, if its time is limited.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.run_time_max.map(|max| self.began + max)
     }
 
     pub(super) fn gave_up(&self) -> bool {
@@ -292,28 +223,24 @@ impl<'a> EarlyEnd<'a> {
         self.makes_way.get_or_init(|| reason);
     }
 
-    /// Sleeps for this time, but returns immediately at the stop.
-    pub(super) async fn pause(&self, pause: Duration) {
-        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-    }
-
     /// Writes into the report why the run ended early, if it did.
-    pub(super) fn note(&self, mode: &Mode, report: &mut Report) {
-        if self.stop.is_cancelled() {
-            report.end(End::Stopped, "it was stopped".to_owned());
+    pub(super) fn note(&self, head: &mut RunHead) {
+        if self.base.stop.is_cancelled() {
+            head.end(Ended::Stopped, "it was stopped");
         } else if let Some(reason) = self.makes_way.get() {
-            report.end(End::TimeOver, (*reason).to_owned());
+            head.end(Ended::TimeOver, *reason);
         } else if self.gave_up() {
-            let reason = report.waited_for.as_deref().unwrap_or_default();
-            report.end(End::TimeOver, format!("it had waited for the servers for {} s: {reason}", WAIT_MAX.as_secs()));
+            let reason = head.waited_for.as_deref().unwrap_or_default();
+            let why = format!("it had waited for the servers for {} s: {reason}", WAIT_MAX.as_secs());
+            head.end(Ended::TimeOver, why);
         } else if self.was_due() {
-            let goes_on = match mode {
+            let goes_on = match self.job.mode {
                 Mode::Full => "run `tallyd reconcile --resume` to continue",
                 Mode::Layout => "run the same command again to continue",
                 Mode::Scrub => "the next scrub continues",
                 _ => "the next run of this mode compares the remaining targets",
             };
-            report.end(End::TimeOver, format!("its run time was over: {goes_on}"));
+            head.end(Ended::TimeOver, format!("its run time was over: {goes_on}"));
         }
     }
 }

@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 
 use super::context::{RunContext, Servers};
 use super::report::{Report, Steps, TargetReport, Verdict};
-use crate::jobs::JobError;
 use crate::jobs::fence::{self, Fences};
 use crate::runtime::fault;
 use tallyd_core::drift::{Judgement, Logged, Sample, Truth, judge, judge_waiting};
@@ -122,7 +121,7 @@ impl<'a> Measure<'a> {
         skew: Duration,
     ) -> Result<BTreeMap<CounterKey, Measurement>> {
         let servers = self.run.servers;
-        let watch = self.run.next_pass();
+        let watch = self.run.base.next_number();
         let seconds = (servers.limits.publish_grace.0 + servers.limits.fence_max.0).as_secs() + 60;
         let partitions = fence::knows_all(&servers.store, &servers.broker).await?;
         servers.store.watch(watch, keys, &partitions, seconds).await?;
@@ -132,7 +131,7 @@ impl<'a> Measure<'a> {
         self.fence(grace).await?;
         let began = Instant::now();
         let read = servers.store.watched(keys, watch, &partitions).await?;
-        servers.unwatch(self.run.number).await;
+        servers.unwatch(self.run.base.number).await;
         Steps::add(&mut self.steps.read, began.elapsed());
         let (truths, logged) =
             read.context("the watch ended too early: the process froze, or another run has begun")?;
@@ -178,7 +177,7 @@ impl<'a> Measure<'a> {
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
-            Loaded::Loading { generation, .. } => generation == self.run.number,
+            Loaded::Loading { generation, .. } => generation == self.run.base.number,
             Loaded::No => false,
         }
     }
@@ -267,18 +266,16 @@ impl<'a> Measure<'a> {
     /// Waits `grace`, and then until every event that was published by then is in MySQL.
     async fn fence(&mut self, grace: Duration) -> Result<()> {
         let Some(fences) = &self.fences else { return Ok(()) };
-        let pass = self.run.next_pass();
+        let pass = self.run.base.next_number();
         let began = Instant::now();
         let passed = async {
             tokio::time::sleep(grace).await;
             fences.pass(pass).await
         };
         // At the stop the daemon's own consumers stop, too, so no consumer would commit the fence.
-        let stopped = || JobError::NotNow("the run was stopped".to_owned()).into();
-        let stop = self.run.early_end.stop;
-        let passed = stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
+        let passed = self.run.base.unless_stopped(passed).await;
         Steps::add(&mut self.steps.fence, began.elapsed());
-        passed
+        passed?
     }
 }
 

@@ -57,33 +57,33 @@ pub mod report;
 mod scan;
 mod throttle;
 
+use std::borrow::Cow;
+use std::time::Duration;
+
 use anyhow::Result;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::config::{Config, Rules};
-use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
-use crate::runtime::progress::{ProgressSink, follow};
-use tallyd_core::repair_limits::LimitExceeded;
+use crate::jobs::run::{Ended, Job, Run};
+use crate::servers::control::needed_by;
+use tallyd_core::control::Task;
+use tallyd_core::job_name::JobName;
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
 
 use compare::Comparer;
-pub use context::{JOB, Mode, RunOptions};
-use context::{RunContext, Servers};
-use report::{End, Progress, Report};
+pub use context::{JOB, Mode};
+use context::{RunContext, Servers, WAIT_MAX};
+use report::{Progress, Report};
 
-/// Compares Redis with MySQL and repairs Redis. Only one run is active at a time.
-#[derive(Clone)]
+/// Compares Redis with MySQL and repairs Redis.
 pub struct Reconciler {
+    mode: Mode,
+    /// The run loads all counters again.
+    pub reload: bool,
+    /// The run ends after it has waited this long for the servers to have capacity for a page.
+    pub wait_max: Option<Duration>,
     servers: Servers,
-}
-
-struct Run<'a> {
-    context: &'a RunContext<'a>,
-    comparer: Comparer<'a>,
 }
 
 impl Reconciler {
@@ -91,7 +91,7 @@ impl Reconciler {
     ///
     /// # Errors
     /// Fails if the address of a replica is invalid.
-    pub fn new(config: &Config, servers: &crate::servers::Servers) -> Result<Self> {
+    pub fn new(config: &Config, servers: &crate::servers::Servers, mode: Mode) -> Result<Self> {
         let cache = servers.cache.named(&config.metrics);
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
         let servers = Servers {
@@ -99,7 +99,6 @@ impl Reconciler {
             also: cache.also(&config.redis, &config.metrics)?,
             cache,
             broker: servers.broker.clone(),
-            shared: servers.clone(),
             replicas,
             limits: config.reconcile.clone(),
             kinds: config.kinds.clone(),
@@ -107,96 +106,95 @@ impl Reconciler {
             metrics: config.metrics.clone(),
             rules: Rules::from(config),
         };
-        Ok(Self { servers })
+        Ok(Self { mode, reload: false, wait_max: None, servers })
     }
 
-    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. Ends between two
-    /// pages when `stop` is cancelled.
+    /// Makes the reconciler of a scheduled run.
     ///
     /// # Errors
-    /// Fails with [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server fails.
-    /// Completed repairs are kept.
-    pub async fn run(
-        &self,
-        number: u64,
-        options: &RunOptions,
-        to: ProgressSink,
-        stop: &CancellationToken,
-    ) -> Result<Report> {
-        let (progress, shown) = watch::channel(Progress::default());
-        let ran = tokio::select! {
-            ran = self.run_showing(number, options, progress, stop) => ran,
-            () = follow(to, shown) => anyhow::bail!("the output of the run is closed, so the run stops"),
-        };
-        for (_, replica) in &self.servers.replicas {
-            replica.close().await;
-        }
-        ran
+    /// As [`Self::new`].
+    pub fn scheduled(config: &Config, servers: &crate::servers::Servers, mode: Mode) -> Result<Self> {
+        Ok(Self { wait_max: Some(WAIT_MAX), ..Self::new(config, servers, mode)? })
     }
 
-    async fn run_showing(
-        &self,
-        number: u64,
-        options: &RunOptions,
-        progress: watch::Sender<Progress>,
-        stop: &CancellationToken,
-    ) -> Result<Report> {
-        let servers = &self.servers;
-        // Removes the watches of an earlier run that was killed.
-        servers.unwatch(number).await;
-        let fences = if servers.rules.has_counts_by_api(&servers.kinds, &servers.metrics) {
-            let Servers { store, broker, limits, .. } = servers;
-            let publisher = broker.connect_publisher("reconcile").await?;
-            Some(Fences { job: JOB, store, broker, publisher, fence_max: limits.fence_max.0 })
-        } else {
-            None
-        };
-        let context = RunContext::new(servers, options, number, progress, stop).await?;
-        let mut run = Run { context: &context, comparer: Comparer::new(&context, fences) };
-        let result = run.run().await;
-        servers.unwatch(number).await;
-        run.comparer.tell_metrics();
-        match result {
-            Err(error) if stop.is_cancelled() && matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {}
-            Err(error) if error.is::<LimitExceeded>() => {
-                warn!(event = "reconcile-braked", reason = %error, "the reconcile stopped before more repairs: {error}");
-                run.comparer.report.end(End::LimitExceeded, error.to_string());
-            }
-            result => result?,
-        }
-        if !options.dry_run {
-            servers.forget_old_repairs().await;
-        }
-        Ok(run.into_report())
+    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs can end
+    /// early without loss: the next run of the same mode resumes where this run ends.
+    fn gives_way(&self) -> bool {
+        self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }
 }
 
-impl Run<'_> {
-    /// Loads the counters that Redis lost. Then compares the counters that the run's mode selects.
-    async fn run(&mut self) -> Result<()> {
-        let Self { context, comparer } = self;
-        load::check_layouts(context.servers).await?;
-        if let Mode::Targets(targets) = &context.options.mode {
-            return scan::compare_targets(comparer, targets).await;
-        }
-        load::unload_stale(context).await?;
-        load::load_lost(context, &mut comparer.measure, &mut comparer.report).await?;
-        // The run waits for the servers here, because the wait for the first fence has a shorter timeout.
-        comparer.wait().await?;
-        match context.options.mode {
-            Mode::Full | Mode::Layout => scan::compare_full(comparer).await,
-            Mode::Scrub => scan::compare_slice(comparer).await,
-            _ => scan::compare_changed(comparer).await,
-        }
+impl Job for Reconciler {
+    const NAME: &'static str = JOB;
+    const SENDS_FENCES: bool = true;
+    type Report = Report;
+    type Progress = Progress;
+
+    fn needs(&self, config: &Config) -> &'static [Task] {
+        needed_by(JobName::Reconcile, config)
     }
 
-    /// Returns the report, with the reason why the run ended.
-    fn into_report(self) -> Report {
-        let mut report = self.comparer.into_report();
+    fn mode(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.mode.name())
+    }
+
+    fn begin(&self) -> (Report, Progress) {
+        (Report::new(&self.mode), Progress::default())
+    }
+
+    /// Fails with [`JobError::NotNow`](crate::jobs::JobError::NotNow) if the run cannot wait for events in flight.
+    async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let (servers, report) = (&self.servers, std::mem::take(&mut run.report));
+        // Removes the watches of an earlier run that was killed.
+        servers.unwatch(run.number).await;
+        let fences = match servers.rules.has_counts_by_api(&servers.kinds, &servers.metrics) {
+            true => Some(run.fences(servers.limits.fence_max.0).await?),
+            false => None,
+        };
+        let context = RunContext::new(self, run).await?;
+        let mut comparer = Comparer::new(&context, fences, report);
+        let compared = comparer.compare_mode().await;
+        servers.unwatch(run.number).await;
+        comparer.tell_metrics();
+        let mut report = comparer.into_report();
         // An exceeded safety limit has priority over other reasons, because an operator must check it.
-        if report.ended != End::LimitExceeded {
-            self.context.early_end.note(&self.context.options.mode, &mut report);
+        if report.head.ended != Ended::LimitExceeded {
+            context.early_end.note(&mut report.head);
         }
-        report
+        if compared.is_ok() && !run.options.dry_run {
+            servers.forget_old_repairs().await;
+        }
+        run.report = report;
+        compared
+    }
+
+    fn log_limit(&self, reason: &str) {
+        warn!(event = "reconcile-braked", reason, "the reconcile stopped before more repairs: {reason}");
+    }
+
+    async fn close(&self) {
+        for (_, replica) in &self.servers.replicas {
+            replica.close().await;
+        }
+    }
+}
+
+impl Comparer<'_> {
+    /// Loads the counters that Redis lost. Then compares the counters that the run's mode selects.
+    async fn compare_mode(&mut self) -> Result<()> {
+        let context = self.run;
+        load::check_layouts(context.servers).await?;
+        if let Mode::Targets(targets) = &context.job.mode {
+            return scan::compare_targets(self, targets).await;
+        }
+        load::unload_stale(context).await?;
+        load::load_lost(context, &mut self.measure, &mut self.report).await?;
+        // The run waits for the servers here, because the wait for the first fence has a shorter timeout.
+        self.wait().await?;
+        match context.job.mode {
+            Mode::Full | Mode::Layout => scan::compare_full(self).await,
+            Mode::Scrub => scan::compare_slice(self).await,
+            _ => scan::compare_changed(self).await,
+        }
     }
 }

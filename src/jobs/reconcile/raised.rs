@@ -28,16 +28,16 @@ impl<'a> Raised<'a> {
 
     /// Splits the repairs into two lists: the repairs that can be made, and the repairs of stopped metrics.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
-        let options = self.run.options;
+        let RunContext { base, job, .. } = self.run;
         // The rule does not apply if an operator named the targets or uses `--force`. It also does not apply to a
         // second layout, because a second layout has no earlier runs.
-        let is_exempt = options.force || matches!(options.mode, Mode::Targets(_) | Mode::Layout);
+        let is_exempt = base.options.force || matches!(job.mode, Mode::Targets(_) | Mode::Layout);
         if is_exempt || self.raised.is_none() && repairs.iter().all(|repair| repair.delta >= 0) {
             return Ok((repairs, Vec::new()));
         }
         let raised = match &mut self.raised {
             Some(raised) => raised,
-            none => none.insert(self.run.servers.store.raised_again(self.run.number).await?),
+            none => none.insert(self.run.servers.store.raised_again(self.run.base.number).await?),
         };
         for Repair { number, delta, .. } in repairs.iter().filter(|repair| repair.delta < 0) {
             raised.note(*number, delta.unsigned_abs());

@@ -67,7 +67,7 @@ impl<'a> Repairer<'a> {
     ) -> Result<()> {
         let servers = self.run.servers;
         let repairs = self.confirmed(deltas, second, report);
-        if report.dry_run || repairs.is_empty() {
+        if report.head.dry_run || repairs.is_empty() {
             for Repair { number: key, .. } in &repairs {
                 if let Some(measurement) = second.get(key) {
                     measurement.list(report, servers, *key, 0, Verdict::Drifted);
@@ -121,14 +121,14 @@ impl<'a> Repairer<'a> {
             return Ok(());
         }
         report.counters_off += off.len() as u64;
-        if !report.dry_run {
+        if !report.head.dry_run {
             let largest = off.values().map(|intent| intent.added.unsigned_abs()).max().unwrap_or(0);
             self.check_limits(report, largest)?;
         }
-        let pass = self.run.next_pass();
+        let pass = self.run.base.next_number();
         fault::point("reconcile:correcting");
         self.note_off(&off);
-        if report.dry_run {
+        if report.head.dry_run {
             off.iter().for_each(|(target, intent)| measure.leave_uncorrected(*target, intent.added));
             return Ok(());
         }
@@ -136,7 +136,7 @@ impl<'a> Repairer<'a> {
             off.values().partition(|intent| servers.is_by_daemon(intent.number));
         for (follows, intents) in [(RedisFollows::Outbox, by_daemon), (RedisFollows::SameRun, by_api)] {
             for some in intents.chunks(CORRECTIONS_MAX) {
-                servers.store.correct_counters((JOB, self.run.number, pass), follows, some).await?;
+                servers.store.correct_counters((JOB, self.run.base.number, pass), follows, some).await?;
                 telemetry().repairs.in_mysql(JobName::Reconcile, some.len() as u64);
             }
         }
@@ -161,7 +161,7 @@ impl<'a> Repairer<'a> {
     /// Records counters that the next run must measure first. So the recorded cut (the time up to which Redis was
     /// compared) can advance for all other counters.
     pub(super) async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
-        if drifts.is_empty() || report.dry_run {
+        if drifts.is_empty() || report.head.dry_run {
             return Ok(());
         }
         drifts.sort_unstable();
@@ -218,11 +218,11 @@ impl<'a> Repairer<'a> {
 
     /// Fails if the run would make too many changes, or a change that is too large.
     fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
-        if self.run.options.force {
+        if self.run.base.options.force {
             return Ok(());
         }
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.run.servers.limits;
-        let (command, reload) = if self.run.options.mode == Mode::Layout {
+        let (command, reload) = if self.run.job.mode == Mode::Layout {
             ("the same command with --force", None)
         } else {
             ("`tallyd reconcile --force`", Some("`tallyd reconcile --reload`"))
@@ -242,8 +242,8 @@ impl<'a> Repairer<'a> {
         if held.is_empty() {
             return Ok(());
         }
-        let (servers, pass) = (self.run.servers, self.run.next_pass());
-        servers.store.note_repairs(JOB, self.run.number, pass, &intents(held, measurements)).await?;
+        let (servers, pass) = (self.run.servers, self.run.base.next_number());
+        servers.store.note_repairs(JOB, self.run.base.number, pass, &intents(held, measurements)).await?;
         let outcomes: Vec<(CounterKey, &str)> = held.iter().map(|repair| (repair.number, HELD)).collect();
         servers.store.note_outcomes(pass, &outcomes).await?;
         report.left += held.len() as u64;
@@ -264,7 +264,7 @@ impl<'a> Repairer<'a> {
     ) -> Result<Vec<(CounterKey, Repaired)>> {
         let servers = self.run.servers;
         let began = Instant::now();
-        let pass = self.run.next_pass();
+        let pass = self.run.base.next_number();
         // When the run records the repairs, it extends its lease. No other run measures before this lease ends.
         let until = |key| {
             measurements.get(key).map_or(Micros(0), |measurement| {
@@ -273,7 +273,7 @@ impl<'a> Repairer<'a> {
         };
         let repairs: Vec<Repair> =
             repairs.iter().map(|repair| Repair { until: until(&repair.number), ..*repair }).collect();
-        servers.store.note_repairs(JOB, self.run.number, pass, &intents(&repairs, measurements)).await?;
+        servers.store.note_repairs(JOB, self.run.base.number, pass, &intents(&repairs, measurements)).await?;
         self.run.check_data_set().await?;
         fault::point("reconcile:noted");
         let done = servers.cache.repair(&servers.names, pass, &repairs).await?;

@@ -6,7 +6,8 @@ use anyhow::Result;
 use tracing::info;
 
 use super::context::{JOB, RunContext};
-use super::report::Report;
+use crate::jobs::run::RunHead;
+use crate::runtime::progress::RunProgress;
 use crate::servers::pace::{Health, Pace};
 use tallyd_rabbitmq::Publisher;
 
@@ -20,14 +21,14 @@ impl<'a> Throttle<'a> {
     pub(super) fn new(run: &'a RunContext<'a>) -> Self {
         let servers = run.servers;
         let health = Health {
-            servers: servers.shared.clone(),
+            servers: run.base.servers.clone(),
             replicas: servers.replicas.clone(),
             site: None,
             limits: servers.limits.clone(),
-            number: run.number,
+            number: run.base.number,
         };
         let job = (JOB, say as fn(&str));
-        Self { run, pace: Pace::new(health, run.early_end.stop.clone(), job, servers.limits.page_targets) }
+        Self { run, pace: Pace::new(health, run.base.stop.clone(), job, servers.limits.page_targets) }
     }
 
     /// Returns the number of targets in the next page.
@@ -48,13 +49,13 @@ impl<'a> Throttle<'a> {
     /// Waits until the servers have capacity for the next page. If the run is stopped or its deadline passes, the wait
     /// ends, too. If the run has a `wait_max`, the run gives up after this time, because other runs wait for its end.
     pub(super) async fn wait(&mut self, publisher: Option<&Publisher>) -> Result<()> {
-        let RunContext { early_end, options, progress, .. } = self.run;
+        let RunContext { early_end, job, base, .. } = self.run;
         if early_end.gave_up() {
             return Ok(());
         }
-        let patience = options.wait_max.map(|max| Instant::now() + max);
-        let until = early_end.deadline().into_iter().chain(patience).min();
-        let show = |reason: Option<&str>| progress.send_modify(|progress| progress.waiting = reason.map(str::to_owned));
+        let patience = job.wait_max.map(|max| Instant::now() + max);
+        let until = base.deadline().into_iter().chain(patience).min();
+        let show = |reason: Option<&str>| base.show(|shown| shown.wait_for(reason));
         self.pace.wait(until, publisher, show).await?;
         if patience.is_some_and(|patience| Instant::now() > patience) {
             early_end.give_up();
@@ -63,9 +64,9 @@ impl<'a> Throttle<'a> {
     }
 
     /// Writes into the report how long the run waited, and why.
-    pub(super) fn report(self, report: &mut Report) {
+    pub(super) fn report(self, head: &mut RunHead) {
         let (waited, waits, waited_for) = self.pace.waited();
-        (report.waited_s, report.waits, report.waited_for) = (waited.as_secs(), waits, waited_for);
+        (head.waited_s, head.waits, head.waited_for) = (waited.as_secs(), waits, waited_for);
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlPool;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::jobs::reconcile::{Mode, RunOptions};
+use tallyd::jobs::reconcile::{Mode, Reconciler};
+use tallyd::jobs::run::RunOptions;
 use tallyd::jobs::runner::{Ran, Report};
-use tallyd::jobs::runs;
 use tallyd::runtime::progress::ProgressSink;
 use tallyd::servers::Servers;
 use tokio_util::sync::CancellationToken;
@@ -157,11 +157,13 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     // A scheduled run waits for a replica only for `wait_max`, because other jobs wait for this run. After `wait_max`
     // this run ends early. The schedule later starts a full run again, because this run is not complete.
     let servers = Servers::new(&world.config).unwrap();
-    let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
+    let mut reconciler = Reconciler::scheduled(&world.config, &servers, Mode::Full).unwrap();
+    reconciler.wait_max = Some(Duration::from_secs(1));
+    let (options, stop) = (RunOptions { resume: true, ..RunOptions::default() }, CancellationToken::new());
     let ran =
-        runs::reconcile(&servers, &world.config, &options, ProgressSink::Log, &CancellationToken::new()).await.unwrap();
+        tallyd::jobs::run::once(&servers, &world.config, &reconciler, options, ProgressSink::Log, &stop).await.unwrap();
     let Ran::Ended(report) = ran else { panic!("{ran:?}") };
-    assert!(!report.is_done() && report.ended_early.unwrap().contains("is behind"));
+    assert!(!report.is_done() && report.head.ended_early.unwrap().contains("is behind"));
     run(&pool, format!("START {} SQL_THREAD", dialect.replica)).await;
     let checked = world.tallyd(&["config", "check"]);
     assert!(

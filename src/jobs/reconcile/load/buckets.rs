@@ -68,7 +68,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         // buckets' offsets, the outbox does not add these rows again, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
-        let number = self.run.number;
+        let number = self.run.base.number;
         let lost = servers.cache.begin_load((name, kind), &metrics, number, from, FIELDS_MAX, &outbox).await?;
         let next = lost.next();
         if lost.buckets().next().is_none() {
@@ -128,7 +128,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         let cache = &self.run.servers.cache;
         let busy: HashSet<u32> = loading.busy.iter().map(|(target, _)| cache.keys.bucket(*target)).collect();
         let ended = loading.lost.buckets().map(|(bucket, _)| bucket).filter(|bucket| !busy.contains(bucket));
-        self.report.buckets_loaded += cache.end_load(name, self.run.number, ended).await?;
+        self.report.buckets_loaded += cache.end_load(name, self.run.base.number, ended).await?;
         for place in 0..loading.lost.cuts.len() {
             let bucket = loading.lost.from + u32::try_from(place)?;
             if !busy.contains(&bucket) {
@@ -253,7 +253,7 @@ impl<'l, 'a> Loader<'l, 'a> {
 
     async fn add_once(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let servers = self.run.servers;
-        let pass = self.run.next_pass();
+        let pass = self.run.base.next_number();
         fault::point("reconcile:loading");
         for ((target, _), repaired) in servers.cache.repair(&servers.names, pass, repairs).await? {
             let bucket = servers.cache.keys.bucket(target);

@@ -56,10 +56,10 @@ pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
 /// Makes all buckets of outdated layouts unknown. If a reload was requested, makes all buckets of all layouts unknown.
 pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     let servers = run.servers;
-    if run.options.dry_run {
+    if run.base.options.dry_run {
         return Ok(());
     }
-    if let Some(kept) = servers.store.last_layouts(JOB, run.number).await? {
+    if let Some(kept) = servers.store.last_layouts(JOB, run.base.number).await? {
         for cache in layouts(servers).filter(|cache| !kept.contains(&cache.keys.layout().full_name())) {
             let buckets = unload(servers, cache).await?;
             if buckets > 0 {
@@ -73,7 +73,7 @@ pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
             }
         }
     }
-    if run.options.reload {
+    if run.job.reload {
         let buckets = unload(servers, &servers.cache).await?;
         warn!(
             event = "reload",
@@ -82,7 +82,7 @@ pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     }
     let ours = servers.cache.keys.layout().full_name();
     let also = servers.also.as_ref().map(|also| also.keys.layout().full_name());
-    Ok(servers.store.note_layouts(run.number, &ours, also.as_deref()).await?)
+    Ok(servers.store.note_layouts(run.base.number, &ours, also.as_deref()).await?)
 }
 
 /// Loads lost buckets. A dry run loads nothing.
@@ -95,7 +95,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
         report.foreign.extend(foreign);
     }
     report.foreign.truncate(LISTED_MAX);
-    if lost == 0 || report.dry_run || is_too_often(run, lost).await? {
+    if lost == 0 || report.head.dry_run || is_too_often(run, lost).await? {
         return Ok(());
     }
     say_loading(run, lost);
@@ -122,7 +122,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
 /// `counter`. Without this limit, every run would read the table again while Redis evicts buckets.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
-    let is_scheduled = run.options.wait_max.is_some();
+    let is_scheduled = run.job.wait_max.is_some();
     if !is_scheduled || lost * 10 >= all || run.servers.store.loads_of_last_hour(JOB).await? < LOADS_MAX {
         return Ok(false);
     }
@@ -131,14 +131,14 @@ async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
         buckets = lost,
         "Redis lost {lost} buckets after {LOADS_MAX} loads within an hour, so they are loaded later: set its maxmemory-policy to noeviction"
     );
-    if run.options.mode == Mode::Rebuild {
+    if run.job.mode == Mode::Rebuild {
         run.early_end.make_way("Redis loses buckets too often: a later run loads them within the hour");
     }
     Ok(true)
 }
 
 fn say_loading(run: &RunContext<'_>, lost: u64) {
-    if run.options.mode == Mode::Layout {
+    if run.job.mode == Mode::Layout {
         let layout = run.servers.cache.keys.layout().to_string();
         info!(event = "layout-loading", layout, buckets = lost, "loading {lost} buckets of {layout} from MySQL");
     } else {

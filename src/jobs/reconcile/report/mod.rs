@@ -7,27 +7,12 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Mode;
+pub(super) use crate::jobs::run::LISTED_MAX;
+use crate::jobs::run::{RunHead, RunReport};
 use crate::jobs::runner::{self, Outcome};
-pub use crate::servers::pace::Waits;
 pub use crate::telemetry::Verdict;
 use tallyd_core::model::Micros;
 use tallyd_core::sizes::Sizes;
-
-/// How a run ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum End {
-    /// Everything was compared.
-    #[default]
-    Done,
-    /// The run ended because the time of `--run-time` was over.
-    TimeOver,
-    /// The run was stopped.
-    Stopped,
-    /// The run would have repaired more than the safety limit allows without `--force`.
-    #[serde(rename = "braked")]
-    LimitExceeded,
-}
 
 /// The result of one run. A number in this report is a number of counters, unless the comment of its field says
 /// otherwise. A counter is one metric of one target.
@@ -35,8 +20,8 @@ pub enum End {
 pub struct Report {
     /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
     pub mode: &'static str,
-    /// Whether the run was a dry run, which compares and changes nothing.
-    pub dry_run: bool,
+    #[serde(flatten)]
+    pub head: RunHead,
     /// Counters that were compared at a cut (the instant of a sample).
     pub checked: u64,
     /// Counters that were right at the first measurement.
@@ -76,12 +61,6 @@ pub struct Report {
     pub counters_loaded: u64,
     /// Examples of keys that should be buckets but contain something else. Their correct content is unknown.
     pub foreign: Vec<String>,
-    /// The seconds that the run waited because a server was busy.
-    pub waited_s: u64,
-    /// For each reason to wait: how often the run waited.
-    pub waits: Waits,
-    /// The last reason for waiting, as text.
-    pub waited_for: Option<String>,
     /// Milliseconds per step. The steps of two pages overlap, so the sum can exceed the total time.
     pub steps_ms: Steps,
     /// The slice that a `scrub` run compared. The slice begins after one stored target and ends with another stored
@@ -98,9 +77,6 @@ pub struct Report {
     /// Whether every counter is listed, instead of only the first drifted counters.
     #[serde(skip)]
     pub lists_all: bool,
-    pub ended: End,
-    /// Why the run ended before everything was compared, if it did.
-    pub ended_early: Option<String>,
     /// The count of messages in the partitions' queues when a `targets` run began. These messages are events in flight,
     /// and can belong to any target.
     pub in_flight: Option<u64>,
@@ -175,12 +151,9 @@ pub struct TargetReport {
     pub verdict: Verdict,
 }
 
-/// Maximum number of listed drifted counters. The totals include all drifted counters.
-pub(super) const LISTED_MAX: usize = 20;
-
 /// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// Counters that were compared.
     pub checked: u64,
     /// The count of listed rows of `counter`. A target has one row for each partition that wrote to its counters.
@@ -199,15 +172,9 @@ pub(crate) struct Progress {
 
 impl Report {
     /// The empty report of a run.
-    pub(super) fn new(mode: &Mode, dry_run: bool) -> Self {
+    pub(super) fn new(mode: &Mode) -> Self {
         let lists_all = matches!(mode, Mode::Targets(_));
-        Self { mode: mode.name(), dry_run, lists_all, clean: true, ..Self::default() }
-    }
-
-    /// Records why the run ended early.
-    pub(super) fn end(&mut self, ended: End, why: String) {
-        self.ended = ended;
-        self.ended_early = Some(why);
+        Self { mode: mode.name(), lists_all, clean: true, ..Self::default() }
     }
 
     /// Whether the run began with the first target and found nothing wrong.
@@ -232,18 +199,13 @@ impl Report {
             buckets_loaded: _,
             counters_loaded: _,
             mode: _,
-            dry_run: _,
+            head: _,
             foreign: _,
-            waited_s: _,
-            waits: _,
-            waited_for: _,
             steps_ms: _,
             slice: _,
             resumed_run: _,
             cut: _,
             lists_all: _,
-            ended: _,
-            ended_early: _,
             in_flight: _,
             targets: _,
         } = self;
@@ -278,16 +240,17 @@ impl TargetReport {
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match self.ended {
-            _ if self.dry_run => Outcome::DryRun,
-            End::Done => Outcome::Done,
-            End::Stopped | End::TimeOver => Outcome::Stopped,
-            End::LimitExceeded => Outcome::LimitExceeded,
-        }
+        self.head.outcome()
     }
 
     fn cut(&self) -> Option<Micros> {
         self.cut.map(Micros)
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 

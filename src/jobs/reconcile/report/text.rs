@@ -8,6 +8,7 @@ use tracing::info;
 use super::{Progress, Report, Slice, TargetReport, Verdict};
 use crate::config::LIKE;
 use crate::jobs::reconcile::JOB;
+use crate::jobs::run::RunHead;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 /// Writes a row of `name value` pairs, or nothing if all values are zero.
@@ -37,7 +38,7 @@ impl fmt::Display for Report {
             (self.counters_off, "wrong rows of counter"),
             (self.buckets_loaded, "lost buckets loaded"),
             (self.counters_loaded, "counters in them"),
-            (self.waited_s, "seconds waited for the servers"),
+            (self.head.waited_s, "seconds waited for the servers"),
         ] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
@@ -50,12 +51,7 @@ impl fmt::Display for Report {
                 self.foreign.join(", ")
             )?;
         }
-        if self.dry_run {
-            f.write_str("; a dry run: nothing was changed")?;
-        }
-        if let Some(why) = &self.ended_early {
-            write!(f, "; ended early: {why}")?;
-        }
+        write!(f, "{}", self.head)?;
         if f.alternate() { self.write_details(f) } else { Ok(()) }
     }
 }
@@ -63,7 +59,7 @@ impl fmt::Display for Report {
 impl Report {
     /// Writes the details for an operator: one line for each kind of detail, and one line for each listed target.
     fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
+        let Self { drifted_by_size: sizes, head: RunHead { waits, .. }, steps_ms: steps, .. } = self;
         let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
         write_row(f, "drift by size", sizes, |count| count.to_string())?;
         let waits = [
@@ -153,12 +149,17 @@ impl RunProgress for Progress {
             checked, percent, left_s, per_second, drifted, pending, place, waiting, "{words}"
         );
     }
+
+    fn wait_for(&mut self, reason: Option<&str>) {
+        self.waiting = reason.map(str::to_owned);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{End, Steps, Waits};
+    use super::super::Steps;
     use super::*;
+    use crate::jobs::run::{Ended, Waits};
     use tallyd_core::sizes::Sizes;
 
     #[test]
@@ -175,7 +176,14 @@ mod tests {
         };
         let report = Report {
             mode: "full",
-            dry_run: true,
+            head: RunHead {
+                dry_run: true,
+                ended: Ended::Stopped,
+                ended_early: Some("it was stopped".to_owned()),
+                waited_s: 13,
+                waits: Waits { threads_running: 1, redis_latency: 2, queue_depth: 3, replica_lag: 4 },
+                waited_for: Some("a reason".to_owned()),
+            },
             checked: 100,
             exact: 80,
             drifted: 1,
@@ -192,9 +200,6 @@ mod tests {
             buckets_loaded: 11,
             counters_loaded: 12,
             foreign: vec!["a".to_owned(), "b".to_owned()],
-            waited_s: 13,
-            waits: Waits { threads_running: 1, redis_latency: 2, queue_depth: 3, replica_lag: 4 },
-            waited_for: Some("a reason".to_owned()),
             steps_ms: Steps {
                 rebuild: 1_234,
                 list: 60,
@@ -209,8 +214,6 @@ mod tests {
             cut: Some(15),
             clean: false,
             lists_all: false,
-            ended: End::Stopped,
-            ended_early: Some("it was stopped".to_owned()),
             in_flight: Some(16),
             targets: vec![line],
         };

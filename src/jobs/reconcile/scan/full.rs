@@ -50,7 +50,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     // The total is only for the progress bar. If the run resumes an earlier run, the number of remaining counters is
     // unknown.
     let total = servers.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
-    run.progress.send_modify(|progress| progress.total = total);
+    run.base.show(|progress| progress.total = total);
     for (kind, name) in servers.names.all() {
         let after = match &resumed {
             Some(checkpoint) if checkpoint.kind == kind.0 => TargetId(checkpoint.target_id),
@@ -74,11 +74,11 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     }
     // If this run is incomplete, it records no cut, and the next `changed` run compares the counters that this run
     // skipped.
-    if run.options.mode == Mode::Full && comparer.is_complete() {
+    if run.job.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
         // If this run resumed an earlier run, nothing is recorded. Redis may have gone back to an older state between
         // the two runs.
-        if resumed.is_none() && !comparer.report.dry_run {
+        if resumed.is_none() && !comparer.report.head.dry_run {
             run.note_compared(began).await?;
         }
     }
@@ -88,11 +88,11 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
 /// Returns the place where the run must resume; `None` if it must begin with the first target.
 async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let servers = run.servers;
-    if !run.options.resume {
+    if !run.base.options.resume {
         return Ok(None);
     }
-    let mode = run.options.mode.name();
-    let Some((resumed, text)) = servers.store.last_checkpoint(JOB, mode, run.number, true).await? else {
+    let mode = run.job.mode.name();
+    let Some((resumed, text)) = servers.store.last_checkpoint(JOB, mode, run.base.number, true).await? else {
         return Ok(None);
     };
     let checkpoint: Checkpoint = serde_json::from_str(&text).context("read the checkpoint of the last run")?;

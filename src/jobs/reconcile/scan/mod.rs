@@ -46,7 +46,7 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     comparer.recheck().await?;
     let complete = comparer.is_complete();
     comparer.report.cut = Some(if complete { until.0 } else { from.0 });
-    if complete && !comparer.report.dry_run {
+    if complete && !comparer.report.head.dry_run {
         store.forget_drift_seen(&kept).await?;
         run.note_compared(until).await?;
     }
@@ -63,7 +63,7 @@ async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> R
         Some(noted) => noted,
         // Redis lost the recorded time together with some buckets. If this run cannot load these buckets, their
         // counters stay unknown.
-        None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
+        None if report.buckets_loaded > 0 || report.head.dry_run => by_mysql,
         None => Micros(0),
     };
     Ok(by_mysql.min(by_redis))

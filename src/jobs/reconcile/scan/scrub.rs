@@ -36,13 +36,13 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     let run = comparer.run;
     let servers = run.servers;
     let parts = servers.limits.scrub_parts.max(1);
-    let last = servers.store.last_checkpoint(JOB, Mode::Scrub.name(), run.number, false).await?;
+    let last = servers.store.last_checkpoint(JOB, Mode::Scrub.name(), run.base.number, false).await?;
     let last: Place = match last {
         Some((_, text)) => serde_json::from_str(&text).context("read the checkpoint of the last slice")?,
         None => Place::default(),
     };
     let rows = servers.store.estimate_counters().await?.div_ceil(parts).max(SLICE_MIN);
-    run.progress.send_modify(|progress| progress.total = Some(rows));
+    run.base.show(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
     // The run first searches its part of the buckets, which is small. So the runs together search all buckets in time,
