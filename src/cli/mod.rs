@@ -140,9 +140,6 @@ enum Alone {
     /// Check, show and describe the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Check the configuration, as `tallyd config check` does.
-    #[command(hide = true)]
-    CheckConfig(check::CheckArgs),
     /// Show the status of a daemon: its problems, servers, partitions, jobs, boards and dead letters.
     Status(status::StatusArgs),
     #[command(flatten)]
@@ -281,7 +278,7 @@ fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
     let path = given.unwrap_or(Path::new(config::DEFAULT_PATH));
     match command {
         Alone::Init(args) => init::run(&args),
-        Alone::CheckConfig(args) | Alone::Config(ConfigCommand::Check(args)) => check::run(path, &args),
+        Alone::Config(ConfigCommand::Check(args)) => check::run(path, &args),
         Alone::Config(ConfigCommand::Show(args)) => configuration::show(path, &args),
         Alone::Config(ConfigCommand::Schema) => configuration::print_schema(),
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),

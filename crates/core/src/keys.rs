@@ -60,12 +60,6 @@ impl Keys {
         Self::new(&self.prefix, metrics, layout)
     }
 
-    /// Returns a copy of the names with another prefix.
-    #[must_use]
-    pub fn with_prefix(&self, prefix: &str) -> Self {
-        Self { prefix: prefix.to_owned(), ..self.clone() }
-    }
-
     /// Returns the layout of the counters.
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -307,7 +301,7 @@ mod tests {
 
     #[test]
     fn no_two_kinds_of_keys_have_a_name_in_common() {
-        let keys = keys(Form::Packed).with_prefix("");
+        let keys = Keys { prefix: String::new(), ..keys(Form::Packed) };
         let mut names = vec![keys.missing(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
         names.push(keys.site_card());
         for name in

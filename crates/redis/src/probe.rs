@@ -2,7 +2,6 @@
 
 use redis::{ErrorKind, Pipeline, RedisError, Value};
 use tallyd_connect::fate::Fate;
-use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
 use super::error::{is_cross_slot, is_unknown_command};
@@ -119,23 +118,6 @@ impl Cache {
         missing.sort_unstable();
         missing.dedup();
         Ok(missing)
-    }
-
-    /// Finds a key of an older version of tallyd. In such a version, the default `key_prefix` was empty. Returns `None`
-    /// if the account finds no such key.
-    pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
-        let bare = self.keys.with_prefix("");
-        // After a daemon has run, these notes and all buckets of each kind exist, so a few keys are enough for this
-        // check.
-        let notes = ["tally:writers".to_owned(), format!("tally:compared:{{0}}:{}", self.keys.layout().full_name())];
-        let names: Vec<String> = notes.into_iter().chain(kinds.all().map(|(_, kind)| bare.counters(kind, 0))).collect();
-        let mut pipeline = Pipeline::new();
-        for name in &names {
-            pipeline.cmd("EXISTS").arg(name);
-        }
-        let answers = self.run("look for keys of an older version", &pipeline).await?;
-        let found = names.into_iter().zip(answers).find(|(_, answer)| matches!(answer, Ok(Value::Int(1))));
-        Ok(found.map(|(name, _)| name))
     }
 
     /// Returns the names and versions of the servers, such as `Redis 7.2.4` or `Valkey 9.0.1`, without duplicates.

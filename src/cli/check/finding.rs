@@ -44,7 +44,6 @@ pub enum What {
     RedisVersion,
     RedisScripts,
     RedisPermissions,
-    RedisKeys,
     RedisEviction,
     RedisPersistence,
     RedisClock,
@@ -55,7 +54,7 @@ pub enum What {
 
 impl What {
     /// All checks, in order.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 29] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
         Self::RabbitmqPlugin,
@@ -79,7 +78,6 @@ impl What {
         Self::RedisVersion,
         Self::RedisScripts,
         Self::RedisPermissions,
-        Self::RedisKeys,
         Self::RedisEviction,
         Self::RedisPersistence,
         Self::RedisClock,

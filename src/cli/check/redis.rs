@@ -62,7 +62,6 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
             Check::failed(What::RedisPermissions, error, SILENT, "run ACL SETUSER, as docs/operations/security.md says")
         }
     });
-    checks.push(keys(config, cache).await);
     memory(cache, &mut checks).await;
     let before = crate::runtime::clock::now();
     checks.push(match cache.clocks().await {
@@ -105,25 +104,6 @@ async fn scripts(config: &Config, cache: &Cache) -> Check {
             "use a Redis or Valkey with Lua",
         ),
         Err(error) => Check::untold(What::RedisScripts, error, SILENT),
-    }
-}
-
-/// Checks the prefix of keys. Before version 0.1.0, the default prefix was empty.
-async fn keys(config: &Config, cache: &Cache) -> Check {
-    let prefix = &config.redis.key_prefix;
-    if prefix.is_empty() {
-        return Check::ok(What::RedisKeys, "keys have no prefix");
-    }
-    match cache.older_key(&KindNames::new(&config.kinds)).await {
-        Ok(None) => Check::ok(What::RedisKeys, format!("keys begin with {prefix}")),
-        Ok(Some(key)) => Check::warning(
-            What::RedisKeys,
-            format!(
-                "the key {key} is from an older version, whose default key_prefix was empty: tallyd now reads only keys that begin with {prefix}"
-            ),
-            "set key_prefix = \"\" in [redis] and in all clients; or move the keys, as docs/layouts.md says",
-        ),
-        Err(error) => Check::untold(What::RedisKeys, error, SILENT),
     }
 }
 

@@ -74,16 +74,6 @@ fn without_a_command_a_terminal_gets_the_help_and_64() {
     assert_exits(&alone.run(&["run"]), 78, "config.toml:1:");
 }
 
-#[test]
-fn the_former_name_of_the_check_still_works() {
-    let alone = Alone::new("");
-    assert_exits(&alone.run(&["check-config", "--offline"]), 0, "");
-    assert!(!stdout(&alone.run(&["--help"])).contains("check-config"));
-    for gone in ["show-config", "config-schema", "rebuild-filters"] {
-        assert_exits(&alone.run(&[gone]), 64, "unrecognized subcommand");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn verbose_and_quiet_override_the_level_of_the_log() {
     let world = World::new("cli_verbose", "[log]\nlevel = \"info\"").await;

@@ -259,30 +259,6 @@ async fn a_proxy_that_keeps_the_sessions_of_mysql_open_is_reported() {
     world.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_of_the_older_default_prefix_are_reported() {
-    let world = World::new("check_prefix", "").await;
-    let server = Private::start(&["--save", ""]).await;
-    let mut admin = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
-    let look = |prefix: &str| {
-        let environment = [("TALLYD__REDIS__URL", server.url()), ("TALLYD__REDIS__KEY_PREFIX", prefix.to_owned())];
-        check(&world, &environment.each_ref().map(|(name, value)| (*name, value.as_str()))).1
-    };
-    assert_is(&look("tally:"), "redis-keys", "ok", "keys begin with tally:");
-    let bucket = world.cache.keys.with_prefix("").counters("video", 0);
-    for (key, command) in [("tally:writers", "SET"), (bucket.as_str(), "HSET")] {
-        let () = redis::cmd("FLUSHALL").query_async(&mut admin).await.unwrap();
-        let arguments: &[&str] = if command == "SET" { &["{}"] } else { &["_", "1:0"] };
-        let () = redis::cmd(command).arg(key).arg(arguments).query_async(&mut admin).await.unwrap();
-        let report = look("tally:");
-        assert_is(&report, "redis-keys", "warning", &format!("the key {key} is from an older version"));
-        assert!(named(&report, "redis-keys")[0]["do"].as_str().unwrap().contains("set key_prefix = \"\" in [redis]"));
-        assert_is(&look(""), "redis-keys", "ok", "no prefix");
-    }
-    drop(server);
-    world.close().await;
-}
-
 #[test]
 fn mistakes_in_the_file_are_checks_with_their_places() {
     let folder = tempfile::tempdir().unwrap();
