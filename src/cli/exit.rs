@@ -22,7 +22,7 @@ pub const EXIT_DRIFT: u8 = 2;
 pub const EXIT_USAGE: u8 = 64;
 /// A lock is held or a server is unreachable (EX_TEMPFAIL): the same call can succeed later.
 pub const EXIT_TRY_LATER: u8 = 75;
-/// The configuration or the schema is invalid (EX_CONFIG): a restart doesn't help.
+/// The configuration or the schema is invalid (EX_CONFIG): a restart doesn't help (decision 0056).
 pub const EXIT_CONFIG: u8 = 78;
 
 /// The command line is well formed, but it names something that doesn't exist.

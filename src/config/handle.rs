@@ -1,4 +1,4 @@
-//! The handle to the current configuration. A reload replaces the whole configuration.
+//! The handle to the current configuration. A reload replaces the whole configuration (decision 0057).
 
 use std::sync::Arc;
 

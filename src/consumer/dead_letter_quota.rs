@@ -1,7 +1,7 @@
 //! Enforces the dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need no
-//! coordination. If a dead letter exceeds the quota and a later replay could succeed, the daemon sends the letter to
-//! the queue of returned messages. If a replay can never succeed, the daemon counts the letter, and does not store the
-//! letter.
+//! coordination (decision 0014). If a dead letter exceeds the quota and a later replay could succeed, the daemon sends
+//! the letter to the queue of returned messages. If a replay can never succeed, the daemon counts the letter, and does
+//! not store the letter.
 
 use std::collections::VecDeque;
 use std::time::Instant;

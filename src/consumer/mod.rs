@@ -1,4 +1,4 @@
-//! Writes events to rows: one task per partition, each with its own connection to the broker.
+//! Writes events to rows: one task per partition, each with its own connection to the broker (decision 0002).
 //!
 //! `session` receives messages, `batch` collects them, `batch_writer` writes each batch in one `transaction`, and
 //! `session` acknowledges the messages. The loop in this file reconnects forever. A lost connection, a closed channel,

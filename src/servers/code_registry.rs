@@ -1,6 +1,6 @@
 //! Ensures that codes keep their meaning. Compares the names of codes in `[kinds]` and `[metrics]` with their former
-//! names in MySQL. A daemon compares the names before it writes anything, and at each reload. Every command compares
-//! the names, too.
+//! names in MySQL (decision 0058). A daemon compares the names before it writes anything, and at each reload. Every
+//! command compares the names, too.
 //!
 //! A new code is recorded in MySQL. A code whose name was changed or removed must have no rows in MySQL, because the
 //! rows would get another meaning. A code can get another name only after MySQL has recorded a configuration without

@@ -3,7 +3,7 @@
 //!
 //! The daemon counts: a call only publishes an event, and `at` is the time of this machine's clock. If a number's rule
 //! is `writer = "api"`, [`Client::like`] and [`Client::add`] refuse it. Such a site calls the scripts in lua/ itself
-//! (docs/scripts.md), and then publishes the event with [`Client::publish`].
+//! (docs/scripts.md), and then publishes the event with [`Client::publish`] (decision 0043).
 //!
 //! Ids, targets and instants are types of `tallyd_core::model`, and exported here too. The ids of targets and users are
 //! 1 to 2^63-1: the daemon rejects other events.

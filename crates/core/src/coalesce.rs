@@ -1,7 +1,8 @@
 //! Reduces a batch of events to the newest state of each row and the change of each counter. Pure: no I/O, no clock.
 //!
 //! Keeps invariants 2 and 3. Invariant 2: for each (target, user), the newest `at` wins, even if events arrive in any
-//! order and several times. Invariant 3: each target's difference is computed from the old states of the rows.
+//! order and several times (decision 0006). Invariant 3: each target's difference is computed from the old states of
+//! the rows.
 
 use std::collections::HashMap;
 

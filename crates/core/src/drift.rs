@@ -2,7 +2,8 @@
 //!
 //! Redis is ahead of MySQL by the events in flight. So a run compares Redis' value and MySQL's value as of the same
 //! moment, the *cut*. The run reads Redis' value at the cut. The run reads MySQL's value later, when every event up to
-//! the cut is committed, and computes the value as of the cut. Drift is the difference of these two values.
+//! the cut is committed, and computes the value as of the cut. Drift is the difference of these two values
+//! (decision 0027).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The places of a target's counters in Redis. Rust code, script arguments and documents use these terms. Pure.
+//! The places of a target's counters in Redis. Rust code, script arguments and documents use these terms
+//! (decision 0038). Pure.
 //!
 //! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one bucket. Each bucket is small,
 //!   so Redis stores it compactly as a listpack. A field's name is the target's id in decimal. A field's value is a

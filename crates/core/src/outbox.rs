@@ -4,7 +4,7 @@
 //! For a counter with `writer = "daemon"`, Redis lags behind the table `counter`. The difference is the sum of the
 //! outbox rows that Redis has not yet added to the bucket. A sample also contains the bucket's offsets, which show the
 //! rows that have been added. So a reconcile does not have to wait until the other rows are added. It compares a
-//! counter exactly, even while the counter changes.
+//! counter exactly, even while the counter changes (decision 0033).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};

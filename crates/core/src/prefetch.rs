@@ -2,13 +2,13 @@
 //! the number of their returns. Pure: no I/O, no clock.
 //!
 //! The broker limits the number of messages and not their bytes, but a list of events can be a thousand times larger
-//! than one event.
+//! than one event (decision 0008).
 //!
 //! A quorum queue counts how often each message is returned, and dead-letters a message after twenty returns. If one
 //! message crashes the daemon, all messages that the daemon holds return to the queue, again and again. So a daemon
-//! starts with a prefetch of one message, and keeps it while the messages were returned often. Where such a message
-//! arrives among others, the daemon writes it alone. It does not return the others for that: this would count as much
-//! as a crash, and would also bring them behind the bad message.
+//! starts with a prefetch of one message, and keeps it while the messages were returned often (decision 0012). Where
+//! such a message arrives among others, the daemon writes it alone. It does not return the others for that: this would
+//! count as much as a crash, and would also bring them behind the bad message.
 
 /// The prefetch of a daemon's first session. A daemon that has just started does not know the size of messages. It also
 /// does not know whether its predecessor died of a message that is still in the queue. If the first session received

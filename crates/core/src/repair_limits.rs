@@ -1,5 +1,6 @@
 //! The safety limits of a reconcile or a recount. A run repairs a counter only if two measurements show drift in the
-//! same direction. If a safety limit is exceeded, no run changes anything until a person has checked the drifts. Pure.
+//! same direction (decision 0028). If a safety limit is exceeded, no run changes anything until a person has checked
+//! the drifts (decision 0031). Pure.
 
 use crate::drift::Judgement;
 

@@ -49,6 +49,7 @@ pub enum Writes {
     /// API servers, with lua/count.lua (likes: lua/like.lua), before they publish.
     Api,
     /// The daemon, after the commit.
+    // Decision 0042.
     #[default]
     Daemon,
 }

@@ -1,5 +1,6 @@
-//! A board's score: two columns in 53 bits. The score of a zset member is a double, which represents integers of 53
-//! bits exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both programs. Pure.
+//! A board's score: two columns in 53 bits (decision 0053). The score of a zset member is a double, which represents
+//! integers of 53 bits exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both
+//! programs. Pure.
 //!
 //! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the
 //! remaining time. The remaining time is measured when a member's primary number changes: it is the time until the

@@ -5,8 +5,8 @@
 //! another one. And a node that the network cuts off from the others keeps its clients (always with 4.3); if it led the
 //! queue, it even answers that the queue is empty. So a session counts the messages in the queue, at its own node and at
 //! another node, if the session has received messages, holds no unacknowledged message, and receives nothing for some
-//! time. If two checks in a row find messages, the session ends. A session that has received no message makes no checks,
-//! because another consumer may be the active one.
+//! time. If two checks in a row find messages, the session ends (decision 0011). A session that has received no message makes no
+//! checks, because another consumer may be the active one.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! The ledger: the table of the `count` events that were applied. With this table, the daemon applies each event once,
-//! even if the broker delivers the event several times.
+//! even if the broker delivers the event several times (decision 0016).
 //!
 //! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. The entry begins with the time, so
 //! the table stores entries with similar times side by side. The table has 32 partitions, each for one day. An empty

@@ -1,5 +1,5 @@
-//! The archive of boards: the rows of closed periods, and each period's state. Every write is fenced: its transaction
-//! checks that the run still holds the job's lock.
+//! The archive of boards: the rows of closed periods, and each period's state (decision 0050). Every write is fenced:
+//! its transaction checks that the run still holds the job's lock.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};

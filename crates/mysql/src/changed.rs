@@ -1,6 +1,6 @@
 //! Selects the counters that the next `changed` reconcile compares. The reconcile compares the hints first, and then
 //! the counters that changed recently. A hint is a counter with late events, or a counter in which an earlier run found
-//! drift (a difference between Redis and MySQL).
+//! drift (a difference between Redis and MySQL; decision 0035).
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;

@@ -1,4 +1,4 @@
-//! The errors of MySQL. Each error has a [`Fate`], which decides how the work continues.
+//! The errors of MySQL. Each error has a [`Fate`], which decides how the work continues (decision 0009).
 
 use std::io::ErrorKind;
 use std::time::Duration;

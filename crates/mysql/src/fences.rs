@@ -2,7 +2,7 @@
 //! a consumer.
 //!
 //! A queue without a consumer has no events if it has as many messages as `left_fence` has confirmed rows for it. So a
-//! row must never stay longer than its fence. These are the races:
+//! row must never stay longer than its fence (decision 0018). These are the races:
 //!
 //! * A: a job publishes a fence. B: a daemon receives the fence, and commits. C: the job records the confirm. The job
 //!   records the fence before A, B deletes this row, and C only changes a row that is still there.

@@ -2,7 +2,8 @@
 //! time, a job has at most one run among all daemons and commands.
 //!
 //! The lease alone does not protect writes, because the holder's process can freeze and resume after its lease has
-//! ended. A fence protects the writes: each transaction checks that `job_lock` still contains the transaction's run.
+//! ended. A fence protects the writes: each transaction checks that `job_lock` still contains the transaction's run
+//! (decision 0041).
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;

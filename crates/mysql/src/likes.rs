@@ -1,11 +1,12 @@
 //! The SQL statements that apply a batch of events. `src/consumer/transaction.rs` runs these statements in one
 //! transaction.
 //!
-//! There are two ways of writing rows. Both ways are exact even if two writers write the same (target, user) pair. The
-//! first way is [`upsert`]: one statement writes each row and returns the row's old state, under the row's lock. This
-//! way is 1.5 times as fast as the second way, but needs user variables, which MySQL deprecates. The second way begins
-//! with [`old_states`], which reads and locks the existing rows. Then missing rows are inserted with a plain INSERT. So
-//! if two writers insert the same row, the later writer fails (error 1062) and repeats its transaction.
+//! There are two ways of writing rows. Both ways are exact even if two writers write the same (target, user) pair
+//! (decision 0004). The first way is [`upsert`]: one statement writes each row and returns the row's old state, under
+//! the row's lock. This way is 1.5 times as fast as the second way, but needs user variables, which MySQL deprecates.
+//! The second way begins with [`old_states`], which reads and locks the existing rows. Then missing rows are inserted
+//! with a plain INSERT. So if two writers insert the same row, the later writer fails (error 1062) and repeats its
+//! transaction.
 
 use std::collections::HashMap;
 
@@ -201,8 +202,7 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Appends statements to `text`. These statements add each difference to the counter's row with this `slot`. The
-/// differences must be sorted by key.
+/// Adds each difference to the counter's row with this `slot` (decision 0007). The differences must be sorted by key.
 pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
     for piece in differences.chunks(STATEMENT_ROWS) {
         text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");

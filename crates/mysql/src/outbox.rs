@@ -4,8 +4,8 @@
 //! A batch assigns the number of an outbox row while it holds the lock on the partition's row in `partition_owner`. So
 //! if a reader finds an outbox row, it can also read all earlier rows of this partition. A new number is one more than
 //! the higher of two numbers: the last number, and MySQL's clock in microseconds. So no number is assigned twice, even
-//! if MySQL loses commits (after a restore or a failover). The numbers of new rows are always above the offsets that
-//! Redis stores. A row contains up to a thousand items, so a batch needs only a few rows.
+//! if MySQL loses commits (after a restore or a failover; decision 0022). The numbers of new rows are always above the
+//! offsets that Redis stores. A row contains up to a thousand items, so a batch needs only a few rows.
 //!
 //! A row's body first contains additions as `kind:target:metric:delta`. After the additions, the body contains the new
 //! likes as `kind:target:user`, for Bloom filters.
@@ -204,7 +204,7 @@ impl Store {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, ENDS)).await
     }
 
-    /// Returns one row number for each outbox. Redis contains all rows up to this number, and possibly later rows.
+    /// Redis contains all rows up to these numbers, and possibly later rows (decision 0023).
     pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, APPLIED)).await
     }

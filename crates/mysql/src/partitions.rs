@@ -2,10 +2,11 @@
 //! watches these targets.
 //!
 //! Each batch first writes its partition's row. If a daemon freezes, another daemon can take its partition over. The
-//! frozen daemon's batch later finds a higher epoch (number of takeovers) in this row, and writes nothing. On a single
-//! server, a lock on the row would be enough. But in clusters with several writable servers (Galera, group
-//! replication), a server does not know the locks of the other servers. In such a cluster, if two transactions write
-//! the same row, the second commit fails. But if one of the transactions only locks the row, both commits succeed.
+//! frozen daemon's batch later finds a higher epoch (number of takeovers) in this row, and writes nothing
+//! (decision 0001). On a single server, a lock on the row would be enough. But in clusters with several writable servers (Galera,
+//! group replication), a server does not know the locks of the other servers. In such a cluster, if two transactions
+//! write the same row, the second commit fails. But if one of the transactions only locks the row, both commits
+//! succeed.
 
 use std::time::Duration;
 
@@ -209,7 +210,7 @@ impl super::Store {
     }
 
     /// Raises the recorded number of partitions in use to `partitions`, unless it is already higher. Returns the
-    /// recorded number. The caller must do this before an event can reach a new partition.
+    /// recorded number. The caller must do this before an event can reach a new partition (decision 0003).
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "record how many partitions are in use";
         let mut conn = self.acquire().await?;

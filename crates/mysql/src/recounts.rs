@@ -1,5 +1,5 @@
 //! Reads counters, and their correct values from a table of the site. The operator's query and the read of `counter`
-//! use the same snapshot.
+//! use the same snapshot (decision 0037).
 //!
 //! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. tallyd requests a limited number of
 //! rows and reads no more rows.

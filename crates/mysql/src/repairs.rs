@@ -1,4 +1,5 @@
-//! Logs every change that a reconcile or a recount makes to a counter, and corrects the table `counter`.
+//! Logs every change that a reconcile or a recount makes to a counter, and corrects the table `counter`
+//! (decision 0036).
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Data that a run records for later runs: its checkpoint, and the layouts that it found. Also lists ended and active
-//! runs.
+//! Data that a run records for later runs: its checkpoint, and the layouts that it found (decision 0034). Also lists
+//! ended and active runs.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
 //! Reads and writes the state of settable counters: each counter's newest set event, and the recent additions to the
 //! counter.
 //!
-//! A transaction first locks the counters' rows in `number_set`, in the order of the keys. After that, the transaction
-//! reads and writes other data of these counters. These reads take no locks and return only committed data (READ
-//! COMMITTED). No other transaction changes this data until the commit, because every writer must first lock the same
-//! rows.
+//! A transaction first locks the counters' rows in `number_set`, in the order of the keys (decision 0015). After that,
+//! the transaction reads and writes other data of these counters. These reads take no locks and return only committed
+//! data (READ COMMITTED). No other transaction changes this data until the commit, because every writer must first lock
+//! the same rows.
 
 use std::collections::HashMap;
 use std::fmt::Write;

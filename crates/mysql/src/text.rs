@@ -1,7 +1,7 @@
-//! Writes the statements of a batch as text. A batch contains only integers and times, so nothing needs quoting. If
-//! statements are text, a statement can contain any number of rows, and a packet can contain several statements. So
-//! even a large batch needs few round trips, and the server prepares no statements. For large batches, prepared
-//! statements would be equally fast (`dev/bench write`).
+//! Writes the statements of a batch as text. A batch contains only integers and times, so nothing needs quoting
+//! (decision 0005). If statements are text, a statement can contain any number of rows, and a packet can contain
+//! several statements. So even a large batch needs few round trips, and the server prepares no statements. For large
+//! batches, prepared statements would be equally fast (`dev/bench write`).
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};

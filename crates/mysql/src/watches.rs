@@ -1,5 +1,5 @@
 //! The watch on targets that change too often for a normal comparison. A reconcile starts the watch. Consumers then log
-//! the events of these targets, and the reconcile reads the logged events.
+//! the events of these targets, and the reconcile reads the logged events (decision 0032).
 
 use std::collections::HashMap;
 

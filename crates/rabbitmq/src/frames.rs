@@ -1,6 +1,6 @@
 //! The largest frame that connections accept. The library allocates two buffers of 32 frames for each connection. If the
 //! library knows the size of a frame before it connects, it touches only the memory that it needs. Otherwise it fills
-//! both buffers with zeros, 8 MiB with RabbitMQ's default size.
+//! both buffers with zeros, 8 MiB with RabbitMQ's default size (decision 0017).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

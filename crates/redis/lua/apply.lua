@@ -17,7 +17,8 @@
 --
 -- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks earlier
 -- rows. The script skips such a bucket. So no row is added twice, even if a call arrives twice or late, or if two
--- daemons send the same call. The mark and the numbers are in the same hash, so Redis can lose them only together.
+-- daemons send the same call. The mark and the numbers are in the same hash, so Redis can lose them only together
+-- (decision 0020).
 --
 -- Returns { left, place, mark, place, mark, ... }. `left` is the number of targets that were skipped, because their
 -- field is not a list of numbers. After `left`, two numbers follow for each skipped bucket: the index of the bucket's

@@ -11,7 +11,7 @@
 --         -1  another run has the claim.
 --
 -- The script uses UNLINK, because DEL and expiry free a large zset in one step, and all other clients wait for this
--- step.
+-- step (decision 0052).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,4 +1,5 @@
--- Makes readers trust the filters of one epoch for a limited time. Each run of the filter job renews this time.
+-- Makes readers trust the filters of one epoch for a limited time (decision 0047). Each run of the filter job renews
+-- this time.
 --
 -- KEYS[1]  tally:filter:epoch.
 -- ARGV[1]  the number of this run.

@@ -1,5 +1,5 @@
 -- Marks a bucket as being loaded, or as loaded. While a bucket is not marked as loaded, the numbers of targets without
--- a field are unknown, not zero.
+-- a field are unknown, not zero (decision 0024).
 --
 -- KEYS[1]  the bucket.
 -- ARGV[1]  "begin" or "end".
@@ -8,8 +8,9 @@
 --
 -- begin: if the bucket is not loaded, its field `_` becomes "~RUN:0", and its marks (apply.lua) are raised to the
 -- numbers of ARGV[3]. The run loads numbers that already include the outbox rows up to ARGV[3]. So the daemon does not
--- add these rows to the bucket later. Returns { cut, id, value, id, value, ... }: this server's clock in microseconds
--- since the epoch, as text, and the bucket's content at that instant. Returns an empty list if the bucket is loaded.
+-- add these rows to the bucket later (decision 0025). Returns { cut, id, value, id, value, ... }: this server's clock
+-- in microseconds since the epoch, as text, and the bucket's content at that instant. Returns an empty list if the
+-- bucket is loaded.
 --
 -- end: "~RUN:N" becomes "RUN:N". Returns 1. Returns 0 if the bucket was flushed since "begin", or if another run is
 -- loading the bucket.

@@ -5,7 +5,7 @@
 -- ARGV[1]  the field `_` as it was in the sample.
 -- ARGV[2]  the new value of `_`: the same loader as in ARGV[1], and the number of this repair.
 -- ARGV[3]  the latest instant at which the repair can run, by this server's clock. After this instant, another run can
---          measure the same drift.
+--          measure the same drift (decision 0030).
 -- ARGV     then three arguments for each number: the target's id, the metric's position in a field's value (the first
 --          position is 1), and the amount. "5@12" is for numbers that can also be set: 5 is added only if no number of
 --          the bucket was set since the instant 12. A "!" at the end allows a result below zero.
@@ -15,7 +15,8 @@
 --          0  skipped, because the number would have gone below zero.
 --          2  skipped, because the number may have been set, or because the target's field is not a list of numbers.
 -- Returns an empty list if the bucket was repaired, flushed or loaded again after the run had taken its sample, or if
--- the time in ARGV[3] has passed. So if a repair timed out and runs late, its amount is still never added twice.
+-- the time in ARGV[3] has passed. So if a repair timed out and runs late, its amount is still never added twice
+-- (decision 0029).
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then

@@ -1,10 +1,10 @@
 //! Adds outbox rows to Redis. Each bucket gets each row once, even if a call runs twice or late
 //! (crates/redis/lua/apply.lua).
 //!
-//! In the layout packed, one call adds amounts to several buckets. Each amount is the sum over all outbox rows that the
-//! pass has read. If a bucket already has some of these rows, the script skips the bucket and returns its mark (the
-//! number of its last row). For such a bucket, the daemon makes another call with only the rows after the bucket's
-//! mark.
+//! In the layout packed, one call adds amounts to several buckets (decision 0021). Each amount is the sum over all
+//! outbox rows that the pass has read. If a bucket already has some of these rows, the script skips the bucket and
+//! returns its mark (the number of its last row). For such a bucket, the daemon makes another call with only the rows
+//! after the bucket's mark.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write;

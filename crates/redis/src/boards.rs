@@ -1,5 +1,5 @@
 //! Boards in Redis. The archiver freezes the zset of a closed period, merges late members into this zset, reads the
-//! zset in rank order, and finally deletes the zset.
+//! zset in rank order, and finally deletes the zset (decision 0048).
 //!
 //! Every call that changes a closed period contains the number of the archiver's run. The script refuses the call
 //! unless this run has the board's claim (the exclusive right to change the board's closed periods). So a late call

@@ -4,7 +4,7 @@
 //! A command is sent again only after a node has replied that the command did not run (MOVED, ASK, TRYAGAIN). After a
 //! lost connection or a timeout the command may have run, and a like must not be counted twice. The library's own
 //! Cluster connection can repeat such a command. If the library's retries are off, the library repeats no command, but
-//! breaks four other guarantees. docs/decisions/0101 lists these guarantees.
+//! breaks four other guarantees. docs/decisions/0039 lists these guarantees.
 //!
 //! If a node is unreachable, only the commands for this node fail.
 

@@ -1,4 +1,4 @@
-//! Bloom filters in Redis: reads their state, builds new filters, replaces old filters, and adds users.
+//! Bloom filters in Redis: reads their state, builds new filters, replaces old filters, and adds users (decision 0046).
 //!
 //! Every call that changes a filter contains the number of the run, or the expected shape (size and hash count) of the
 //! filter. If the run or the shape is outdated, the call does nothing. So a call that arrives twice or late is

@@ -1,5 +1,5 @@
 //! Manages the claims to a board's closed periods, and Redis' notes about the freezes of these periods. If Redis loses
-//! the zsets or goes back to an older state, the same happens to the notes.
+//! the zsets or goes back to an older state, the same happens to the notes (decision 0049).
 
 use redis::Value;
 use tallyd_core::model::{BoardPeriod, Freeze};

@@ -1,4 +1,5 @@
-//! Finds buckets that Redis has lost, marks these buckets as being loaded, and later marks them as loaded.
+//! Finds buckets that Redis has lost, marks these buckets as being loaded, and later marks them as loaded
+//! (decision 0026).
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroI64;

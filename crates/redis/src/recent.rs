@@ -1,4 +1,4 @@
-//! Reads the recent clicks of users, which lua/like.lua remembers, and asks Bloom filters.
+//! Reads the recent clicks of users, which lua/like.lua remembers (decision 0044), and asks Bloom filters.
 
 use redis::{ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tallyd_core::bloom::Shape;

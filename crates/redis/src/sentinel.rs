@@ -3,9 +3,9 @@
 //! is counted on the old master during these seconds is lost.
 //!
 //! All sentinels are asked at the same time. The client uses an address as soon as the majority has named this address.
-//! So a single sentinel that is unreachable, disconnected or outdated can't decide alone. If there is no majority, the
-//! client tries the most frequent address first. The server at this address must confirm that it is the master. If the
-//! server's answer to ROLE is not `master`, the server was demoted, or has not been promoted yet.
+//! So a single sentinel that is unreachable, disconnected or outdated can't decide alone (decision 0040). If there is
+//! no majority, the client tries the most frequent address first. The server at this address must confirm that it is
+//! the master. If the server's answer to ROLE is not `master`, the server was demoted, or has not been promoted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

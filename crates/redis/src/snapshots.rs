@@ -2,7 +2,7 @@
 //!
 //! A mark beside the zset shows whether Redis has lost the board since the last snapshot began. The mark is missing on
 //! an empty server, and on a server that was started from an old backup. The script that reads a page also checks the
-//! mark.
+//! mark (decision 0054).
 
 use redis::{Pipeline, Value};
 use tallyd_core::model::{BoardMember, BoardPeriod};

@@ -1,5 +1,5 @@
 //! Gives each test its own world: a database, a prefix on the broker and a prefix in Redis, on the servers of `dev/up`.
-//! A world runs the real binary as a child process. A model computes the expected result.
+//! A world runs the real binary as a child process (decision 0060). A model computes the expected result.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first error")]
 

@@ -64,7 +64,7 @@ impl Filling {
                 Ok(Message::Like(event)) => Event::Like(event),
                 Ok(Message::Count(event)) => Event::Count(event),
                 Ok(Message::Set(event)) => Event::Set(event),
-                // The queue can have returned earlier events behind this fence.
+                // The queue can have returned earlier events behind this fence (decision 0019).
                 Ok(Message::Fence(_)) if redelivered => return,
                 Ok(Message::Fence(fence)) => return self.batch.take_fence(fence),
                 Err(refusal) => {

@@ -1,5 +1,6 @@
 //! Hands a batch to the writer, and acknowledges the batch's messages once the batch is committed. At the end of a
-//! session the channel is closed. If nothing failed, all delivered messages are written before the channel is closed.
+//! session the channel is closed. If nothing failed, all delivered messages are written before the channel is closed
+//! (decision 0010).
 
 use std::pin::pin;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The snapshot of a board that is not archived, and whether Redis still has the same board.
+//! The snapshot of a board that is not archived, and whether Redis still has the same board (decision 0055).
 
 use crate::model::Micros;
 

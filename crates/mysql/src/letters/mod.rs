@@ -1,4 +1,4 @@
-//! Stores dead letters in MySQL. A dead letter is a message that can never be applied.
+//! Stores dead letters in MySQL. A dead letter is a message that can never be applied (decision 0013).
 
 mod select;
 

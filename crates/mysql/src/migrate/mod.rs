@@ -3,7 +3,7 @@
 //! A statement that changes a table waits for every transaction that has read the table. All later statements on the
 //! table wait until that statement has run. So a step waits only a few seconds for the table. After that, the step
 //! pauses, so that the waiting statements can run, and then tries again. MySQL never rolls DDL back, so an interrupted
-//! step stays partly done. The next run repeats the whole step, and each step allows such a repetition.
+//! step stays partly done. The next run repeats the whole step, and each step allows such a repetition (decision 0059).
 
 mod lock;
 

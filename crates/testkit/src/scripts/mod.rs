@@ -1,5 +1,6 @@
 //! The API server of a site that counts before it publishes (`writer = "api"`). It calls the scripts of lua/, as docs/scripts.md
-//! describes, and then publishes the event with the client. Numbers that the daemon counts are only published.
+//! describes, and then publishes the event with the client (decision 0045). Numbers that the daemon counts are only
+//! published.
 //!
 //! If the settings have a second layout (`[redis.also]`), each change is also made there, by a second call of the same
 //! script.
