@@ -43,7 +43,6 @@ pub(crate) struct NoDaemon {
     pub reason: String,
 }
 
-/// The reason why a control socket can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoControl {
     #[error(
@@ -110,7 +109,6 @@ pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     answer.map_err(|error| NoDaemon { at: port.at.clone(), reason: format!("{error:#}") })
 }
 
-/// Sends an order to a control socket.
 pub(crate) async fn post(socket: &Path, path: &str, body: String) -> Result<Answer, NoControl> {
     let port = Port { at: At::Socket(socket.to_owned()), token: None };
     let answer = tokio::time::timeout(ORDER_MAX, exchange(&port, Request::post(path), body.into())).await;

@@ -43,20 +43,16 @@ const BY_MAX: usize = 255;
 /// Delay before the next try to create the socket, if another daemon has the socket or the folder is missing.
 const BIND_AGAIN: Duration = Duration::from_secs(2);
 
-/// A client's order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
     pub task: Task,
     pub command: Command,
     /// The order's duration in seconds. `None` ends the current order.
     pub lasts_s: Option<u64>,
-    /// The user's name, which the client states.
     pub by: String,
     pub reason: String,
 }
 
-/// The result of an HTTP request that changes the operator's order (pause or throttle) for a task: `before` is the
-/// order that was replaced, and `now` is the new order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub before: Option<Order>,
@@ -82,7 +78,6 @@ impl ControlSocket {
         Self { path, desk }
     }
 
-    /// Accepts orders until `end` is cancelled.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut is_said = false;
         while !end.is_cancelled() {
@@ -175,7 +170,6 @@ impl Desk {
     }
 }
 
-/// Returns for example `anna (uid 1000) on db1`. Shortens a long name.
 fn ordered_by(name: &str, PeerUid(uid): PeerUid, host: &str) -> String {
     let known: String = format!(" (uid {uid}) on {host}").chars().take(BY_MAX).collect();
     let name: String = name.chars().take(BY_MAX - known.chars().count()).collect();

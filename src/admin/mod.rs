@@ -54,7 +54,6 @@ const HEAD_MAX: Duration = Duration::from_secs(3);
 /// the answer is only a status code.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
-/// Advice for a port that can't be opened.
 pub(crate) const NOT_OPENED: &str =
     "stop the program that listens there (ss -ltnp shows it), or set [admin] listen to another address";
 
@@ -104,8 +103,6 @@ impl Asked {
 }
 
 impl Admin {
-    /// Prepares the HTTP port that `[admin] listen` configures, and the task that observes the servers. Returns `None`
-    /// if `listen` is empty.
     pub(crate) fn new(
         live: &ConfigHandle,
         broker: &Broker,
@@ -215,7 +212,6 @@ fn refused(status: StatusCode, reason: &str) -> Response {
     json(status, &serde_json::json!({ "error": reason }))
 }
 
-/// Returns a temporary refusal: the client can retry.
 fn busy(reason: &str) -> Response {
     let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, reason);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

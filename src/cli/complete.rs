@@ -63,7 +63,6 @@ fn shown(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     command.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
-/// Returns the name of the command's manual page, for example `tallyd-dead-list`.
 fn display_name(command: &clap::Command) -> &str {
     command.get_display_name().unwrap_or_else(|| command.get_name())
 }

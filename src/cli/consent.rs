@@ -20,11 +20,9 @@ use tallyd_mysql::Store;
 pub struct Rule {
     /// The command's words without `tallyd`, and the options with which the rule applies.
     pub command: &'static str,
-    /// The data that the command takes away.
     pub takes: &'static str,
     /// The limit of what it takes, with the option that lifts the limit, and what must be stopped.
     pub checks: &'static str,
-    /// How to undo the command.
     pub back: &'static str,
 }
 
@@ -38,7 +36,6 @@ const NONE: &str = "none";
 const REPAIR_LIMITS: &str = "[safety limits](../reconciling.md#safety-limits), without `--force`";
 const ALL_STOPPED: &str = "all daemons are stopped";
 
-/// All commands of the rule.
 pub const RULES: [Rule; 14] = [
     IMPORT_DELETIONS,
     ERASE,
@@ -86,8 +83,6 @@ pub(super) const RECOUNT: Rule =
 pub(super) const AFTER_RESTORE: Rule = Rule::new("after-restore", "numbers in Redis that MySQL lacks", "", NONE);
 
 impl Rule {
-    /// Prints the plan and the way back, and asks unless `yes` was given. Returns an exit code if the command must end
-    /// here.
     pub(super) fn ends(&self, plan: &[String], yes: bool) -> Result<Option<u8>> {
         let mut out = std::io::stderr();
         writeln!(out, "{}\nway back: {}", plan.join("\n"), self.back).context("print")?;
@@ -104,7 +99,6 @@ impl Rule {
         Ok(Some(code))
     }
 
-    /// Does the same as [`Self::ends`] for a command whose dry run lists the details.
     pub(super) fn ends_unlisted(&self, yes: bool) -> Result<Option<u8>> {
         self.ends(&[format!("tallyd {} removes {}: --dry-run lists them", self.command, self.takes)], yes)
     }

@@ -275,8 +275,7 @@ impl OfArgs {
     }
 }
 
-/// Prints a report that contains text from unknown producers. Escapes control characters, because a control character
-/// could change the terminal's state.
+/// Escapes control characters, because text from unknown producers could change the terminal's state.
 fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
     let text = match format {
         Format::Text => report.to_string(),

@@ -16,9 +16,7 @@ use tallyd_redis::CacheError;
 
 pub const EXIT_DONE: u8 = 0;
 pub const EXIT_FAILED: u8 = 1;
-/// A dry run found drift.
 pub const EXIT_DRIFT: u8 = 2;
-/// The command line is wrong (EX_USAGE).
 pub const EXIT_USAGE: u8 = 64;
 /// A lock is held or a server is unreachable (EX_TEMPFAIL): the same call can succeed later.
 pub const EXIT_TRY_LATER: u8 = 75;
@@ -35,12 +33,10 @@ pub struct Usage(pub String);
 #[error("{0}")]
 pub(super) struct TryLater(pub String);
 
-/// Returns the exit code for an error.
 pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
 }
 
-/// Returns the exit code for a single cause of an error.
 fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     match cause.downcast_ref() {
         Some(JobError::NotNow(_) | JobError::Paused(_)) => return Some(EXIT_TRY_LATER),
@@ -77,7 +73,6 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     }
 }
 
-/// Classifies an error that came from a server. Returns `None` for other errors.
 pub(super) fn fate_of(cause: &(dyn Error + 'static)) -> Option<Fate> {
     let store = cause.downcast_ref().map(StoreError::fate);
     let cache = || cause.downcast_ref().map(CacheError::fate);

@@ -27,7 +27,6 @@ const RUNS_MAX: u32 = 4;
 /// While a run of the daemon is active, the command waits for this time, and then tries again to start its own run.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
-/// Interval of the check that Redis still has all counters that API servers need.
 const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
@@ -75,7 +74,6 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     }
 }
 
-/// Returns the configuration with the target layout as its first layout.
 fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let Some(moved) = config.redis.moved() else {
         let text = "the configuration has no [redis.also]: first configure tallyd and all API servers to count in both layouts (docs/layouts.md)";
@@ -148,8 +146,7 @@ fn proof(report: &Report) -> String {
     }
 }
 
-/// Runs a reconcile. If `waits` is true and another run has the lock, waits for the lock. The daemon can start its own
-/// run after one run of the migration and before the next.
+/// If `waits`, waits for the lock: the daemon can start its own run between two runs of the migration.
 async fn run_when_free(
     config: &Config,
     options: RunOptions,
@@ -168,8 +165,6 @@ async fn run_when_free(
     }
 }
 
-/// Waits until Redis has lost buckets of the layout that API servers read. The daemon needs the job's lock to load
-/// these buckets again.
 async fn until_lost(first: &Cache, config: &Config) {
     let mut had_all = false;
     loop {

@@ -108,7 +108,6 @@ fn envelope(headers: Option<&str>) -> Result<Envelope, Usage> {
     headers.map_or_else(|| Ok(Envelope::default()), |json| read(json).map(Envelope))
 }
 
-/// The result for each sample event.
 #[derive(Serialize)]
 struct Report {
     map: String,
@@ -119,9 +118,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Sample {
-    /// The event's line in the file. The first line is 1.
     line: usize,
-    /// The event that tallyd would apply, as text. `None` if the map rejects the event.
     event: Option<String>,
     reason: Option<&'static str>,
     error: Option<String>,
@@ -248,8 +245,6 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     Ok(EXIT_DONE)
 }
 
-/// Returns the count of events in a map's queue in words, or `None` if the queue does not exist. Fails if the queue has
-/// a consumer.
 async fn unused(servers: &Servers, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<String>> {
     let Servers { store, broker, .. } = servers;
     let (partition, queue) = (map.partition(), &map.queue);

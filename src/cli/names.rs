@@ -67,7 +67,6 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// Returns the code to rename, or `None` if the code already has the new name.
 fn code_of(registered: &[Registered], from: &str, to: &str, word: &str) -> Result<Option<u8>, Usage> {
     let named =
         |name: &str| registered.iter().find(|known| known.name == name && !known.removed).map(|known| known.code);

@@ -56,7 +56,6 @@ fn parse(text: &str) -> Result<At, String> {
     }
 }
 
-/// If the port listens on all addresses, the command uses the loopback address.
 pub(super) fn of_listener(listens: Option<Listen>) -> Result<At> {
     let address = match listens {
         Some(Listen::Address(address)) => address,

@@ -57,7 +57,6 @@ pub(super) struct ReconcileArgs {
 }
 
 impl ReconcileArgs {
-    /// Returns the arguments of a full run without safety limits.
     pub(super) fn forced(dry_run: bool, format: Format) -> Self {
         Self { dry_run, force: true, yes: true, format, ..Self::default() }
     }

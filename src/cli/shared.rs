@@ -50,8 +50,6 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-/// If the run stopped because an operator paused the job, prints the pause and returns true. The command can be
-/// repeated after the pause.
 pub(super) fn was_paused(servers: &Servers, config: &Config, job: JobName) -> Result<bool> {
     are_paused(servers, needed_by(job, config))
 }
@@ -67,7 +65,6 @@ pub(super) fn progress_sink() -> ProgressSink {
     if std::io::stderr().is_terminal() { ProgressSink::Bar } else { ProgressSink::Log }
 }
 
-/// Parses a duration: `90s`, `30m` or `2h`.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     config::parse_pause(text).map(|pause| pause.0).map_err(|error| format!("write it as 90s, 30m or 2h ({error})"))
 }
@@ -83,7 +80,6 @@ pub(super) fn parse_since(text: &str) -> Result<Micros, String> {
     Ok(Micros(instant.as_microsecond()))
 }
 
-/// Parses a target, for example `video:42`.
 pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     let target = text.split_once(':').and_then(|(kind, id)| {
         let id = id.parse().ok().filter(|id| (1..=ID_MAX).contains(id))?;

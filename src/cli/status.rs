@@ -20,13 +20,9 @@ const WATCH_EVERY: Duration = Duration::from_secs(2);
 /// The size to assume if the terminal does not report its size.
 const SIZE: (Width, Height) = (Width(80), Height(24));
 
-/// Moves to the upper left corner.
 const HOME: &str = "\u{1b}[H";
-/// Clears the screen.
 const CLEAR: &str = "\u{1b}[2J";
-/// Clears the rest of the line.
 const REST_OF_LINE: &str = "\u{1b}[K";
-/// Clears the rest of the screen.
 const REST_OF_SCREEN: &str = "\u{1b}[J";
 
 #[derive(Debug, Args)]
@@ -94,7 +90,6 @@ async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Resu
     }
 }
 
-/// Returns the part of the text that fits the screen, to be drawn over the previous content.
 fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String {
     let all: Vec<&str> = text.lines().collect();
     // The last line stays empty, because a line feed there would scroll the screen.

@@ -48,7 +48,6 @@ impl Default for Admin {
 }
 
 impl Admin {
-    /// Returns the path of the control socket, or `None` if the control socket is disabled.
     pub fn control(&self) -> Result<Option<PathBuf>, NoAddress> {
         if self.control.is_empty() { Ok(None) } else { socket_path(&self.control).map(Some) }
     }
@@ -78,7 +77,6 @@ pub enum NoAddress {
         "write ADDRESS:PORT, for example 127.0.0.1:8255, or unix:/run/tallyd/admin.sock, or leave it empty to disable the port"
     )]
     Unknown,
-    /// A relative path would depend on the working directory.
     #[error("write the absolute path, for example unix:/run/tallyd/admin.sock")]
     Relative,
     #[error("the path of a socket can have at most {SOCKET_PATH_MAX} bytes: use a shorter path")]
@@ -129,7 +127,6 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if found.is_empty() { Ok(admin) } else { Err(in_order(found).into()) }
 }
 
-/// Reads the token from its file, unless the environment has set it.
 pub(super) fn read_token(section: &str, token: &mut Option<Secret>, file: Option<&str>, found: &mut Faults) {
     if let (None, Some(file)) = (&token, file) {
         match read_password("token_file", file) {

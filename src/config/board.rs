@@ -9,8 +9,6 @@ use super::problem::Faults;
 use tallyd_core::period::{PeriodKind, WeekStart};
 use tallyd_core::score::Tie;
 
-/// Finds problems of the `[[board]]` blocks, for example two boards with the same name and period, or a metric that is
-/// not in `[metrics]`.
 pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faults) {
     let mut seen = BTreeSet::new();
     for (place, board) in boards.iter().enumerate() {

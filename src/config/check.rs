@@ -240,7 +240,6 @@ fn schedules(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Returns true if the name is valid for a kind, a metric or a board.
 pub fn is_name(name: &str) -> bool {
     (1..=32).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))

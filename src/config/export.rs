@@ -14,7 +14,6 @@ use tallyd_core::unit::Unit;
 /// placeholders would write wrong rows.
 const NEEDED: usize = 2;
 
-/// The index of `:deleted` in [`OF_EXPORT`].
 const DELETED: usize = 3;
 
 /// A table of likes, and the statements that write one row of the table.
@@ -45,7 +44,6 @@ pub struct Export {
     pub server: Option<Mysql>,
 }
 
-/// The parsed statements of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writes {
     upsert: Query,
@@ -53,8 +51,6 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// Returns the statement that writes a like or an unlike. The statement's parameters have the order of
-    /// [`OF_EXPORT`].
     pub fn sql(&self, liked: bool, values: &[String; 4]) -> String {
         match &self.delete {
             Some(delete) if !liked => delete.sql(values),
@@ -64,10 +60,6 @@ impl Writes {
 }
 
 impl Export {
-    /// Parses the statements.
-    ///
-    /// # Errors
-    /// Returns the invalid key and a message.
     pub fn writes(&self) -> Result<Writes, (&'static str, String)> {
         let parse = |key: &'static str, text: &str, verbs: &[&str]| {
             let parsed = Query::parse_write(text, verbs, OF_EXPORT, NEEDED);
@@ -86,7 +78,6 @@ impl Export {
     }
 }
 
-/// Returns the name of the configuration block that contains an export's server.
 pub(super) fn server_key(place: usize) -> Key {
     Key::from("export").then(place).then("server")
 }

@@ -45,7 +45,6 @@ impl Filter {
     }
 }
 
-/// Finds settings that make the filters unreliable for clients.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     if config.filter.likes_min == 0 {
         if config.filter.asked {

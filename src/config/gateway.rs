@@ -76,7 +76,6 @@ impl Gateway {
     }
 }
 
-/// Does for gateway.toml what [`super::load`] does for config.toml.
 pub fn load_gateway(path: &Path) -> Result<GatewayConfig, ConfigError> {
     let mut read = read_file(path, File::Gateway)?;
     let GatewayConfig { log, mut gateway, amqp, mysql, mut redis } = typed(&mut read);

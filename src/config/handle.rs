@@ -12,7 +12,6 @@ use super::Config;
 pub struct ConfigHandle(watch::Receiver<Arc<Config>>);
 
 impl ConfigHandle {
-    /// Returns the handle, and the sender that replaces the configuration.
     pub fn new(config: Config) -> (watch::Sender<Arc<Config>>, Self) {
         let (sender, receiver) = watch::channel(Arc::new(config));
         (sender, Self(receiver))

@@ -53,22 +53,14 @@ pub struct Import {
     pub source: Option<Mysql>,
 }
 
-/// The source of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// The query returns rows with a user and a target.
     Likes(Query),
-    /// The query returns rows with a target and its number.
     Numbers(Query),
-    /// Keys in Redis. The value of each key is one number.
     Keys(Template),
 }
 
 impl Import {
-    /// Parses the source.
-    ///
-    /// # Errors
-    /// Returns the invalid key and a message.
     pub fn reads(&self) -> Result<Reads, (&'static str, String)> {
         let wrong = |key| move |problem| (key, problem);
         match (&self.query, &self.keys) {
@@ -86,13 +78,11 @@ impl Import {
         }
     }
 
-    /// Returns true if the `[[import]]` block imports likes, and false if the block imports counters.
     pub fn is_of_likes(&self) -> bool {
         self.metric == LIKE
     }
 }
 
-/// Returns the name of the configuration block that contains an import's server.
 pub(super) fn source_key(place: usize) -> Key {
     Key::from("import").then(place).then("source")
 }
@@ -153,8 +143,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Finds keys that are set although this import can't use them. Some keys are only for likes, and others only for
-/// queries.
 fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
     if !import.is_of_likes() {
         if import.unit.is_some() {

@@ -7,8 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Fault, Problem};
 
-/// The path of a setting. A path consists of the section and the name. If the section is a list of blocks, the position
-/// of the block stands between the section and the name. Two examples: `amqp`, `partitions`, and `board`, `0`, `tie`.
+/// For example `amqp`, `partitions`, or in a list of blocks `board`, `0`, `tie`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(Vec<String>);
 
@@ -42,14 +41,12 @@ impl Key {
     }
 }
 
-/// Parses a key that is written in code, for example `"amqp.partitions"`.
 impl From<&str> for Key {
     fn from(dotted: &str) -> Self {
         Self(dotted.split('.').map(str::to_owned).collect())
     }
 }
 
-/// Prints the form for people: `[amqp] partitions`, `[redis.also] layout`, `[[board]] tie`.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(section) = self.0.first() else { return Ok(()) };
@@ -134,8 +131,6 @@ impl Origins {
         self.of(key) != Origin::Default
     }
 
-    /// Returns the origin of the first key in `keys` that is set. If no key is set, searches for the section of the
-    /// first key, and returns where this section was set.
     pub(super) fn nearest(&self, keys: &[Key]) -> Option<Origin> {
         let set = keys.iter().find(|key| self.has(key)).map(|key| self.of(key));
         set.or_else(|| {

@@ -25,7 +25,6 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Sets `[log] level` to the value of `RUST_LOG`, for commands that show the configuration.
     pub fn log_as_the_environment_says(&mut self) {
         if let Some(level) = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty()) {
             self.config.log.level = level;
@@ -41,13 +40,10 @@ pub(super) struct Read {
     pub problems: Vec<Problem>,
 }
 
-/// Reads `path`, applies the environment, reads the files of passwords and certificates, and checks the result.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     examine(path).map(|loaded| loaded.config).map_err(ConfigError::from)
 }
 
-/// Does the same as [`load`], and also returns the origin of each setting. Returns problems as [`Problem`]s, not as
-/// text.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let mut read = read_file(path, File::Daemon)?;
     let mut config: Config = typed(&mut read);
@@ -59,8 +55,6 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     Ok(loaded)
 }
 
-/// Reads the files of passwords and certificates, and checks the configuration. `found` are the problems that are known
-/// already.
 pub(super) fn checked(read: Read, mut config: Config, mut found: Faults) -> Result<Loaded, Vec<Problem>> {
     let Read { mut faults, origins, mut problems, .. } = read;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
@@ -110,9 +104,8 @@ fn read_with_environment(text: &str, source: &str, file: File) -> Result<Read, V
     Ok(found)
 }
 
-/// Replaces a variable such as `TALLYD__AMQP__URL_FILE`, which names a file, by the address in this file. So an address
-/// with a password can stay in a file. Returns each key and its variable. If the file of a variable can't be used, also
-/// returns the problem.
+/// A variable such as `TALLYD__AMQP__URL_FILE` names a file with the address, so that an address with a password can
+/// stay in a file.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -184,7 +177,6 @@ fn read(
     Ok(Read { table, origins, faults, problems })
 }
 
-/// Writes a variable's value into the table. Returns the key that the variable sets.
 fn set(table: &mut Table, dotted: &str, text: &str, file: File, faults: &mut Faults) -> Option<Key> {
     let parts: Vec<String> = dotted.split("__").map(str::to_lowercase).collect();
     let (last, above) = parts.split_last()?;
@@ -238,7 +230,6 @@ fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Takes the settings out of the table.
 pub(super) fn typed<T: DeserializeOwned + Default>(read: &mut Read) -> T {
     T::deserialize(Value::Table(mem::take(&mut read.table))).unwrap_or_else(|error| {
         read.problems.push(Problem { origin: None, key: None, text: redacted(error.message()) });
@@ -256,8 +247,8 @@ fn settle(loaded: &mut Loaded) {
     }
 }
 
-/// Returns true if the problem is real. The loader removes wrong values before the next checks. If a check finds a
-/// problem because the loader removed a value, this problem is not real.
+/// The loader removes wrong values before the next checks. A problem that exists only because a value was removed is
+/// not real.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
     let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());

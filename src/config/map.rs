@@ -61,7 +61,6 @@ fn named(config: &Config, map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Checks that each field has exactly one source.
 fn sources(map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for (name, source) in map.fields() {
@@ -115,7 +114,6 @@ fn times(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Checks that mapped values are known names.
 fn values(config: &Config, map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for event_type in map.event_type.possible().into_iter().flatten().filter(|it| !TYPES.contains(it)) {
@@ -133,7 +131,6 @@ fn values(config: &Config, map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Checks the fields that the types of events need.
 fn needs(map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for event_type in map.event_type.possible().into_iter().flatten().collect::<BTreeSet<_>>() {
@@ -159,8 +156,6 @@ fn needs(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Finds a metric of the map that has `writer = "api"`. API servers whose events need a map do not run tallyd's
-/// scripts, so they can't count.
 fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
     let rules = Rules::from(config);
     let has = |types: &[&str]| map.event_type.possible().is_none_or(|all| all.iter().any(|it| types.contains(it)));

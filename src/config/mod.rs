@@ -202,7 +202,6 @@ pub struct Consumer {
     pub database_away_max: Pause,
 }
 
-/// Returns the dead-letter quota of one partition. All partitions together can have `max` open dead letters.
 pub fn dead_letters_part(max: u64, partitions: u16) -> u64 {
     max / u64::from(partitions.max(1))
 }
@@ -241,14 +240,11 @@ impl Default for Archive {
 }
 
 impl Config {
-    /// Returns the number of partitions: `[amqp] partitions`, plus one for each map.
     pub fn partitions(&self) -> u16 {
         // The numbers of maps are unique and at most 99, so the sum fits into the type.
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the MySQL servers of `[[import]]` and `[[export]]`. For each server, returns three values: the key of
-    /// the server's block, the block's name for error messages, and the server.
     fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
         let imports = self.imports.iter().enumerate();
         let imports =

@@ -12,7 +12,6 @@ use super::{Config, Mysql, Secret, ServerUrl};
 /// runs a process in the container.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
-/// Puts each server's password into the server's address.
 pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
     for (section, url, password, file) in [
         ("amqp", &mut config.amqp.url, &config.amqp.password, &config.amqp.password_file),

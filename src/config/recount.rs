@@ -33,7 +33,6 @@ pub struct Recount {
 }
 
 impl Recount {
-    /// Returns the recount's name in commands, reports and the history of runs, for example `video:comment`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.kind, self.metric)
     }

@@ -9,18 +9,13 @@ use super::{Config, ConfigError, EventClock, LIKE, Rules, Secret, ServerUrl, Tls
 #[derive(Debug)]
 pub struct Reload {
     pub config: Config,
-    /// The changed settings, as `[section] key`.
     pub changed: Vec<String>,
     pub needs_restart: Vec<String>,
 }
 
 impl Config {
-    /// Applies those settings of `new` that can change while the daemon runs. [`super::load`] has returned `new`. Tasks
-    /// read these settings each time they start a piece of work. Connections, ports and the count of tasks are fixed at
-    /// the start.
-    ///
-    /// # Errors
-    /// Some settings keep their current values until a restart. Fails if a new setting contradicts one of these values.
+    /// Tasks read these settings each time they start a piece of work. Connections, ports and the count of tasks are
+    /// fixed at the start. Fails if a new setting contradicts one that needs a restart.
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),

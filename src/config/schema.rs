@@ -38,7 +38,6 @@ pub fn schema() -> &'static Value {
     &SCHEMA
 }
 
-/// The schema of gateway.toml.
 pub fn gateway_schema() -> &'static Value {
     &GATEWAY
 }
@@ -58,7 +57,6 @@ impl File {
         }
     }
 
-    /// Returns the name of the other file, if `key` belongs there.
     pub(super) fn other(self, key: &Key) -> Option<&'static str> {
         let (other, name) = match self {
             Self::Daemon => (gateway_schema(), "gateway.toml, which only `tallyd gateway` reads: docs/gateway.md"),
@@ -139,7 +137,6 @@ fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     schema.insert("x-taplo".to_owned(), json!({ "docs": { "enumValues": docs } }));
 }
 
-/// Searches `schema` for the key `name`, and returns the schema of this key.
 pub(super) fn below<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     let named = schema.get("properties").and_then(|known| known.get(name));
     let any = || schema.get("additionalProperties").filter(|any| any.is_object());
@@ -151,7 +148,6 @@ pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
 }
 
-/// Describes the allowed values. The text is the end of an error message.
 pub(super) fn allowed(schema: &Value) -> String {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words: Vec<String> = words.iter().map(Value::to_string).collect();
@@ -175,7 +171,6 @@ pub(super) fn allowed(schema: &Value) -> String {
     }
 }
 
-/// Whether the text has the format of the schema.
 pub(super) fn has_format(text: &str, schema: &Value) -> bool {
     match format(schema) {
         Some(LENGTH_OF_TIME) => parse_pause(text).is_ok(),
@@ -189,7 +184,6 @@ fn format(schema: &Value) -> Option<&str> {
     schema.get("format").and_then(Value::as_str)
 }
 
-/// Returns the bounds as text, for example `1 to 80`.
 pub(super) fn bounds(schema: &Value) -> Option<String> {
     let of = |name: &str| schema.get(name).and_then(shown);
     match (of("minimum"), of("maximum")) {

@@ -14,8 +14,6 @@ const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
 
-/// Checks the value at `key` against `schema`, a part of the schema of `file`. Returns false if no part of the value
-/// can be used.
 pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
     let schema = variant(schema, value);
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();

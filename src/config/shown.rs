@@ -9,7 +9,6 @@ use super::ServerUrl;
 use super::key::{Key, Origin};
 use super::load::Loaded;
 
-/// The rightmost column (in characters) at which an origin can begin.
 const ORIGIN_COLUMN_MAX: usize = 64;
 
 fn table(loaded: &Loaded) -> Table {
@@ -27,8 +26,6 @@ fn table(loaded: &Loaded) -> Table {
 }
 
 impl Loaded {
-    /// Prints the configuration as a file that tallyd can read, without the secrets. With `origins`, a comment after
-    /// each setting shows its origin.
     pub fn to_toml(&self, origins: bool) -> String {
         let mut text = String::new();
         for (name, value) in table(self) {
@@ -77,8 +74,6 @@ impl Loaded {
         }
     }
 
-    /// Returns JSON for programs: sections with their settings. With `origins`, returns a list of settings instead,
-    /// each with its origin.
     pub fn to_json(&self, origins: bool) -> serde_json::Value {
         let whole = serde_json::to_value(table(self)).unwrap_or_default();
         if !origins {

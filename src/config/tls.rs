@@ -20,7 +20,6 @@ const UNSURE: [&str; 2] = ["preferred", "required"];
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
-    /// The configuration block that contains the keys. Error messages contain the block's name from `section`.
     block: Key,
     section: &'static str,
     authorities: Option<&'a str>,
@@ -87,7 +86,6 @@ impl Files<'_> {
         Tls { authorities, identity }
     }
 
-    /// Finds files that are set although the address does not use TLS.
     fn without_tls(&self, (url, is_tls, write): (&ServerUrl, bool, &str), found: &mut Faults) {
         if is_tls || url.parts().is_err() {
             return;
@@ -102,7 +100,6 @@ impl Files<'_> {
     }
 }
 
-/// Reads the file that `tls_ca_file` names.
 pub fn read_authorities(file: &str) -> Result<String, String> {
     const NAME: &str = "tls_ca_file";
     let path = located(NAME, file)?;
@@ -116,7 +113,6 @@ pub fn read_authorities(file: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// Checks that the certificate and the key belong together.
 fn read_identity(certificate: &str, key: &str) -> Result<Identity, (&'static str, String)> {
     let (of_certificate, of_key) = ("tls_cert_file", "tls_key_file");
     let path = located(of_certificate, certificate).map_err(|problem| (of_certificate, problem))?;
@@ -145,7 +141,6 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// Finds TLS settings that don't fit the addresses, and addresses with which the client does not verify the server.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
     mysql_options(&Key::from("mysql"), "mysql", mysql, found);
@@ -179,13 +174,11 @@ fn external(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Returns true if RabbitMQ reads the user's name from the certificate.
 pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
 
-/// Finds two sorts of wrong options in the address. For some options, tallyd has its own keys, and the operator must
-/// set these keys. Other options turn off the verification of the server.
+/// For some options, tallyd has keys of its own. Others turn off the verification of the server.
 fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
     let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {
@@ -211,13 +204,10 @@ fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) 
     }
 }
 
-/// Returns the ssl-mode of a MySQL address in lower case, or `None` if the address has no ssl-mode.
 pub fn ssl_mode(url: &ServerUrl) -> Option<String> {
     option(url, "ssl-mode")
 }
 
-/// Returns the value of the option `name` in the address `url`, in lower case. If `url` contains the option twice,
-/// returns the first value.
 fn option(url: &ServerUrl, name: &str) -> Option<String> {
     options(url, name).next()
 }

@@ -25,7 +25,6 @@ impl Default for ArrivalRate {
 }
 
 impl ArrivalRate {
-    /// Includes a batch of `events` events that closes at the instant `now`.
     pub(super) fn note(&mut self, events: usize, now: Instant) {
         self.events += events;
         let since = *self.since.get_or_insert(now);

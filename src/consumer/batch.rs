@@ -22,7 +22,6 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
 
-/// Maximum number of traces in the log line of a slow batch.
 const TRACEPARENTS_MAX: usize = 3;
 
 /// A received message with its headers decoded. Large headers are shortened to the part that a dead letter keeps.
@@ -30,14 +29,10 @@ const TRACEPARENTS_MAX: usize = 3;
 pub(super) struct Arrived {
     pub body: Vec<u8>,
     pub headers: Headers,
-    /// How often the message was returned to the broker.
     pub returns: i64,
     pub redelivered: bool,
-    /// Whether the message was published directly to the queue, not through an events exchange.
     pub is_direct: bool,
-    /// The property `content_encoding`.
     pub encoding: Option<String>,
-    /// The headers and properties that a map can read.
     pub envelope: Envelope,
 }
 
@@ -65,12 +60,9 @@ impl Arrived {
     }
 }
 
-/// A message in a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Origin {
-    /// One event, or a list of events.
     pub body: Vec<u8>,
-    /// The headers as JSON. The text is empty if the message has no headers.
     pub headers: Arc<str>,
 }
 
@@ -79,20 +71,14 @@ pub(super) struct Origin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Received {
     pub event: Event,
-    /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
-    /// The event's position in the message's body.
     pub range: Range<usize>,
 }
 
-/// An event to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A like or unlike.
     Like(LikeEvent),
-    /// Adds an amount to a counter.
     Count(CountEvent),
-    /// Sets a counter to a value.
     Set(SetEvent),
 }
 
@@ -126,20 +112,15 @@ impl Received {
     }
 }
 
-/// The messages that one transaction writes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch {
-    /// The events in the order of arrival.
     pub events: Vec<Received>,
-    /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
     /// Maps the number of each job run to the highest fence that the run has sent.
     pub fences: BTreeMap<u64, u64>,
     pub messages: usize,
     pub bytes: usize,
-    /// The traces of the first messages that have a trace.
     pub traceparents: Vec<String>,
-    /// The times that the session read from this machine's clock when it decoded the messages.
     pub clock: Clock,
 }
 
@@ -150,31 +131,27 @@ impl Batch {
         self.len() >= events_max || self.bytes >= bytes_max
     }
 
-    /// Returns the number of events, refused messages and fences.
     pub(super) fn len(&self) -> usize {
         self.events.len() + self.refused.len() + self.fences.len()
     }
 
-    /// Stores the trace of a message.
     pub(super) fn belongs_to(&mut self, traceparent: Option<String>) {
         if self.traceparents.len() < TRACEPARENTS_MAX {
             self.traceparents.extend(traceparent.filter(|it| !self.traceparents.contains(it)));
         }
     }
 
-    /// Stores a fence (the marker of a job in the queue) that arrived after the batch's events.
     pub(super) fn take_fence(&mut self, fence: u64) {
         let highest = self.fences.entry(run_of(fence)).or_default();
         *highest = fence.max(*highest);
     }
 
-    /// Whether the batch has more than one event or dead letter.
     pub(super) fn can_split(&self) -> bool {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps the first part of the batch and returns the second. The second part of the batch gets the fences, because
-    /// fences follow all events. If the batch [can be split](Self::can_split), both parts are smaller than the batch.
+    /// The second part gets the fences, because fences follow all events. If the batch [can be split](Self::can_split),
+    /// both parts are smaller than the batch.
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
         // One part gets the events and the other part the dead letters. A batch that has only events or only dead

@@ -39,7 +39,6 @@ const TOO_MUCH_MAX: u32 = 2;
 /// take about a second.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// The writer of one partition, for one session with the broker.
 pub(super) struct BatchWriter {
     store: Store,
     /// Wakes the outbox after a commit with additions to Redis.
@@ -52,7 +51,6 @@ pub(super) struct BatchWriter {
     name: PartitionName,
     queue: String,
     database_away_max: Duration,
-    /// A batch with more events and dead letters is written in parts.
     part_max: usize,
     transaction: Transaction,
     throughput: Throughput,
@@ -60,14 +58,10 @@ pub(super) struct BatchWriter {
     refused: Flood,
 }
 
-/// The result of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
-    /// The count of distinct rows that the batch's events write.
     pub rows: usize,
-    /// The count of events that can never be applied.
     pub refused: usize,
-    /// The trial of the partition's map, if the batch has ended it and the map is stopped.
     pub stopped: Option<Trial>,
 }
 
@@ -83,19 +77,14 @@ pub(super) enum WriteError {
     Letters(#[from] anyhow::Error),
 }
 
-/// The result of a part of a batch.
 enum Outcome {
     Committed(Committed),
     Again,
-    /// The part must be split in halves.
     Split,
-    /// This part of the batch has one event, and MySQL refuses this event.
     Refused(StoreError),
-    /// Some of the part's events are older than the ledger's oldest entries.
     Forgotten(Micros),
 }
 
-/// Counts the errors of a part.
 #[derive(Default)]
 struct Tries {
     rivals: Rivals,
@@ -103,7 +92,6 @@ struct Tries {
 }
 
 impl BatchWriter {
-    /// Makes the writer of `partition`. `ends` is cancelled when the session ends.
     pub(super) fn new(
         partition: &Partition,
         config: &Config,
@@ -216,12 +204,11 @@ impl BatchWriter {
         );
     }
 
-    /// Releases the partition. The caller has written its last batch and closed the channel.
+    /// The caller has written its last batch and closed the channel.
     pub(super) async fn release(&self) {
         self.transaction.ownership.release(&self.store).await;
     }
 
-    /// Runs one transaction, within `[mysql] transaction_timeout_ms`.
     async fn commit(&mut self, batch: &Batch) -> Result<Committed, StoreError> {
         self.heartbeat.beat();
         self.transaction.steps.begin();
@@ -238,7 +225,6 @@ impl BatchWriter {
         Ok(committed)
     }
 
-    /// Decides how to continue with a part after an error, and waits before the next try.
     async fn recover(
         &mut self,
         error: StoreError,
@@ -283,7 +269,6 @@ impl BatchWriter {
         Ok(outcome)
     }
 
-    /// Records a committed part.
     fn note(&mut self, part: &Batch, committed: &Committed) {
         self.transaction.counts.committed();
         counting::committed(part, committed.rows);
@@ -308,8 +293,6 @@ impl BatchWriter {
         error
     }
 
-    /// Makes the dead letter of an event that is older than the ledger's oldest entries. It is unknown whether such an
-    /// event was applied.
     fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
         let error = format!(
             "the ledger no longer has events before {}: a daemon ran with a shorter applied_event_keep",
@@ -319,7 +302,6 @@ impl BatchWriter {
     }
 }
 
-/// Makes the dead letter of an event that was decoded but is refused.
 fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     let Origin { body, headers } = received.origin.as_ref();
     let body = body.get(received.range.clone()).unwrap_or(body);

@@ -19,7 +19,6 @@ static STEADY: LazyLock<Instant> = LazyLock::new(Instant::now);
 pub(super) struct Clock(Option<(i64, i64)>);
 
 impl Clock {
-    /// Records the current time of this machine's clock.
     pub(super) fn note(&mut self, now: Micros) {
         let ahead = ahead_of_steady(now);
         let (least, most) = self.0.unwrap_or((ahead, ahead));
@@ -27,9 +26,6 @@ impl Clock {
     }
 
     /// Compares all recorded readings, and this machine's current time, with MySQL's clock.
-    ///
-    /// # Errors
-    /// Fails if the clocks are too far apart.
     pub(super) fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
         self.note(crate::runtime::clock::now());
         let (least, most) = self.0.unwrap_or_default();

@@ -8,10 +8,8 @@ use super::batch::{Batch, Event};
 use crate::runtime::clock;
 use crate::telemetry::{EventType, PartitionState, Step, Unacked, seconds_between, telemetry};
 
-/// The interval between log lines about the throughput.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Counts of received messages and events that have not been added to the metrics yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ReceivedCounts {
     pub messages: u64,
@@ -32,7 +30,6 @@ impl ReceivedCounts {
         } += 1;
     }
 
-    /// Adds the counts to the metrics, and then sets the counts to zero.
     pub(super) fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
         let metrics = &telemetry().consumer;
@@ -45,7 +42,6 @@ impl ReceivedCounts {
     }
 }
 
-/// Records a committed batch, or a committed part of a batch.
 pub(super) fn committed(batch: &Batch, rows: usize) {
     let (now, metrics) = (clock::now(), &telemetry().consumer);
     let events = batch.events.len() as u64;
@@ -60,13 +56,10 @@ pub(super) fn committed(batch: &Batch, rows: usize) {
     }
 }
 
-/// Records that a batch is retried, with the reason.
 pub(super) fn again(code: &'static str) {
     telemetry().consumer.retry(code);
 }
 
-/// The duration of each step of a transaction. The durations are added to the metrics once the transaction is
-/// committed.
 pub(super) struct Steps {
     last: Instant,
     took: Vec<(Step, f64)>,
@@ -97,7 +90,6 @@ impl Steps {
     }
 }
 
-/// The unacknowledged messages in the open batch, and in the batch that is being written.
 #[derive(Default)]
 pub(super) struct InBatches {
     pub open: Unacked,
@@ -105,7 +97,6 @@ pub(super) struct InBatches {
 }
 
 impl InBatches {
-    /// Records these messages, and `more` messages that are in no batch yet.
     pub(super) fn note(&self, more: usize, vitals: &PartitionState) {
         let Self { open, writing } = self;
         let messages = open.messages + writing.messages + more as u64;
@@ -123,7 +114,6 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// Adds a committed batch to the sums, and logs the sums once a minute.
     pub(super) fn note(&mut self, partition: u16, batch: &Batch, rows: usize) {
         self.batches += 1;
         self.events += batch.events.len() as u64;

@@ -26,30 +26,24 @@ use tallyd_mysql::StoreError;
 use tallyd_mysql::letters::{self, DeadLetter};
 use tallyd_rabbitmq::{Broker, Publisher};
 
-/// Maximum number of published messages whose confirms have not arrived yet.
 const IN_FLIGHT: usize = 500;
 
-/// One partition's share of the quota. This type also handles the dead letters that exceed the partition's share of the
-/// quota.
 pub(super) struct DeadLetterQuota {
     broker: Broker,
     /// The publisher has a separate connection, because under a memory alarm the broker reads nothing from a connection
     /// that publishes.
     publisher: Option<Publisher>,
     heartbeat: Heartbeat,
-    /// The token is cancelled when the session ends.
     ends: CancellationToken,
     partition: u16,
     queue: String,
     partitions: u16,
-    /// `[consumer] dead_letters_max`.
     max: Derived<u64>,
     dropped: Flood,
     returned: Flood,
 }
 
 impl DeadLetterQuota {
-    /// Makes the quota of one partition. `partitions` is the count of all partitions.
     pub(super) fn new(partition: &Partition, partitions: u16, max: Derived<u64>, ends: CancellationToken) -> Self {
         Self {
             broker: partition.broker.clone(),
@@ -80,9 +74,8 @@ impl DeadLetterQuota {
         Ok(letters.get(..admitted).unwrap_or(letters))
     }
 
-    /// Handles letters over the quota before their batch is acknowledged. If a later replay of a letter could succeed,
-    /// the letter is published to the queue of returned messages. All other letters are only counted. Fails if the
-    /// session ends before the broker has confirmed all published letters.
+    /// Before their batch is acknowledged. What a later replay could apply goes to the queue of returned messages, the
+    /// rest is only counted. Fails if the session ends before all confirms.
     pub(super) async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason, self.partition >= MAPS_FROM));
@@ -123,7 +116,6 @@ impl DeadLetterQuota {
         }
     }
 
-    /// Publishes letters, and removes each letter from `left` when the broker has confirmed it.
     async fn publish(&mut self, left: &mut VecDeque<&DeadLetter>) -> Result<()> {
         let publisher = match self.publisher.take() {
             Some(publisher) => publisher,

@@ -12,19 +12,16 @@ use tallyd_core::mapping::Trial;
 use tallyd_rabbitmq::Link;
 use tallyd_rabbitmq::probe::Found;
 
-/// The result of declaring queues and exchanges.
 #[derive(Clone, Copy)]
 pub(super) struct Declared {
-    /// The count of partitions in use.
     pub partitions: u16,
     /// The definition of the partition's map, while its trial continues.
     pub trial: Option<[u8; 32]>,
 }
 
 impl Partition {
-    /// Declares missing queues and exchanges for all partitions in use. This daemon can be configured with fewer
-    /// partitions than are in use, and must not undo another daemon's declarations. Additional partitions are recorded
-    /// in MySQL before they are declared. Forgets which fences jobs left here.
+    /// For all partitions in use, also if this daemon is configured with fewer. Additional partitions are recorded in
+    /// MySQL before they are declared. Forgets which fences jobs left here.
     pub(super) async fn declare(&self, link: &Link) -> Result<Declared> {
         self.declare_numbered(link).await?;
         let trial = match &self.map {
@@ -87,7 +84,6 @@ impl Partition {
     }
 }
 
-/// The sentence for a map whose trial has stopped it.
 pub(super) fn stopped_map(name: &str, Trial { taken, refused, .. }: Trial) -> String {
     let all = taken + refused;
     format!(

@@ -8,9 +8,8 @@ use tallyd_core::event::{self, Message, Refusal, Terms};
 use tallyd_core::mapping::{self, Envelope};
 use tallyd_core::model::Micros;
 
-/// Decodes a body. A map may also read the message's headers and properties. `is_direct` means that the message was
-/// published directly to the queue. Only such a message can be a fence, and API servers can only publish to exchanges. So
-/// API servers cannot forge a fence.
+/// Only a message that was published directly to the queue can be a fence. API servers can only publish to exchanges,
+/// so they cannot forge one.
 pub(super) fn decode(
     body: &[u8],
     is_direct: bool,

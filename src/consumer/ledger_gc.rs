@@ -19,7 +19,6 @@ const EVERY: Duration = Duration::from_secs(3_600);
 /// counts waits while the clean-up waits for the table.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// Repeats until the daemon stops: deletes the entries of days that are older than `[consumer] applied_event_keep`.
 pub(crate) async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("deleting old entries from applied_event and recent_delta");
     while !stop.is_cancelled() {

@@ -74,7 +74,6 @@ use tallyd_core::prefetch::{self, Limits, Prefetch};
 use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::{Broker, Link};
 
-/// The maximum size of all messages in flight, in full batches.
 const PREFETCH_BATCHES: usize = 4;
 
 /// If one of these tasks is paused, no partition is consumed.
@@ -83,16 +82,12 @@ const PAUSED_BY: &[Task] = &[Task::Consumer];
 /// The delay before the next session, if another daemon took over the partition.
 const STAND_BACK: Duration = Duration::from_millis(100);
 
-/// One partition's consumer.
 pub struct Partition {
     /// The partitions of tallyd's own queues are counted from 0. Partitions of maps have much higher numbers.
     pub number: u16,
-    /// The map that decodes the partition's messages, if the messages are not tallyd's own JSON.
     pub map: Option<Arc<Map>>,
-    /// The broker that delivers the partition's events.
     pub broker: Broker,
     pub store: Store,
-    /// The name of this daemon: its host and process.
     pub owner: String,
     /// A reload of the configuration changes metric rules and limits. All other settings keep the values that they had
     /// at the daemon's start.
@@ -102,11 +97,9 @@ pub struct Partition {
     pub outbox: Sender<()>,
     pub stop: CancellationToken,
     pub heartbeat: Heartbeat,
-    /// Whether this process has begun the trial of the map.
     pub has_tried: AtomicBool,
 }
 
-/// Why a session has ended.
 #[derive(Debug, thiserror::Error)]
 enum SessionEnd {
     #[error("stopped")]
@@ -134,7 +127,6 @@ enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// Whether the session ended without a failure, so that the delivered messages can still be written.
     pub(crate) fn is_orderly(&self) -> bool {
         matches!(self, Self::Stopped | Self::Paused | Self::OtherPrefetch)
     }
@@ -153,7 +145,6 @@ impl From<WriteError> for SessionEnd {
     }
 }
 
-/// State that one session passes to the next.
 struct Learned {
     /// Whether old rows are read before rows are written. This slower way is used if the server does not support the
     /// faster way, or if the configuration forbids the faster way.
@@ -164,8 +155,6 @@ struct Learned {
 }
 
 impl Learned {
-    /// Returns the limits on the messages that a session holds: this partition's share of the configured prefetch, and
-    /// the bytes of [`PREFETCH_BATCHES`] full batches.
     fn limits(&self, config: &Config) -> Limits {
         Limits {
             messages: prefetch::share(config.amqp.prefetch, self.partitions),
@@ -192,7 +181,6 @@ impl Learned {
 }
 
 impl Partition {
-    /// Returns the partition's name for log messages.
     fn name(&self) -> PartitionName {
         PartitionName { number: self.number, map: self.map.as_ref().map(|map| map.name.clone()) }
     }
@@ -201,7 +189,6 @@ impl Partition {
         self.map.as_ref().map_or_else(|| self.broker.queue(self.number), |map| self.broker.map_queue(&map.name))
     }
 
-    /// Consumes until the stop, and reconnects after every failure.
     pub async fn run(self) {
         let config = self.live.current();
         let reads_first = config.consumer.reads_first;
@@ -269,7 +256,6 @@ impl Partition {
         Ok(())
     }
 
-    /// Whether the faster way of writing rows gives exact results on this MySQL server.
     async fn upserts_in_order(&self) -> Result<bool> {
         let mut rivals = Rivals::default();
         let exact = loop {
@@ -290,7 +276,6 @@ impl Partition {
         Ok(exact)
     }
 
-    /// Connects, declares missing queues and exchanges, and starts to consume.
     async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, Declared)> {
         let link = self.broker.connect(&format!("{} of {}", self.name(), self.owner)).await?;
         let declared = self.declare(&link).await?;
@@ -310,7 +295,6 @@ impl Partition {
         Ok((link, deliveries, declared))
     }
 
-    /// Waits until the pause ends, or until MySQL reports that there is no pause.
     async fn wait_until_allowed(&self, vitals: &PartitionState) {
         if self.control.paused(PAUSED_BY).is_some() {
             vitals.stands(Standing::Paused);

@@ -24,32 +24,24 @@ use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 /// transactions.
 const ASKS_AFTER_ONE: u32 = 100;
 
-/// Writes the rows of likes.
 pub(super) struct LikeRows {
     pub metric: Metric,
     /// Whether targets have Bloom filters. If so, the outbox adds the users who like a target to the target's filter.
     pub has_filters: bool,
-    /// Whether old states are read before rows are written. This is the slower way, for servers that do not support the
-    /// faster one.
     pub reads_first: bool,
     /// The unit of the events' times, if it is coarser than a microsecond. If two events have the same time in this
     /// unit, the event that arrived later wins.
     pub coarse: Option<Unit>,
 }
 
-/// The result of writing a batch's likes.
 pub(super) struct Written {
-    /// The count of distinct rows that the batch's events write.
     pub rows: usize,
-    /// The changes of the counters, sorted by key.
     pub differences: Vec<Difference>,
     /// The users who like a target and did not like it before. The list is empty if targets have no Bloom filters.
     pub likers: Vec<Pair>,
 }
 
 impl LikeRows {
-    /// Falls back to the slower way if the server does not support the faster one. Returns true if this is the first
-    /// fallback.
     pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
         self.reads_first |= is_new;
@@ -78,7 +70,6 @@ impl LikeRows {
     }
 }
 
-/// Reads the old states of the rows, writes the rows, and logs the events of watched targets.
 async fn write_reading(
     tx: &mut MySqlConnection,
     events: &[LikeEvent],
@@ -104,9 +95,8 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Almost every count is new, so a transaction normally does not read the ledger. After a
-/// failed transaction, the next transaction reads the ledger. If the ledger contains one event of this transaction, the
-/// following transactions can also contain events that were applied before. So these transactions also read the ledger.
+/// Almost every count is new, so a transaction normally does not read the ledger. After a failed transaction the next
+/// ones read it, because one known event means that others can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The number of later transactions in which the daemon must still read the ledger.
@@ -114,7 +104,6 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Applies counts and sets. Returns the changes of the counters, sorted by key.
     pub(super) async fn apply(
         &mut self,
         tx: &mut MySqlConnection,
@@ -151,7 +140,6 @@ impl Counts {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
     }
 
-    /// Records counts in the ledger. Returns the counts that are new in the ledger.
     async fn note(
         &mut self,
         tx: &mut MySqlConnection,
@@ -169,8 +157,7 @@ impl Counts {
     }
 }
 
-/// Decides which events of settable counters take effect, and how these events change the counters. All these counters
-/// are locked first, in a fixed order, because another partition can write the same counters.
+/// All these counters are locked first, in a fixed order, because another partition can write the same counters.
 async fn apply_settable(
     tx: &mut MySqlConnection,
     sets: BTreeMap<CounterKey, LastSet>,
@@ -190,11 +177,9 @@ async fn apply_settable(
     Ok((resolved, differences))
 }
 
-/// Logs the events of targets that a reconcile watches. From this log the reconcile computes the values of these
-/// targets' counters at any instant. This type caches the last watch (a reconcile's request to log events) and the
-/// counters of that watch.
+/// Logs the events of targets that a reconcile watches, so that it can compute their counters at any instant. Caches
+/// the last watch and its counters.
 pub(super) struct EventCapture {
-    /// The metric that counts likes.
     like: Metric,
     watch: Option<u64>,
     keys: HashSet<CounterKey>,
@@ -205,8 +190,6 @@ impl EventCapture {
         Self { like, watch: None, keys: HashSet::new() }
     }
 
-    /// Reads the counters of `watch`, unless they are cached. The counters of a watch are written before the watch
-    /// begins.
     pub(super) async fn refresh(&mut self, tx: &mut MySqlConnection, watch: Option<u64>) -> Result<(), StoreError> {
         if self.watch == watch {
             return Ok(());
@@ -240,7 +223,6 @@ impl EventCapture {
         partitions::log_watched(tx, watch, &seen, &former).await
     }
 
-    /// Logs the applied counts and the sets that take effect, if they change a watched counter other than likes.
     pub(super) async fn log_counts(
         &self,
         tx: &mut MySqlConnection,
@@ -259,7 +241,6 @@ impl EventCapture {
         watches::log_counts(tx, watch, &logged).await
     }
 
-    /// Returns the watch if it includes the likes of at least one target.
     fn of_likes(&self) -> Option<u64> {
         self.watch.filter(|_| self.keys.iter().any(|(_, metric)| *metric == self.like))
     }

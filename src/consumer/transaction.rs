@@ -23,10 +23,8 @@ use tallyd_mysql::{Store, StoreError, Text, changed, fences, letters, likes, map
 /// Maximum number of hints (counters that the next reconcile must check) that one batch records.
 const KEPT_MAX: usize = 1_000;
 
-/// The transactions of one partition, for one session with the broker.
 pub(super) struct Transaction {
     partition: u16,
-    /// The metric that counts likes.
     like: Metric,
     rules: Derived<Arc<Rules>>,
     pub ownership: Ownership,
@@ -40,15 +38,12 @@ pub(super) struct Transaction {
     pub steps: Steps,
 }
 
-/// The result of a transaction. The caller uses this result once the transaction is committed.
 pub(super) struct Committed {
     pub epoch: u64,
     pub rows: usize,
-    /// Whether rows were added to the outbox.
     pub outboxed: bool,
     /// The number of dead letters that the transaction kept. These are the first dead letters of the batch.
     pub letters: usize,
-    /// The map's trial, if this transaction has stopped the map.
     pub stopped: Option<Trial>,
 }
 
@@ -121,8 +116,6 @@ impl Transaction {
 }
 
 impl Transaction {
-    /// Adds the batch's events to the trial of the partition's map. Fails if another daemon has stopped the map. Returns
-    /// `None` if there is no trial.
     async fn try_map(&self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Option<Trial>, StoreError> {
         let Some(definition) = self.trial else { return Ok(None) };
         let Some(trial) = maps::lock_trial(tx, self.partition, definition).await? else { return Ok(None) };
@@ -138,9 +131,9 @@ impl Transaction {
     }
 }
 
-/// For numbers that the daemon counts, uses MySQL's time instead of the sender's time. So a `changed` reconcile finds
-/// these numbers, even if their events are late or the sender's clock is wrong. A settable number keeps a later time of
-/// its sender, because a set event must see that a newer count was applied.
+/// Numbers that the daemon counts get MySQL's time, so that a `changed` reconcile finds them even if events are late or
+/// the sender's clock is wrong. A settable number keeps a later time of its sender, because a set event must see that a
+/// newer count was applied.
 fn date_by_commit(differences: &mut [Difference], now: Micros, rules: &Rules) {
     for it in differences {
         let ruled = rules.of(it.target.kind, it.metric);
@@ -150,7 +143,6 @@ fn date_by_commit(differences: &mut [Difference], now: Micros, rules: &Rules) {
     }
 }
 
-/// Merges the differences of likes and of counts, sorted by key.
 fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Difference> {
     if !counts.is_empty() {
         differences.extend(counts);
@@ -159,8 +151,6 @@ fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Diffe
     differences
 }
 
-/// Adds the differences to the counters in MySQL. Also appends additions for Redis to the partition's outbox, after the
-/// outbox's row `last`. Returns whether anything was appended.
 async fn add_to_counters(
     tx: &mut MySqlConnection,
     (partition, last): (u16, u64),
@@ -188,8 +178,8 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    /// Begins the transaction and locks the partition's row. This is the first step of each transaction. Takes over the
-    /// partition with the first batch. Fails with `TakenOver` if another daemon has taken over the partition.
+    /// The first step of each transaction. Takes over the partition with the first batch. Fails with `TakenOver` if
+    /// another daemon has.
     async fn begin(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
         let mut row = partitions::begin(tx, self.partition).await?;
         if row.is_none() && self.epoch.is_none() {
@@ -207,7 +197,6 @@ impl Ownership {
         }
     }
 
-    /// Records that a transaction with this epoch is committed.
     pub(super) fn committed(&mut self, epoch: u64) {
         let Self { partition, ref name, .. } = *self;
         telemetry().partition(partition).writes();
@@ -217,7 +206,6 @@ impl Ownership {
         }
     }
 
-    /// Releases the partition. The caller has written its last batch and closed the channel.
     pub(super) async fn release(&self, store: &Store) {
         let Some(epoch) = self.epoch else { return };
         let released = async {
@@ -233,16 +221,13 @@ impl Ownership {
     }
 }
 
-/// Records hints for the next `changed` reconcile. The reconcile finds targets by the time of their newest event.
-/// Without a hint, the reconcile would not find a target whose events are applied late. Such events are, for example,
-/// replayed dead letters and events that an API server sent late. An earlier reconcile can have removed the effect of
-/// these events from Redis.
+/// A `changed` reconcile finds targets by the time of their newest event. Without a hint, it would miss events that are
+/// applied late, such as replayed dead letters, whose effect an earlier reconcile can have removed from Redis.
 struct DriftHints {
     overlap: Derived<Duration>,
 }
 
 impl DriftHints {
-    /// Records hints for those counters of `differences` that the next reconcile would not find.
     async fn keep(
         &mut self,
         tx: &mut MySqlConnection,

@@ -44,7 +44,6 @@ const PAGE: usize = 500;
 
 const ERROR_SHOWN: usize = 160;
 
-/// A command named a dead letter that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no dead letter {}", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
 pub struct NoLetter(pub Vec<u64>);
@@ -57,7 +56,6 @@ pub enum Which {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct List {
-    /// The result of moving messages from the queue of returned messages; `None` if the move was not requested.
     pub returned: Option<Returned>,
     pub letters: Vec<Row>,
     pub more: bool,
@@ -66,18 +64,14 @@ pub struct List {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
     pub id: u64,
-    /// In UTC.
     pub first_seen: String,
-    /// When the letter was replayed, in UTC; `None` while the letter is open.
     pub replayed_at: Option<String>,
     pub refusals: u32,
     pub reason: String,
     pub error: String,
     pub queue: String,
-    /// The trace that the message belongs to, from its header `traceparent`.
     pub traceparent: Option<String>,
     pub bytes: u64,
-    /// The beginning of the message's body. Characters that are not printable are escaped.
     pub body: String,
 }
 

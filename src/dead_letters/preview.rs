@@ -24,8 +24,7 @@ pub struct Preview {
     pub is_fence: bool,
     /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
     pub has_likes: bool,
-    /// The routing key that producers use. For likes, `[amqp] partition_by` determines the key. For counts, the key is
-    /// the target's id. For a list of events, the key is that of the first event.
+    /// For likes by `[amqp] partition_by`, for counts the target's id, for a list that of the first event.
     pub routing_key: String,
     /// The map's queue that the letter came through. The letter is replayed to this queue, and not through tallyd's
     /// exchange.
@@ -36,9 +35,7 @@ pub struct Preview {
 /// not tallyd's own JSON.
 pub(crate) struct Judge {
     terms: Terms,
-    /// Maps the name of a queue to the map that decodes its messages.
     maps: HashMap<String, Map>,
-    /// The prefix of all map queues.
     map_queues: String,
 }
 
@@ -48,7 +45,6 @@ impl Judge {
         Self { terms: Terms::from(config), maps: maps.collect(), map_queues: broker.map_queues() }
     }
 
-    /// Returns whether the consumer of the letter's queue would accept the body.
     pub(crate) fn judge(&self, letter: &Letter, body: &[u8], now: Micros) -> Preview {
         let queue = letter.queue.as_str();
         let Some(name) = queue.strip_prefix(&self.map_queues) else { return judge(body, &self.terms, now) };
@@ -127,7 +123,6 @@ impl Preview {
     }
 }
 
-/// Guesses the routing key of an unreadable body from the fields that can be read.
 fn guessed(body: &[u8], partition_by: PartitionBy) -> String {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let event = value.get(0).unwrap_or(&value);

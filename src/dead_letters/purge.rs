@@ -17,9 +17,7 @@ const AT_ONCE: usize = 100;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
     pub dry_run: bool,
-    /// The count of letters that were deleted. In a dry run: letters that would be deleted.
     pub deleted: u64,
-    /// The count of selected letters that were kept because they are open.
     pub open_left: u64,
     pub stopped: bool,
 }

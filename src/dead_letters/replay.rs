@@ -20,13 +20,11 @@ use tallyd_mysql::Store;
 use tallyd_mysql::letters::Letter;
 use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 
-/// Maximum number of letters that are read, published and recorded together.
 const AT_ONCE: usize = 64;
 
 /// Maximum bytes of letters in memory, not counting the last letter.
 const BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// Maximum number of skipped letters that the report names.
 const LEFT_NAMED_MAX: usize = 1_000;
 
 pub(crate) struct Replay<'a> {
@@ -35,7 +33,6 @@ pub(crate) struct Replay<'a> {
     pub judge: &'a Judge,
     /// Whether Bloom filters are configured. If so, the filters must be rebuilt after likes are replayed.
     pub has_filters: bool,
-    /// Whether letters are also replayed if they would be refused, or if they were replayed before.
     pub force: bool,
     pub dry_run: bool,
 }
@@ -44,14 +41,12 @@ pub(crate) struct Replay<'a> {
 pub(crate) struct Report {
     pub dry_run: bool,
     pub found: u64,
-    /// The count of letters that were sent and confirmed. In a dry run: letters that would be sent.
     pub replayed: u64,
     /// The count of replayed letters that could not be recorded as replayed. Either the consumer refused these letters
     /// again immediately, or they were deleted.
     pub open_again: u64,
     pub left: u64,
     pub left_because: Vec<Left>,
-    /// Advice for the operator if the letters contain likes and Bloom filters are configured.
     pub filters: Option<&'static str>,
     pub stopped: bool,
 }
@@ -134,7 +129,6 @@ impl Replay<'_> {
         }
     }
 
-    /// Publishes the letters that are eligible, waits for the confirms, and records the replays.
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {

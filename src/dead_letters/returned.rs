@@ -19,23 +19,19 @@ use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::{Broker, Link};
 
-/// Messages per transaction.
 const AT_ONCE: usize = 100;
 
 const BYTES_AT_ONCE: usize = 4 << 20;
 
 const TAKEN_MAX: u64 = 10_000;
 
-/// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Returned {
     pub queue: String,
     pub taken_in: u64,
-    /// The count of fence messages that were discarded because their runs have ended.
     pub fences: u64,
-    /// The count of messages that are still in the queue, because one call takes a limited number of messages.
     pub left: u32,
     /// Whether the quota of dead letters is full. If so, the remaining messages wait in the queue.
     pub full: bool,

@@ -28,7 +28,6 @@ pub(super) struct ErrorText {
     pub message: String,
 }
 
-/// A rejected request.
 #[derive(Debug)]
 pub(super) struct Refused {
     status: StatusCode,
@@ -41,7 +40,6 @@ impl Refused {
         Self { status, code, message: message.into() }
     }
 
-    /// Rejects an invalid request.
     pub(super) fn bad(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }

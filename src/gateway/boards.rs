@@ -80,7 +80,6 @@ pub(super) async fn show(
     Ok(json(StatusCode::OK, &BoardPage { board: name, period, lost, members, around }))
 }
 
-/// Finds the board, and the name of the requested period. Default: the current period.
 async fn find(gate: &Gate, name: &str, period: Option<&str>) -> Answer<(Board, String)> {
     let has = |site: &Site| site.boards.iter().any(|board| board.name == name);
     let mut site = gate.client.site().await;
@@ -120,7 +119,6 @@ fn members(entries: Vec<Entry>, board: &Board) -> Vec<Member> {
     entries.into_iter().map(member).collect()
 }
 
-/// Writes an integer without a decimal point.
 fn number(score: f64) -> Number {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if score.fract() == 0.0 && score.abs() <= EXACT {

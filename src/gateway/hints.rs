@@ -12,7 +12,6 @@ use tallyd_client::ClientError;
 use tallyd_client::gateway::HINT_MAX;
 use tallyd_core::chain::Chain;
 
-/// Delay before the next request to Redis after Redis did not answer.
 const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]

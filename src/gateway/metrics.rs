@@ -19,7 +19,6 @@ use crate::telemetry::{Named, Process};
 /// Redis to the longest wait for a confirm.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Names of routes in labels.
 const ROUTES: [&str; 5] = ["events", "counters", "likes", "boards", "other"];
 
 pub(super) struct Metrics {
@@ -64,7 +63,6 @@ impl Metrics {
     }
 }
 
-/// Returns the route of a path, for labels.
 pub(super) fn route(path: &str) -> &'static str {
     let name = path.strip_prefix("/v1/").unwrap_or_default().split('/').next();
     ROUTES.into_iter().find(|route| Some(*route) == name).unwrap_or("other")

@@ -56,19 +56,16 @@ const HEAD_MAX: Duration = Duration::from_secs(10);
 /// /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// After [`DRAIN_PAUSE`], requests in flight have this time to finish. This time is longer than the time limit for a
-/// confirm, which is twice `[amqp] timeout_ms`. Both times together are shorter than the `TimeoutStopSec` of
-/// systemd/tallyd-gateway.service.
+/// After [`DRAIN_PAUSE`]. Longer than twice `[amqp] timeout_ms`, the limit of a confirm. Together shorter than the
+/// `TimeoutStopSec` of systemd/tallyd-gateway.service.
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
 /// The maximum number of bodies larger than [`events::BODY_SMALL`] that are read at the same time, to limit memory.
 const BODIES_MAX: usize = 128;
 
-/// The shared state of all requests.
 pub(super) struct Gate {
     client: Client,
     connections_max: usize,
-    /// Whether users have a limit of clicks.
     has_limit: bool,
     /// Permits to publish. Requests that read have other permits. So an outage of MySQL does not stop publishing, and
     /// an outage of RabbitMQ does not stop reading.
@@ -81,7 +78,6 @@ pub(super) struct Gate {
     is_local: bool,
     hints: Hints,
     metrics: Metrics,
-    /// The last answers of the servers to `/readyz`.
     ready: tokio::sync::Mutex<Option<ready::Answers>>,
     stop: CancellationToken,
 }
@@ -108,12 +104,10 @@ impl Gate {
         })
     }
 
-    /// Returns a permit for a request that publishes.
     fn may_publish(&self) -> Answer<OwnedSemaphorePermit> {
         Arc::clone(&self.publishing).try_acquire_owned().map_err(|_| Refused::busy())
     }
 
-    /// Returns a permit for a request that reads.
     fn may_read(&self) -> Answer<SemaphorePermit<'_>> {
         self.reading.try_acquire().map_err(|_| Refused::busy())
     }
@@ -126,10 +120,6 @@ impl From<&GatewayConfig> for Settings {
     }
 }
 
-/// Runs until SIGTERM or SIGINT.
-///
-/// # Errors
-/// [`ConfigError`] if the address or path is in use or not permitted, or if an address of a server is invalid.
 pub(crate) async fn run(config: &GatewayConfig) -> Result<()> {
     let stop = shutdown::on_signals()?;
     // The gateway has nothing to reload, and SIGHUP must not end it.

@@ -5,18 +5,14 @@ use std::borrow::Cow;
 use super::answer::{Answer, Refused};
 use tallyd_core::event::ID_MAX;
 
-/// Maximum number of ids in one request.
 pub(super) const IDS_MAX: usize = 500;
 
-/// The parameters of a request. Each parameter can appear only once.
 pub(super) struct Query<'a, const N: usize> {
     names: [&'static str; N],
     values: [Option<Cow<'a, str>>; N],
 }
 
 impl<'a, const N: usize> Query<'a, N> {
-    /// # Errors
-    /// Fails if a parameter is not one of `names`, or if it was sent twice.
     pub(super) fn parse(query: Option<&'a str>, names: [&'static str; N]) -> Answer<Self> {
         let mut values = [const { None }; N];
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
@@ -40,21 +36,17 @@ impl<'a, const N: usize> Query<'a, N> {
         found.and_then(|(_, value)| value.as_deref())
     }
 
-    /// # Errors
-    /// Fails if the parameter is missing.
     pub(super) fn must(&self, name: &str) -> Answer<&str> {
         let missing = || Refused::bad("missing-parameter", format!("the parameter {name} is missing"));
         self.get(name).ok_or_else(missing)
     }
 
-    /// Returns the parameter's number, or `default` if the parameter is missing.
     pub(super) fn number(&self, name: &str, default: u64, max: u64) -> Answer<u64> {
         let Some(text) = self.get(name) else { return Ok(default) };
         let number = text.parse().ok().filter(|number| (1..=max).contains(number));
         number.ok_or_else(|| Refused::bad("out-of-range", format!("{name} is {text:?}, allowed are 1 to {max}")))
     }
 
-    /// Parses the ids of a comma-separated list.
     pub(super) fn ids(&self) -> Answer<Vec<u64>> {
         let ids: Vec<u64> = self.must("ids")?.split(',').map(|text| id("ids", text)).collect::<Answer<_>>()?;
         if ids.len() > IDS_MAX {

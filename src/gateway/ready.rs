@@ -20,16 +20,13 @@ use tallyd_client::{Client, ClientError};
 use tallyd_connect::fate::Fate;
 use tallyd_core::chain::Chain;
 
-/// Time limit for each server.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// How long `/readyz` repeats the servers' answers, because anyone can send it.
 const ANSWERS_KEPT: Duration = Duration::from_secs(1);
 
-/// Delay before the next check of a server that answers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// A server that the gateway uses. The gateway needs RabbitMQ to publish events, and Redis to limit clicks and to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Server {
     Rabbitmq,
@@ -93,7 +90,6 @@ impl Problem {
     }
 }
 
-/// Logs when a server does not answer or refuses the account, and when it answers again.
 pub(super) async fn watch(gate: Arc<Gate>, server: Server) {
     let mut outage = Outage::new(server.asking());
     loop {
@@ -156,7 +152,6 @@ pub(super) async fn readyz(State(gate): Shared, headers: HeaderMap) -> Response 
     answer("running", reasons)
 }
 
-/// The servers that did not answer.
 pub(super) struct Answers {
     at: Instant,
     problems: Vec<(Server, Problem)>,

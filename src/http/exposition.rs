@@ -12,7 +12,6 @@ use prometheus_client::registry::Registry;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns the metrics of several registries, in a format that the request accepts.
 pub(crate) fn page(registries: &[&Registry], headers: &HeaderMap) -> Response {
     let accepts = headers.get(ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or("");
     let Ok(text) = openmetrics(registries) else {

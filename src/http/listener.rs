@@ -64,7 +64,6 @@ pub(crate) async fn can_listen(listen: &Listen) -> Result<()> {
     }
 }
 
-/// Locks the socket's folder until the file is dropped.
 async fn lock_folder(path: &Path) -> Result<File> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder.to_path_buf(),

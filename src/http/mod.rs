@@ -35,36 +35,28 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Delay before the next try if a connection could not be accepted, for example because too many files are open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
-/// The limits of a port.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    /// Maximum number of open connections. Further connections wait.
     pub connections_max: usize,
     /// Longest duration of a connection. `None`: the connection stays open while the client sends requests.
     pub connection_max: Option<Duration>,
     /// Time limit for the head of a request. Idle clients must not block other clients.
     pub head_max: Duration,
-    /// Time limit for a client that reads nothing of an answer.
     pub unread_max: Duration,
-    /// True if a connection serves more than one request.
     pub keep_alive: bool,
     /// After the stop, requests in flight have this time to finish.
     pub drain_max: Duration,
-    /// Reports a connection that could not be accepted.
     pub not_accepted: fn(&io::Error),
 }
 
-/// A port with its routes.
 pub(crate) struct Port {
     pub listener: Listener,
     pub routes: Router,
     pub limits: Limits,
-    /// The number of open connections.
     pub open: Gauge,
 }
 
 impl Port {
-    /// Serves until `end`. Then accepts no more connections, and waits for requests in flight.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {

@@ -15,7 +15,6 @@ impl Token {
         Self(Sha256::digest(token.expose()).into())
     }
 
-    /// Returns true if a request has the token: `Authorization: Bearer TOKEN`.
     pub(crate) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
         credentials(authorization, "bearer").is_some_and(|token| self.is(token.as_bytes()))
     }
@@ -37,7 +36,6 @@ impl Token {
     }
 }
 
-/// Returns what follows the scheme in the header, if the header has this scheme.
 fn credentials<'a>(authorization: Option<&'a HeaderValue>, scheme: &str) -> Option<&'a str> {
     let (given, rest) = authorization?.to_str().ok()?.split_once(' ')?;
     given.eq_ignore_ascii_case(scheme).then(|| rest.trim())

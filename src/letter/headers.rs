@@ -11,22 +11,18 @@ use tallyd_core::traceparent::{self, HEADER};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// The headers as JSON. Empty if the message has no headers.
     pub json: Arc<str>,
     /// The length of the JSON of all headers, including the headers that were left out.
     pub bytes: usize,
-    /// The message's `traceparent`.
     pub traceparent: Option<String>,
 }
 
-/// Returns the message's headers, and the other properties that identify the message's sender.
 pub fn headers(properties: &BasicProperties) -> Headers {
     kept(&all_of(properties))
 }
 
-/// Does the same as [`headers`], with all properties that a map can read, and returns the envelope if the map reads it. A
-/// dead letter that is replayed has the headers of its first delivery in one header. `map` is `None` if the map is not
-/// known.
+/// Returns the envelope if the map reads it. A replayed dead letter has the headers of its first delivery in one
+/// header. `map` is `None` if the map is not known.
 pub fn mapped(
     properties: &BasicProperties,
     exchange: &str,
@@ -66,8 +62,6 @@ pub(super) fn apart(headers: &str) -> String {
 /// The header of a replayed dead letter that came through a map.
 const REPLAYED: &str = "x-tallyd-headers";
 
-/// Returns the properties with which a dead letter is published again. `mapped` has the headers that the letter's map
-/// may read.
 pub fn replayed(traceparent: Option<&str>, mapped: Option<&str>) -> BasicProperties {
     let mut fields = FieldTable::default();
     for (name, value) in [(HEADER, traceparent), (REPLAYED, mapped)] {
@@ -78,7 +72,6 @@ pub fn replayed(traceparent: Option<&str>, mapped: Option<&str>) -> BasicPropert
     BasicProperties::default().with_headers(fields)
 }
 
-/// Returns the message's `content_encoding`.
 pub fn encoding(properties: &BasicProperties) -> Option<&str> {
     properties.content_encoding().as_ref().map(ShortString::as_str)
 }

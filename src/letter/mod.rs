@@ -20,7 +20,6 @@ use tallyd_mysql::letters::DeadLetter;
 /// every usual `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// Makes the dead letter of a refused event. `body` is the event's part of the message.
 pub fn refused(refusal: Refusal, body: &[u8], headers: &Arc<str>, queue: &str, now: Micros) -> DeadLetter {
     let Refusal { reason, mut error } = refusal;
     let kept = body.get(..KEPT_BYTES_MAX).unwrap_or(body);
@@ -71,7 +70,6 @@ pub fn properties(letter: &DeadLetter) -> BasicProperties {
     BasicProperties::default().with_headers(headers)
 }
 
-/// Restores the letter from the message that [`properties`] made.
 fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Option<DeadLetter> {
     let mut fields = properties.headers().as_ref()?.inner().clone();
     let Some(AMQPValue::FieldTable(said)) = fields.remove(LETTER) else { return None };
@@ -90,9 +88,8 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
     Some(refused(refusal, body, &kept.json, &queue, first_seen))
 }
 
-/// Creates a dead letter from a message in the queue of returned messages. Either the message represents a dead letter
-/// for which the quota had no room, or it contains events that the consumer never tried one by one. `map_queues` is the
-/// prefix of the queues of maps.
+/// Either a dead letter for which the quota had no room, or events that the consumer never tried one by one.
+/// `map_queues` is the prefix of the queues of maps.
 pub fn returned(
     body: &[u8],
     properties: &BasicProperties,
@@ -127,13 +124,11 @@ pub fn returned(
     refused(refusal, &body, &kept.json, &queue, since)
 }
 
-/// The headers that the broker adds to a message that it dead-letters.
 #[derive(Default)]
 struct Death {
     queue: Option<String>,
     reason: Option<String>,
     at: Option<Micros>,
-    /// The exchange and the routing key with which the message was published.
     published: Option<(String, String)>,
 }
 

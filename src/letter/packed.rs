@@ -8,7 +8,6 @@ use ruzstd::decoding::StreamingDecoder;
 
 use tallyd_core::event::{LIST_BYTES_MAX, Reason, Refusal};
 
-/// The encodings that [`unpacked`] knows.
 pub const ENCODINGS: &str = "gzip, deflate and zstd";
 
 /// The first bytes of a body in gzip (RFC 1952) and in Zstandard (RFC 8878).
@@ -18,12 +17,8 @@ const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
 /// The largest window of Zstandard, which is memory: the window of its level 19.
 const WINDOW_MAX: u64 = 8 << 20;
 
-/// Returns the body as it was before its producer compressed it. A body that is not packed, or that has another
-/// encoding, is returned unchanged: some producers write a character set into `content_encoding`, and some proxies
-/// unpack a body and keep the property.
-///
-/// # Errors
-/// Fails if the body is damaged, or is larger than a list can be.
+/// Another encoding is returned unchanged: some producers write a character set into `content_encoding`, and some
+/// proxies unpack a body and keep the property.
 pub fn unpacked<'a>(body: &'a [u8], encoding: Option<&str>) -> Result<Cow<'a, [u8]>, Refusal> {
     let read = match encoding {
         Some("gzip") if body.starts_with(GZIP) => read(MultiGzDecoder::new(body)),
@@ -62,7 +57,6 @@ fn read_frames(mut packed: &[u8]) -> std::io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Whether the body begins as JSON does.
 fn is_plain(body: &[u8]) -> bool {
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
 }

@@ -23,13 +23,11 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Does the same as [`printable`], but keeps line breaks.
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// Does the same as [`printable`] for bytes. Bytes that are not UTF-8 become `\xff`. If `goes_on` is set, the bytes are
-/// the beginning of a longer text. The last character can then be incomplete.
+/// Bytes that are not UTF-8 become `\xff`. With `goes_on` the last character can be incomplete.
 pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     let mut chunks = bytes.utf8_chunks().peekable();
@@ -55,8 +53,6 @@ fn push_printable(out: &mut String, character: char) {
     }
 }
 
-/// Escapes all characters of a command's JSON report that are unsafe for a terminal. Such characters occur only inside
-/// the report's strings.
 pub fn printable_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for character in json.chars() {
@@ -118,7 +114,6 @@ pub fn pretty_json(body: &[u8]) -> Option<String> {
     Some(out)
 }
 
-/// Returns a hex dump: the offset, the bytes in hex, and the printable ASCII characters.
 pub fn hex_dump(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (number, line) in bytes.chunks(DUMPED).enumerate() {
@@ -131,7 +126,6 @@ pub fn hex_dump(bytes: &[u8]) -> String {
     out
 }
 
-/// Formats an instant as `2026-11-21T10:02:03.004005Z`.
 pub fn instant(at: Micros) -> String {
     let at = DateTime::from_timestamp_micros(at.0).unwrap_or_default();
     at.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()

@@ -24,7 +24,6 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 /// If another daemon has recorded a change meanwhile, the comparison is repeated, at most this number of times.
 const TRIES_MAX: u32 = 10;
 
-/// A difference between the configuration and the names in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     of: Of,
@@ -38,15 +37,11 @@ pub(crate) struct Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,
-    /// The beginning of the error message: the configured name, and the former name.
     found: String,
-    /// The end of the error message. If rows have the code, this text says how to correct the configuration.
     advice: String,
-    /// True if a running daemon can still use the code with the code's former name.
     in_use: bool,
 }
 
-/// The result of the search for rows with a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     None,
@@ -57,10 +52,6 @@ enum Rows {
     Unknown,
 }
 
-/// Compares the names of codes, and returns the changes to record in MySQL.
-///
-/// # Errors
-/// [`ConfigError`] with every code whose meaning would change. Also fails if MySQL is unreachable.
 pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
     let (mut changes, mut problems) = (Vec::new(), Vec::new());
     let until = Instant::now() + LOOK_MAX;
@@ -80,7 +71,6 @@ pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change
     if problems.is_empty() { Ok(changes) } else { Err(ConfigError(problems).into()) }
 }
 
-/// Compares the names of codes, records the changes in MySQL, and returns the changes.
 pub(crate) async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
     for _ in 0..TRIES_MAX {
         let changes = compare(store, config).await?;

@@ -19,7 +19,6 @@ use tallyd_core::control::{Command, Order, Task};
 use tallyd_core::job_name::JobName;
 use tallyd_mysql::{Store, StoreError};
 
-/// Interval between reads of the orders.
 pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 
 /// The tasks that a job needs. While one of these tasks is paused, the job does not run. Fences need consumers, and a
@@ -44,7 +43,6 @@ struct InForce {
     until: Instant,
 }
 
-/// The orders of operators that this process has read from MySQL.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     known: Arc<watch::Sender<Known>>,
@@ -59,19 +57,15 @@ impl Default for Control {
 }
 
 impl Control {
-    /// Returns the order that pauses one of `tasks`. Returns `None` if there is no such order, or before the first read
-    /// of MySQL.
     pub(crate) fn paused(&self, tasks: &[Task]) -> Option<Order> {
         paused(&self.known.borrow(), tasks).map(|it| it.order.clone())
     }
 
-    /// Returns true if the orders were read and none of them pauses one of `tasks`.
     pub(crate) fn allows(&self, tasks: &[Task]) -> bool {
         let known = self.known.borrow();
         known.is_some() && paused(&known, tasks).is_none()
     }
 
-    /// Returns the limit of targets per second for a reconcile, or `None` if no operator has set a limit.
     pub(crate) fn targets_per_second(&self) -> Option<u32> {
         let known = self.known.borrow();
         in_force(&known).find_map(|it| match (it.order.task, it.order.command) {
@@ -80,7 +74,6 @@ impl Control {
         })
     }
 
-    /// Waits until one of `tasks` is paused.
     pub(crate) async fn until_paused(&self, tasks: &[Task]) {
         // `self` owns the sender, so the channel stays open.
         let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
@@ -110,7 +103,6 @@ impl Control {
         }
     }
 
-    /// Reads the orders from MySQL.
     pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
         let _reading = self.reading.lock().await;
         let orders = store.orders().await?;

@@ -18,8 +18,7 @@ use tallyd_mysql::schema::Schema;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// Number of connections to MySQL that the runs of jobs use at the same time. A reconcile uses three connections, and
-/// an archive run uses three connections. A filter run uses one connection, and a recount uses one connection.
+/// Three for a reconcile, three for an archive run, one each for a filter run and a recount.
 const CONNECTIONS_OF_RUNS: u32 = 3 + 3 + 1 + 1;
 
 /// Number of connections that renew leases: one for each job.
@@ -31,7 +30,6 @@ const CONNECTIONS_OF_OTHERS: u32 = 3;
 /// Number of spare connections, so that a short read never waits for a run.
 const CONNECTIONS_SPARE: u32 = 2;
 
-/// The servers, with connections for the tasks. A connection is opened at its first use.
 #[derive(Clone)]
 pub struct Servers {
     pub store: Store,
@@ -39,12 +37,10 @@ pub struct Servers {
     pub broker: Broker,
     /// The name of this process as the owner of locks: `host:pid`.
     pub owner: String,
-    /// The orders of operators.
     pub(crate) control: Control,
 }
 
 impl Servers {
-    /// Returns the servers of the configuration, without a check.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let connections = u32::from(config.partitions())
             + CONNECTIONS_OF_RUNS
@@ -70,20 +66,16 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Returns servers for which each call to MySQL fails immediately if MySQL's port refuses connections. Short commands
-    /// use them, because a person waits. Long commands and the daemon wait longer for a MySQL that restarts.
+    /// For short commands, because a person waits. Long commands and the daemon wait longer for a MySQL that restarts.
     pub(crate) fn impatient(self) -> Self {
         Self { store: self.store.impatient(), ..self }
     }
 
-    /// Checks that MySQL has the schema that this version needs. Also checks that each code has the same name in MySQL
-    /// as in `[kinds]` or `[metrics]`.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
         code_registry::compare(&self.store, config).await.map(drop)
     }
 
-    /// Checks that MySQL has a schema that this version can work with.
     pub async fn check_schema(&self) -> Result<Schema> {
         let schema = self.store.schema().await?;
         schema.problem().map_or(Ok(schema), |problem| Err(ConfigError(vec![problem]).into()))

@@ -22,10 +22,8 @@ pub(crate) struct TargetNumbers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Number {
     pub metric: String,
-    /// The count in Redis. `None` if Redis has lost the counter, or if the counter is being loaded.
     pub redis: Option<i64>,
     pub counter: i64,
-    /// The count of like records. `None` for metrics other than `like`.
     pub rows: Option<i64>,
 }
 

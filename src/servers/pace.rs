@@ -15,16 +15,12 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Publisher;
 
-/// Time between two checks of a busy server.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// Interval between log lines of a waiting run.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// Shortest interval between two checks of the servers.
 const FRESH: Duration = Duration::from_millis(200);
 
-/// Time between two checks of a replica.
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// MySQL has room for a second page while it runs at most `threads_running_max` threads divided by this number.
@@ -33,16 +29,11 @@ const ROOM_DIVISOR: u64 = 8;
 /// A page has at least this number of targets or rows.
 const PAGE_MIN: usize = 100;
 
-/// Counts, for each reason, how often a run found a server busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
-    /// MySQL ran more threads than `threads_running_max`.
     pub threads_running: u64,
-    /// Redis took longer to answer than `redis_latency_max_ms`.
     pub redis_latency: u64,
-    /// A partition had more messages than `queue_depth_max`.
     pub queue_depth: u64,
-    /// A replica was further behind than `max_lag`.
     pub replica_lag: u64,
 }
 
@@ -68,19 +59,13 @@ pub(crate) struct Pace {
     page_max: usize,
     backlog: Backlog,
     checked: Option<Instant>,
-    /// The number of MySQL's running threads at the last check.
     threads_running: u64,
-    /// Start of the last page, and the count of targets compared since then.
     pace: (Instant, usize),
-    /// Time that was spent waiting for the servers.
     waited: Duration,
-    /// The last reason, in words.
     waited_for: Option<String>,
-    /// Count of waits for each reason.
     waits: Waits,
 }
 
-/// Why a run waits.
 #[derive(Debug)]
 struct Wait {
     count: fn(&mut Waits) -> &mut u64,
@@ -107,7 +92,6 @@ impl Pace {
         }
     }
 
-    /// Returns how many targets the next page has.
     pub(crate) fn page(&self) -> usize {
         match self.health.servers.control.targets_per_second() {
             // If a page takes at most a second, the run soon notices a new order of an operator.
@@ -124,8 +108,6 @@ impl Pace {
         !is_slowed && has_room(self.threads_running, limits.threads_running_max)
     }
 
-    /// Chooses the size of the next page by the time that a page of `targets` took. The new size is between half the
-    /// old size and twice the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
         // The last page can have few targets. The time for a few targets does not show the best page size.
@@ -136,9 +118,8 @@ impl Pace {
             .clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Waits until the servers are ready for the next page. Without a publisher, the lengths of queues do not matter. The
-    /// wait also ends at the instant `until`, or when the run
-    /// is stopped. While the run waits, calls `show` with the reason. After the wait, calls `show` with `None`.
+    /// Without a publisher, the lengths of queues do not matter. Ends at `until`, or when the run is stopped. Calls
+    /// `show` with the reason, and with `None` after the wait.
     pub(crate) async fn wait(
         &mut self,
         until: Option<Instant>,
@@ -179,13 +160,11 @@ impl Pace {
         Ok(())
     }
 
-    /// Returns how long the run has waited, how often for each reason, and the last reason in words.
     pub(crate) fn waited(self) -> (Duration, Waits, Option<String>) {
         (self.waited, self.waits, self.waited_for)
     }
 
-    /// Throttles the run if an operator has limited the targets per second. The run then waits until the minimum time
-    /// for the targets of the last page has passed.
+    /// Waits until the minimum time for the targets of the last page has passed, if an operator has limited them.
     async fn keep_pace(&mut self) {
         let (began, targets) = self.pace;
         if let Some(each_second) = self.health.servers.control.targets_per_second() {
@@ -194,7 +173,6 @@ impl Pace {
         self.pace = (Instant::now(), 0);
     }
 
-    /// Sleeps for the time `pause`. A stop ends the sleep early.
     async fn pause(&self, pause: Duration) {
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
@@ -251,8 +229,6 @@ impl Health {
         Ok(self.lagging().await?.map(|words| Wait { count: |waits| &mut waits.replica_lag, words }))
     }
 
-    /// Describes the replica that is too far behind. Writes the run's time stamp to MySQL, and reads it from the
-    /// replicas.
     async fn lagging(&self) -> Result<Option<String>> {
         if self.replicas.is_empty() {
             return Ok(None);
@@ -277,9 +253,8 @@ impl Health {
         Ok(None)
     }
 
-    /// Measures how far a replica is behind. Returns as soon as the lag is certainly less or certainly more than `max`.
-    /// Returns `None` if the replica has no time stamp of the run, because the run has just begun, or because the
-    /// replica's data is older than the run.
+    /// Returns as soon as the lag is certainly less or more than `max`. `None` if the replica has no time stamp of the
+    /// run yet.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
         let max = self.limits.max_lag.0;
         let asked = Instant::now();
@@ -302,9 +277,8 @@ fn has_room(threads_running: u64, threads_running_max: u64) -> bool {
     threads_running_max == 0 || threads_running <= threads_running_max / ROOM_DIVISOR
 }
 
-/// Returns the minimum time that a page of `targets` must take. The minimum time is at most one second, because pages
-/// are sized for one second. If an operator throttles the job while the job processes a page, this page can have more
-/// targets than the limit allows per second.
+/// At most a second, because pages are sized for a second. A page that an operator throttles on the way can exceed the
+/// limit.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }

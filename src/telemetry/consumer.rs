@@ -109,7 +109,6 @@ impl ConsumerMetrics {
     }
 }
 
-/// The messages that this process has received and not acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Unacked {
     pub messages: u64,
@@ -145,7 +144,6 @@ impl PartitionState {
         *locked(&self.unacked) = unacked;
     }
 
-    /// The number of messages that this process has received and not acknowledged.
     pub(crate) fn held(&self) -> u64 {
         locked(&self.unacked).messages
     }

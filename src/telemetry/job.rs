@@ -19,7 +19,6 @@ pub(crate) struct JobRun {
 pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
 impl Jobs {
-    /// Records the start of a run. The run ends when the returned value is dropped.
     pub(crate) fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
         let running = Some((mode.to_owned(), clock::now()));
         locked(&self.0).insert(job, JobRun { running, ..JobRun::default() });

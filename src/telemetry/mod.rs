@@ -46,8 +46,7 @@ use status::State;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 
-/// Histogram buckets for the seconds from an event's `at` to its commit. The smallest bucket is as short as the time
-/// for which a batch waits for events. The largest bucket is for a backlog of one day.
+/// From the time for which a batch waits for events to a backlog of one day.
 const LAG_BOUNDS: [f64; 18] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0,
     86_400.0,
@@ -66,11 +65,9 @@ pub(crate) struct Telemetry {
     draining: Gauge,
     working: AtomicBool,
     pub started_at: Micros,
-    /// The time and the error of the last reload, if this reload was rejected.
     refused: Mutex<Option<(Micros, String)>>,
     went_back: Mutex<Option<Micros>>,
     site_differs: Gauge,
-    /// The time since which this daemon's settings differ from the site card, and the differences.
     site_difference: Mutex<Option<(Micros, String)>>,
     orders: Mutex<Vec<Order>>,
     pub jobs: Jobs,
@@ -178,8 +175,6 @@ impl Telemetry {
         *locked(&self.went_back)
     }
 
-    /// Records how this daemon's settings differ from the site card, or `None` if they agree. Returns true if they agreed
-    /// before and differ now.
     pub(crate) fn site_differs(&self, how: Option<String>) -> bool {
         self.site_differs.set(i64::from(how.is_some()));
         let mut known = locked(&self.site_difference);

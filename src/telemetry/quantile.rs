@@ -28,9 +28,8 @@ impl Buckets {
         Self(self.0.iter().zip(before).map(|((bound, count), before)| (*bound, count.saturating_sub(before))).collect())
     }
 
-    /// Returns the quantile `share` (0 to 1) of the values. Assumes that values are spread evenly in each range, as in
-    /// Prometheus's `histogram_quantile`. If the quantile is above the last finite bound, returns this bound. If there
-    /// are no values, returns `None`.
+    /// Values are spread evenly in each range, as in Prometheus's `histogram_quantile`. Above the last finite bound,
+    /// returns this bound.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.0.last().map_or(0, |(_, total)| *total) as f64;
         let (mut below, mut low) = (0.0, 0.0);

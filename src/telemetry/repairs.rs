@@ -9,7 +9,6 @@ use super::{Verdict, registered};
 use tallyd_core::job_name::JobName;
 use tallyd_redis::repairs::Repaired;
 
-/// The modes of the reconciles that a daemon starts.
 const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];
 
 #[derive(Debug)]
@@ -39,13 +38,10 @@ impl RepairMetrics {
         self.targets.get_or_create(&labels).inc_by(more);
     }
 
-    /// Adds `more` to the number of counters that reconcile runs have changed in Redis.
     pub(crate) fn in_redis(&self, outcome: Repaired, more: u64) {
         self.repaired(JobName::Reconcile, "redis", outcome.name(), more);
     }
 
-    /// Adds `more` to the number of rows that the job `job` has corrected in the table `counter`. MySQL applies each
-    /// correction completely or not at all.
     pub(crate) fn in_mysql(&self, job: JobName, more: u64) {
         self.repaired(job, "mysql", "done", more);
     }

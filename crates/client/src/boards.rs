@@ -169,7 +169,6 @@ impl Client {
         Ok(if period == PeriodKind::Total { None } else { Some(left) })
     }
 
-    /// Finds a board. If the card lacks it, reads the card again first.
     async fn board(&self, name: &str, period: PeriodKind) -> Result<(Arc<Known>, Board)> {
         let find = |known: &Known| {
             known.site.boards.iter().find(|board| board.name == name && board.period == period).cloned()
@@ -187,14 +186,12 @@ impl Client {
         }
     }
 
-    /// Returns the board's current period.
     async fn current_of(&self, name: &str, period: PeriodKind) -> Result<(Arc<Known>, BoardPeriod, Rule)> {
         let (known, board) = self.board(name, period).await?;
         let current = current(&board)?;
         Ok((known, BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
     }
 
-    /// Returns the board's period of this name, and whether this is the current period.
     async fn named(&self, name: &str, period: &str) -> Result<(Arc<Known>, BoardPeriod, Rule, bool)> {
         let named: Period = period.parse()?;
         let (known, board) = self.board(name, named.kind()).await?;
@@ -228,7 +225,6 @@ async fn read_unarchived(
     Ok(Page { members, entries: entries(placed, rule), is_lost })
 }
 
-/// Returns the number of members that are before a place.
 fn after(place: u64) -> Result<u64> {
     require(place > 0, || "places begin at 1".to_owned())?;
     Ok(place - 1)

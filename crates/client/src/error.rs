@@ -92,7 +92,6 @@ impl From<StoreError> for ClientError {
     }
 }
 
-/// Fails unless the argument is valid.
 pub(crate) fn require(is_valid: bool, problem: impl FnOnce() -> String) -> Result<(), ClientError> {
     if is_valid { Ok(()) } else { Err(ClientError::Invalid(problem())) }
 }

@@ -52,7 +52,6 @@ pub struct Changed {
     pub at: Micros,
 }
 
-/// A checked event, ready for the broker.
 pub(crate) struct Message {
     pub(crate) exchange: String,
     pub(crate) routing_key: String,
@@ -74,7 +73,6 @@ impl Client {
         Ok(self.send(&message).await?)
     }
 
-    /// Publishes a message, and retries once after a failure.
     pub(super) async fn send(&self, message: &Message) -> Result<(), BrokerError> {
         self.twice(|| self.publish_message(message)).await
     }

@@ -30,12 +30,10 @@ const OUTBOX_KEPT: Duration = Duration::from_secs(1);
 /// The outbox is behind if a row of this age has not been added. Daemons record their progress once a second.
 const OUTBOX_LAG_MAX: Duration = Duration::from_secs(2);
 
-/// The known filters.
 #[derive(Default)]
 pub(super) struct Filters {
     /// The last known shape of each target's filter. If a shape is outdated, Redis answers with the filter's new shape.
     shapes: Mutex<HashMap<Target, Shape>>,
-    /// The trusted epoch, and when Redis returned it.
     epoch: Mutex<Option<(Instant, String)>>,
     /// Whether the outbox was up to date, and when MySQL said so. A call holds the lock while it asks MySQL.
     up_to_date: tokio::sync::Mutex<Option<(Instant, bool)>>,
@@ -46,12 +44,10 @@ impl Filters {
         self.shapes.lock().unwrap_or_else(PoisonError::into_inner).get(&target).copied()
     }
 
-    /// Returns each target with the last known shape of its filter.
     pub(super) fn shapes(&self, targets: &[Target]) -> Vec<(Target, Option<Shape>)> {
         targets.iter().map(|target| (*target, self.shape(*target))).collect()
     }
 
-    /// Remembers the shapes that Redis has returned for these targets.
     pub(super) fn learn(&self, targets: &[Target], seen: &[Seen]) {
         let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
         for (target, seen) in targets.iter().zip(seen) {

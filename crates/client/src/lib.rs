@@ -54,7 +54,6 @@ pub use traced::traced;
 /// The result of a call.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// The largest number of connections to MySQL.
 const CONNECTIONS: u32 = 16;
 
 /// The largest number of calls that read numbers from MySQL at the same time. Such a call reads numbers that Redis has
@@ -70,16 +69,12 @@ pub struct Client {
     unchecked_metrics: Unchecked,
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
-    /// MySQL, which the client asks if Redis can't answer.
     store: Store,
-    /// Stops reads of numbers from MySQL for a while after a failure.
     numbers_breaker: Breaker,
-    /// Stops reads of likes from MySQL for a while after a failure.
     likes_breaker: Breaker,
     /// Limits how many calls can read numbers from MySQL at the same time.
     reads: Semaphore,
     limits: ClickLimits,
-    /// The timeout for publishing, with one retry.
     confirm_max: Duration,
     filters: Filters,
 }
@@ -197,12 +192,10 @@ impl Client {
     }
 }
 
-/// Returns what the client assumes of a site whose card it has never seen.
 fn site_without_card(amqp: &Amqp) -> Site {
     Site { exchange: format!("{}.events", amqp.prefix), ..Site::default() }
 }
 
-/// Returns the time of this machine's clock.
 fn now() -> Micros {
     Micros::from(SystemTime::now())
 }

@@ -76,7 +76,6 @@ impl Client {
         Ok(targets.iter().zip(known).map(liked).collect())
     }
 
-    /// Returns whether the user likes each target, if Redis knows this.
     async fn known_to_redis(&self, site: &Known, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         let metric = site.site.metrics.like();
         let is_by_api = |target: &Target| site.site.ruled(target.kind, metric).writer == Writes::Api;
@@ -89,7 +88,6 @@ impl Client {
         Ok(targets.iter().map(known).map(Option::flatten).collect())
     }
 
-    /// Reads the recent clicks, and then the filters, in one round trip.
     async fn recent(&self, site: &Known, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         if targets.is_empty() {
             return Ok(Vec::new());
@@ -101,7 +99,6 @@ impl Client {
         Ok(seen.into_iter().map(liked).collect())
     }
 
-    /// Reads the filters, unless the outbox is behind.
     async fn filtered(&self, site: &Known, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         if targets.is_empty() || !site.site.has_filters || !self.filters.are_up_to_date(&self.store).await {
             return Ok(Vec::new());

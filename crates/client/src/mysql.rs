@@ -11,13 +11,10 @@ use super::{ClientError, Result};
 use tallyd_core::chain::Chain;
 use tallyd_mysql::StoreError;
 
-/// The timeout of a query to MySQL.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
-/// How long the client does not ask MySQL after MySQL failed to answer.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
-/// A pause after a failure of MySQL.
 struct Pause {
     until: Instant,
     /// The failure. Calls during the pause fail with this error.
@@ -63,7 +60,6 @@ impl Breaker {
         Err(ClientError::MySql(failure))
     }
 
-    /// Returns whether the last call failed. Fails during a pause.
     fn enter(&self) -> Result<bool> {
         let mut pause = self.pause();
         let Some(Pause { until, failure }) = &mut *pause else { return Ok(false) };

@@ -44,13 +44,11 @@ impl Client {
         code.ok_or_else(|| ClientError::UnknownName { what, name: name.to_owned(), has: has() })
     }
 
-    /// Returns the name of a kind.
     pub(crate) fn kind_name(&self, known: &Known, kind: Kind) -> Result<String> {
         let name = name(known, &known.site.kinds.0, self.unchecked_kinds.name(kind.0), kind.0);
         name.ok_or(ClientError::NoKind(kind))
     }
 
-    /// Returns the name of a metric.
     pub(crate) fn metric_name(&self, known: &Known, metric: Metric) -> Result<String> {
         let name = name(known, &known.site.metrics.0, self.unchecked_metrics.name(metric.0), metric.0);
         name.ok_or(ClientError::NoMetric(metric))

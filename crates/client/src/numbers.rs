@@ -119,7 +119,6 @@ impl Client {
     }
 }
 
-/// Returns a target's numbers: Redis' values, else what MySQL has stored.
 fn numbers(
     known: &Known,
     metrics: &[Metric],

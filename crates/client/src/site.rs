@@ -16,7 +16,6 @@ use tallyd_core::chain::Chain;
 use tallyd_core::site::Site;
 use tallyd_redis::Cache;
 
-/// The age at which the client reads the card again.
 const CARD_KEPT: Duration = Duration::from_secs(60);
 
 /// The shortest interval between two readings, for instance after a failure.
@@ -26,13 +25,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// has a card.
 const FIRST_MAX: Duration = Duration::from_secs(2);
 
-/// The site, and Redis with the key names of this site.
 pub(crate) struct Known {
     pub(crate) site: Arc<Site>,
     pub(crate) cache: Cache,
 }
 
-/// The last card that the client has seen.
 pub(crate) struct Sites {
     cache: Cache,
     known: RwLock<Arc<Known>>,
@@ -49,13 +46,11 @@ struct Reading {
 }
 
 impl Sites {
-    /// Uses `assumed` until a card can be read.
     pub(crate) fn new(cache: Cache, assumed: Site) -> Self {
         let known = RwLock::new(Arc::new(Known::new(&cache, assumed)));
         Self { cache, known, read: Arc::default(), has_read: AtomicBool::default() }
     }
 
-    /// Has just seen this site.
     pub(crate) fn seen(cache: Cache, site: Site) -> Self {
         let reading = Reading { ended: Instant::now(), has_card: true };
         let read = Arc::new(Some(reading).into());
@@ -159,7 +154,6 @@ impl Unchecked {
         Some(code)
     }
 
-    /// Returns the name for a code, if the caller got this code without a card.
     pub(crate) fn name(&self, code: u8) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&code).cloned()
     }

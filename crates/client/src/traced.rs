@@ -22,7 +22,6 @@ pub async fn traced<T>(traceparent: Option<&str>, calls: impl Future<Output = T>
     TRACEPARENT.scope(valid, calls).await
 }
 
-/// Returns the `traceparent` of the running call.
 pub(crate) fn current() -> Option<String> {
     TRACEPARENT.try_with(Clone::clone).ok().flatten()
 }

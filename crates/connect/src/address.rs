@@ -17,7 +17,6 @@ use crate::secret::Secret;
 #[serde(transparent)]
 pub struct ServerUrl {
     text: SecretString,
-    /// The file from which the password came.
     #[serde(skip)]
     password_file: Option<PathBuf>,
 }
@@ -36,10 +35,6 @@ impl ServerUrl {
         Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
     }
 
-    /// Returns a copy of this address in which `server` (`host:port`) replaces the server.
-    ///
-    /// # Errors
-    /// Returns an error text if `server` is not `host:port`.
     pub fn at(&self, server: &str) -> Result<Self, String> {
         let wrong = || "is not HOST:PORT".to_owned();
         let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
@@ -78,10 +73,6 @@ impl ServerUrl {
         url.to_string()
     }
 
-    /// Puts a password into the address.
-    ///
-    /// # Errors
-    /// Fails if the address has no host or cannot be parsed.
     pub fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
         // The library does not escape `%`, but the client that reads the address decodes it.

@@ -33,7 +33,6 @@ fn dies(name: &str) -> bool {
     (is_first && strikes("first-death")) || strikes("death")
 }
 
-/// Returns `false`, because this build has no faults.
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub fn strikes(_name: &str) -> bool {
@@ -79,7 +78,6 @@ fn stop_here() {
     }
 }
 
-/// Does nothing, because this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub fn point(_name: &str) {}

@@ -14,7 +14,6 @@ pub fn pace(interval: Duration) -> Duration {
     interval / *DIVISOR
 }
 
-/// Returns the interval, because this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub fn pace(interval: Duration) -> Duration {

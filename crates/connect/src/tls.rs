@@ -15,22 +15,17 @@ use rustls::{AlertDescription, CertificateError, RootCertStore};
 
 use crate::secret::Secret;
 
-/// The TLS settings for connections to one server.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
     /// Certificates of trusted authorities (PEM). tallyd trusts these authorities in addition to the system's
     /// authorities, or instead of the system's authorities.
     pub authorities: Option<String>,
-    /// The client certificate, for a server that requests one.
     pub identity: Option<Identity>,
 }
 
-/// A client certificate and its key.
 #[derive(Clone)]
 pub struct Identity {
-    /// The certificate and its intermediate certificates, as PEM.
     pub certificate: String,
-    /// The private key, as PEM.
     pub key: Secret,
 }
 
@@ -54,7 +49,6 @@ static SYSTEMS: LazyLock<String> = LazyLock::new(|| {
     text
 });
 
-/// The client cannot verify the server, or the server does not trust the client.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{said}")]
 pub struct TlsFault {
@@ -65,13 +59,9 @@ pub struct TlsFault {
 /// Error messages about TLS contain the server's name and settings from this struct.
 #[derive(Clone, Copy)]
 pub struct Server<'a> {
-    /// The product, for example `RabbitMQ`.
     pub name: &'a str,
-    /// `host:port`.
     pub address: &'a str,
-    /// The server's section in the configuration file.
     pub section: &'a str,
-    /// Whether a client certificate is configured.
     pub has_certificate: bool,
 }
 
@@ -81,7 +71,6 @@ pub fn authorities(own: Option<&str>) -> String {
 }
 
 impl TlsFault {
-    /// Explains a TLS error. Returns `None` if `error` contains no TLS error.
     pub fn of(error: &(dyn Error + 'static), server: Server<'_>) -> Option<Self> {
         let Server { name, address, section, has_certificate } = server;
         let error = within(error)?;
@@ -127,7 +116,6 @@ fn is_nameless(error: &rustls::Error) -> bool {
     )
 }
 
-/// Returns the text that follows "shows a certificate" in the error message.
 fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Server<'_>) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match wrong {
@@ -173,7 +161,6 @@ fn date(time: UnixTime) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Returns true if the server rejected tallyd's certificate, or required a certificate that tallyd did not send.
 fn is_about_ours(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -190,7 +177,6 @@ fn is_about_ours(alert: AlertDescription) -> bool {
     )
 }
 
-/// Finds the TLS error inside the library's error.
 fn within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {

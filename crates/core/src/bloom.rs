@@ -6,30 +6,24 @@ use highway::{HighwayHash, HighwayHasher, Key};
 
 use crate::model::UserId;
 
-/// Redisson's hash key.
 const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_f3a2_7251, 0xf86c_6a11_d0c1_8e95]);
 
-/// The maximum number of bits of a filter. This number is Redisson's limit, and also the size of the largest string in
-/// Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
 /// The maximum number of bits per user. 64 bits are enough for the lowest rate of false positives that the
 /// configuration allows.
 const ITERATIONS_MAX: u32 = 64;
 
-/// The size of a filter, and the number of its bits that are set for each user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// The size in bits.
     pub size: u64,
     /// The number of bits that are set for one user. The hash can choose the same bit twice.
     pub iterations: u32,
 }
 
 impl Shape {
-    /// Returns the size and the hash count of a filter for `expected` users. `false_positive` is the share of wrong
-    /// "yes" answers for users that are not in the filter. If the largest filter cannot hold `expected` users at this
-    /// rate, returns the shape of the largest filter.
+    /// If the largest filter cannot hold `expected` users at this rate of wrong "yes" answers, returns the shape of the
+    /// largest filter.
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
@@ -46,20 +40,17 @@ impl Shape {
         Some(Self { size, iterations })
     }
 
-    /// Returns how many users the largest filter can hold at this rate of false positives.
     pub fn capacity_max(false_positive: f64) -> u64 {
         let ln_2 = std::f64::consts::LN_2;
         (SIZE_MAX as f64 * ln_2 * ln_2 / -false_positive.ln()) as u64
     }
 
-    /// The size of the bit string in bytes.
     pub fn bytes(self) -> u64 {
         self.size.div_ceil(8)
     }
 
-    /// Returns the positions of the bits that are set for a user. The hash function gets the user's id as decimal text.
-    /// Redisson with its string codec hashes the same text. Bit 0 is the highest bit of the first byte, as in Redis'
-    /// SETBIT.
+    /// Redisson with its string codec hashes the same decimal text. Bit 0 is the highest bit of the first byte, as in
+    /// Redis' SETBIT.
     pub fn bits(self, user: UserId) -> impl Iterator<Item = u64> {
         let [first, second] = hash(user);
         let mut sum = first;
@@ -75,12 +66,10 @@ fn hash(user: UserId) -> [u64; 2] {
     HighwayHasher::new(KEY).hash128(user.to_string().as_bytes())
 }
 
-/// Hashes a text with the same function that the filters use.
 pub fn number_of(text: &str) -> u64 {
     HighwayHasher::new(KEY).hash64(text.as_bytes())
 }
 
-/// One part of a filter's bit string.
 pub struct Window {
     /// The position of the first bit, a multiple of eight.
     from: u64,
@@ -88,12 +77,10 @@ pub struct Window {
 }
 
 impl Window {
-    /// Creates a part in which every bit is 0. The part has `bytes` bytes and begins at byte `from`.
     pub fn new(from: u64, bytes: usize) -> Self {
         Self { from: from * 8, bytes: vec![0; bytes] }
     }
 
-    /// Sets the user's bits in this part of the filter. Ignores the user's bits in other parts.
     pub fn add(&mut self, shape: Shape, user: UserId) {
         for bit in shape.bits(user) {
             let Some(place) = bit.checked_sub(self.from) else { continue };
@@ -103,7 +90,6 @@ impl Window {
         }
     }
 
-    /// Returns the bytes in Redis' format.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

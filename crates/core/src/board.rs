@@ -55,15 +55,10 @@ pub struct Board {
 }
 
 impl Board {
-    /// The board's calendar, with the time zone from `zones`.
-    ///
-    /// # Errors
-    /// Fails if the zone is unknown. This never happens after the configuration check.
     pub fn calendar(&self, zones: &TimeZoneDatabase) -> Result<Calendar, jiff::Error> {
         Ok(Calendar::new(zones.get(&self.time_zone)?, self.week_starts))
     }
 
-    /// The rule for the board's scores.
     pub fn rule(&self) -> Rule {
         let low_bits = match self.tie {
             Tie::Member => 0,
@@ -75,7 +70,6 @@ impl Board {
 }
 
 impl From<&card::Board> for Board {
-    /// Returns what readers need of a board. The settings of the archiver and of the snapshots are the defaults.
     fn from(board: &card::Board) -> Self {
         let mut score: Vec<(&String, &u8)> = board.score.iter().collect();
         score.sort_by_key(|(_, place)| **place);

@@ -15,7 +15,6 @@ use crate::period::{PeriodKind, WeekStart};
 use crate::rules::{Ruled, Rules};
 use crate::score::Tie;
 
-/// The version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
 
 /// The largest number of a card. JavaScript holds integers up to this number exactly.
@@ -97,16 +96,12 @@ pub struct Board {
     pub second_bits: u32,
 }
 
-/// The reason why a text is not a readable card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
-    /// The text is not JSON, or lacks a field.
     #[error("the site card is invalid: {0}")]
     Invalid(#[from] serde_json::Error),
-    /// The card has a format that this program does not know.
     #[error("the site card has the format version {0}, and this program reads only version {VERSION}")]
     Version(u32),
-    /// A value is outside its range.
     #[error("the site card is invalid: {0}")]
     Wrong(String),
 }
@@ -118,16 +113,11 @@ struct Head {
 }
 
 impl Card {
-    /// Returns the JSON text of the card.
     pub fn encode(&self) -> String {
         // Maps with text as keys, lists and numbers can always be converted to JSON.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Parses the JSON text of a card.
-    ///
-    /// # Errors
-    /// Fails if the text is not a card, or if the card has another version of the format.
     pub fn decode(text: &str) -> Result<Self, CardError> {
         match serde_json::from_str(text)? {
             Head { version: VERSION } => Ok(serde_json::from_str(text)?),
@@ -135,7 +125,6 @@ impl Card {
         }
     }
 
-    /// Returns the names of the fields in which the cards differ. Ignores `number`.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let (mine, theirs) = (self.fields(), other.fields());
         let names: BTreeSet<&String> = mine.keys().chain(theirs.keys()).collect();
@@ -177,15 +166,12 @@ impl From<&board::Board> for Board {
     }
 }
 
-/// Returns the names of the numbers with such a rule, as `kind:metric` in alphabetical order.
 pub fn numbers(kinds: &Kinds, metrics: &Metrics, rules: &Rules, has: impl Fn(Ruled) -> bool) -> Vec<String> {
     let pairs = kinds.0.iter().flat_map(|kind| metrics.0.iter().map(move |metric| (kind, metric)));
     let of_rule = pairs.filter(|((_, kind), (_, metric))| has(rules.of(Kind(**kind), Metric(**metric))));
     of_rule.map(|((kind, _), (metric, _))| format!("{kind}:{metric}")).collect()
 }
 
-/// Returns the number of the card that replaces the card with this number. After the largest number, numbers begin
-/// again with 1.
 pub fn next_number(number: u64) -> u64 {
     if number < NUMBER_MAX { number + 1 } else { 1 }
 }

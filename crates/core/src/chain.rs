@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::fmt;
 
-/// Prints an error, and each cause after a colon.
 pub struct Chain<'a>(pub &'a (dyn Error + 'static));
 
 impl fmt::Display for Chain<'_> {

@@ -12,27 +12,20 @@ use crate::model::{Difference, Metric, Micros, Target, UserId};
 /// A row's key (kind, target, user). Sorted keys are in the order of the primary key.
 pub type Pair = (Target, UserId);
 
-/// A row's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The row's version.
     pub at: Micros,
-    /// Whether the user likes the target.
     pub liked: bool,
 }
 
-/// The state of a row (target, user) before the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// No row existed.
     Absent,
     /// An older row existed. The value says whether the user liked the target in that row.
     Older(bool),
-    /// A newer or equal row existed. It stays.
     NotOlder,
 }
 
-/// The key of an event in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Entry {
     /// The event's `at` in seconds since the epoch.
@@ -41,7 +34,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The event's key.
     pub fn of(count: &CountEvent) -> Self {
         Self { second: count.at.0.div_euclid(1_000_000), id: count.id }
     }
@@ -58,8 +50,6 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// For each event in `winners`, returns the state that the row had before the event. If a row does not exist, `old` has
-/// no entry for the row.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,
@@ -69,9 +59,8 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
     winners.iter().map(meets).collect()
 }
 
-/// Returns each counter's difference, sorted by key. `winners` is the result of [`coalesce`]. For each event in
-/// `winners`, `before` contains the state that the row had before the event. If rows of a target changed, the target is
-/// included even with a difference of zero, because the `update_at` of its counter must change.
+/// Sorted by key. A target whose rows changed is included even with a difference of zero, because the `update_at` of
+/// its counter must change.
 pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
@@ -92,8 +81,6 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// Returns the target and user of each new like. `winners` is the result of [`coalesce`]. For each event in `winners`,
-/// `before` contains the state that the row had before the event.
 pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));
@@ -109,7 +96,6 @@ pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     distinct
 }
 
-/// Adds up `counts` for each counter. The result is sorted by key.
 pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
     let mut sums: Vec<Difference> = counts
         .iter()

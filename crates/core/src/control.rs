@@ -12,27 +12,20 @@ use crate::model::Micros;
 /// forgot it.
 pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
 
-/// The maximum length of a reason, in characters.
 pub const REASON_MAX: usize = 200;
 
-/// A task that can be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// Receives messages from the broker and writes their events to MySQL.
     Consumer,
-    /// Adds to Redis the changes that the consumer has written to MySQL.
     Outbox,
-    /// Compares Redis with MySQL.
     Reconcile,
-    /// Archives boards and takes snapshots of them.
     Archive,
 }
 
 impl Task {
     pub const ALL: [Self; 4] = [Self::Consumer, Self::Outbox, Self::Reconcile, Self::Archive];
 
-    /// The task's name in MySQL, in metrics and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Consumer => "consumer",
@@ -42,27 +35,19 @@ impl Task {
         }
     }
 
-    /// Finds the task `name`.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|task| task.name() == name)
     }
 }
 
-/// An operator's command to a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Command {
-    /// Stop until the order ends.
     Pause,
-    /// Compare at most this many targets each second.
-    Throttle {
-        /// The maximum number of rows of `counter` to compare each second.
-        targets_per_second: u32,
-    },
+    Throttle { targets_per_second: u32 },
 }
 
 impl Command {
-    /// The command's name in MySQL.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pause => "pause",
@@ -71,7 +56,6 @@ impl Command {
     }
 }
 
-/// A command for one task, valid until a given time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     pub task: Task,
@@ -80,14 +64,11 @@ pub struct Order {
     pub since: Micros,
     /// The task follows the operator's command until this time of MySQL's clock.
     pub until: Micros,
-    /// The user and host that gave the order.
     pub by: String,
-    /// The operator's reason, or an empty text.
     pub reason: String,
 }
 
 impl Order {
-    /// Returns the command that an operator runs to cancel this order.
     pub fn undo(&self) -> String {
         match self.command {
             Command::Pause => format!("tallyd resume {}", self.task),

@@ -11,7 +11,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::model::Micros;
 
-/// The schema's format for days.
 pub const DAY: &str = "day";
 
 /// A calendar day, written `2010-01-31`.

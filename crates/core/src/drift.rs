@@ -1,9 +1,7 @@
 //! Distinguishes drift from events in flight. Pure.
 //!
-//! Redis is ahead of MySQL by the events in flight. So a run compares Redis' value and MySQL's value as of the same
-//! moment, the *cut*. The run reads Redis' value at the cut. The run reads MySQL's value later, when every event up to
-//! the cut is committed, and computes the value as of the cut. Drift is the difference of these two values
-//! (decision 0027).
+//! Redis is ahead of MySQL by the events in flight. So a run reads Redis' value at one instant, the *cut*, and computes
+//! MySQL's value as of the cut once every event up to the cut is committed. Drift is the difference (decision 0027).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,20 +11,16 @@ use crate::layout::Loaded;
 use crate::model::{CounterKey, Metric, Micros, UserId};
 use crate::outbox::OutboxOffsets;
 
-/// The value of a target's counter in Redis at a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub value: i64,
     /// The time when the sample was read, by Redis' clock. The `at` of every like in the sample is earlier than this
     /// time.
     pub cut: Micros,
-    /// Whether the target's bucket was loaded at the cut.
     pub loaded: Loaded,
-    /// For each partition, the number of the last outbox row that was in the bucket at the cut.
     pub offsets: OutboxOffsets,
 }
 
-/// The value of a target's counter in MySQL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Truth {
     /// `SUM(value)` over the slots of `counter`.
@@ -42,32 +36,25 @@ pub struct Truth {
 /// A logged event about a user and a watched target, or the state of this user's row before such an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
-    /// The logged event, or the state of the user's row before the logged event.
     pub event: LikeEvent,
     /// True if the field `event` is a row state. False if it is a logged event.
     pub is_former: bool,
 }
 
-/// A change of a watched counter since the watch began. The metric of this counter is not `like`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
     pub number: CounterKey,
-    /// The event's `at`.
     pub at: Micros,
     /// The added amount. `None` if the event set the counter.
     pub delta: Option<i64>,
 }
 
-/// The events and changes that a watch logged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// The logged like and unlike events, with the row states before these events.
     pub likes: Vec<WatchedEvent>,
-    /// The logged changes of all counters that do not count likes.
     pub counts: Vec<WatchedCount>,
 }
 
-/// The result of one measurement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// Redis' value minus MySQL's value, both as of the cut. If the result is zero, there is no drift.
@@ -88,25 +75,16 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
     Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
-/// Compares a sample with MySQL's value. The counter is one that the daemon writes to Redis. `lacks` is the amount that
-/// the daemon had not yet added to Redis when the sample was read, or `None` if this amount is unknown.
-///
-/// The sample is compared with the table `counter` and not with the rows of `like_record`. If `counter` and the rows
-/// differ, a full run adds the difference to `counter` and to the outbox. The daemon then adds this difference to
-/// Redis, as it does with every outbox row.
+/// `lacks` is the amount that the daemon had not added to Redis at the sample, `None` if unknown. Compares with
+/// `counter` and not with like records: a full run adds their difference to `counter` and to the outbox.
 pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
     let Some(lacks) = lacks else { return Judgement::Busy };
     Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
 }
 
-/// Computes the value of one target as of `cut`. Uses the current value `now`, the logged events, and the row states
-/// before these events. The log must begin before the cut.
-///
-/// Only users with an event after the cut change the result. A user's state at the cut is the newest logged state up to
-/// the cut. If no such state was logged, the user did not like the target at the cut, because the row was created
-/// later.
-///
-/// Returns `None` if an event is within `skew` of the cut, because the order of this event and the cut is then unknown.
+/// The log must begin before the cut. Only users with an event after the cut change the result. A user without a logged
+/// state up to the cut did not like the target then, because the row was created later. `None` if an event is within
+/// `skew` of the cut.
 pub fn value_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -128,12 +106,8 @@ pub fn value_at<'a>(
     Some(now - since)
 }
 
-/// Computes the value that a counter had at the time `cut`. The counter does not count likes. Uses the current value
-/// `now` and the logged changes. The log must begin before the cut.
-///
-/// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
-/// if an event is within `skew` of the cut. If an event set the counter before the cut, the event overrides only
-/// changes before the cut. So the value at the cut is known.
+/// For counters other than likes. The log must begin before the cut. `None` if the counter was set after the cut, or if
+/// an event is within `skew` of it. A set before the cut overrides only changes before the cut.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -152,23 +126,19 @@ pub fn counted_at<'a>(
     Some(value)
 }
 
-/// The log of a watch: the like events of watched targets, and the changes of other watched counters.
 pub struct Logged {
     like: Metric,
     watched: Watched,
 }
 
 impl Logged {
-    /// Sorts `watched`. The entries can be in any order. `like` is the metric of likes. Like events are logged together
-    /// with the earlier states of their rows.
+    /// `watched` can be in any order.
     pub fn new(like: Metric, mut watched: Watched) -> Self {
         watched.likes.sort_by_key(|logged| logged.event.target);
         watched.counts.sort_by_key(|logged| logged.number);
         Self { like, watched }
     }
 
-    /// Computes the counter's value as of `cut` from its current value `now`. Returns `None` if the value at the cut is
-    /// unknown.
     pub fn value_at(&self, number: CounterKey, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
         let Watched { likes, counts } = &self.watched;
         if number.1 == self.like {
@@ -179,7 +149,7 @@ impl Logged {
     }
 }
 
-/// Returns the entries with this key. `logged` is sorted by key.
+/// `logged` is sorted by key.
 fn of<T, K: Ord>(logged: &[T], key: K, key_of: impl Fn(&T) -> K) -> &[T] {
     let from = logged.partition_point(|it| key_of(it) < key);
     let until = logged.partition_point(|it| key_of(it) <= key);

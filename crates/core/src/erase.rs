@@ -5,35 +5,23 @@ use serde_json::value::RawValue;
 
 use crate::model::{Target, UserId};
 
-/// The event types that have no user.
 const WITHOUT_USER: [&str; 4] = ["count", "set", "reset", "fence"];
 
-/// The user or target to erase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A user, with all likes of this user.
     User(UserId),
-    /// A target, with all its counters.
-    Target {
-        target: Target,
-        /// The name of the target's kind.
-        kind: String,
-    },
+    Target { target: Target, kind: String },
 }
 
-/// The result of removing the subject's events from a message's body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
-    /// The number of removed events: they were about the user or target to erase.
     pub removed: usize,
-    /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
     /// True if the remaining body contains the subject's id in an unexpected place, so that a person must decide what
     /// it means.
     pub unclear: bool,
 }
 
-/// Whether an event names the user or target to erase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Yes,
@@ -50,12 +38,10 @@ impl Subject {
         }
     }
 
-    /// The subject's id in decimal. If the subject is on a board, this text is the member in the board's zset.
     pub fn member(&self) -> String {
         self.id().to_string()
     }
 
-    /// Removes the subject's events from a message's body. The body is one event or a list of events.
     pub fn clear(&self, body: &[u8]) -> Cleared {
         let untouched = |unclear| Cleared { removed: 0, body: Some(body.to_vec()), unclear };
         if body.trim_ascii_start().first() != Some(&b'[') {
@@ -87,8 +73,6 @@ impl Subject {
         }
     }
 
-    /// Removes the subject's items from the body of an outbox row. Items are `kind:target:metric:delta` and
-    /// `kind:target:user`, separated by spaces. Returns an empty text if all items belong to the subject.
     pub fn clear_outbox(&self, body: &str) -> String {
         let names = |item: &&str| {
             let parts: Vec<&str> = item.split(':').collect();
@@ -167,7 +151,6 @@ impl Subject {
         }
     }
 
-    /// Returns true if the value is the subject's id. The value can be a number or decimal text.
     fn is_id(&self, value: &Value) -> bool {
         match value {
             Value::Number(number) => number.as_u64() == Some(self.id()),
@@ -199,8 +182,6 @@ pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
     names.map(String::into_bytes).find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
-/// Replaces the name of a target, for example `video:42`, everywhere in the text, but not inside longer names. Returns
-/// `None` if the text does not contain the name.
 pub fn replaced(text: &str, name: &str, by: &str) -> Option<String> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
     let (mut new, mut from) = (String::new(), 0);

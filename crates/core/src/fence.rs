@@ -1,6 +1,5 @@
 //! Decides what a run does with its fence in one partition's queue, from MySQL's rows and the queue's depth. Pure.
 
-/// A queue's length, as the broker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Depth {
     /// The broker answered "no messages and no consumers". The broker gives the same answer if the leader of a quorum
@@ -15,7 +14,6 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// Reads the broker's answer.
     pub fn of(messages: u32, consumers: u32) -> Self {
         if (messages, consumers) == (0, 0) { Self::Unknown } else { Self::Known { messages, consumers } }
     }
@@ -29,24 +27,17 @@ impl Depth {
     }
 }
 
-/// A queue, as one look shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Look {
-    /// The broker has stated no fact.
     Unknown,
-    Consumed {
-        messages: u32,
-    },
-    Unconsumed {
-        /// The number of messages that are not fences of tallyd.
-        events: usize,
-    },
+    Consumed { messages: u32 },
+    Unconsumed { events: usize },
 }
 
 impl Look {
-    /// Compares a queue's depth with `left`, the number of confirmed fences that MySQL's rows name in this queue.
-    /// Returns `None` if the queue has fewer messages: a daemon has just dropped fences, or the broker has lost
-    /// messages. The caller must then delete these rows, except those of its own run.
+    /// `left` is the number of confirmed fences that MySQL's rows name in this queue. `None` if the queue has fewer
+    /// messages: a daemon has just dropped fences, or the broker has lost messages. The caller must then delete these
+    /// rows, except those of its own run.
     pub fn of(depth: Depth, left: usize) -> Option<Self> {
         match depth {
             Depth::Unknown => Some(Self::Unknown),
@@ -62,17 +53,14 @@ impl Look {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fence {
     pub number: u64,
-    /// The highest committed fence of the job.
     pub passed: u64,
     /// The epoch of the partition's holder.
     pub epoch: u64,
     /// The epoch in which the run has sent this fence.
     pub sent_in: Option<u64>,
-    /// Whether a confirmed fence of this run was left in the queue.
     pub has_own: bool,
 }
 
-/// Whether a fence has passed, according to MySQL's rows alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed {
     Yes,
@@ -82,13 +70,11 @@ pub enum Passed {
     TakenOver,
 }
 
-/// The next step of a run that waits for its fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Nothing is in flight, if MySQL's rows about the queue are still the same now.
     Idle,
     Wait,
-    /// Send the fence to the queue, which has a consumer. The caller then waits.
     Send,
     /// Record the fence, send it, and record the confirm: the queue perhaps has no consumer. The caller then waits.
     Leave,
@@ -102,7 +88,6 @@ impl Fence {
         if self.passed > self.number { Passed::TakenOver } else { Passed::No }
     }
 
-    /// Decides the next step of a fence that has not passed.
     pub fn next(&self, look: Look) -> Next {
         let leaves = match look {
             Look::Unconsumed { events: 0 } if self.has_own => return Next::Idle,

@@ -10,24 +10,17 @@ use std::collections::VecDeque;
 
 use crate::prefetch::{Limits, Prefetch, portion};
 
-/// A message of the broker.
 pub trait Message {
-    /// How often the message was returned to the broker.
     fn returns(&self) -> i64;
-    /// The size of the message in memory.
     fn bytes(&self) -> usize;
 }
 
-/// The next step of a session.
 #[derive(Debug)]
 pub enum Step<M, T> {
-    /// Decodes this message and adds it to the open batch.
     Join(M),
-    /// Hands the open batch to the idle writer.
     Write,
     /// Acknowledges all messages that are committed. The tag is that of the last one.
     Acknowledge(T),
-    /// Closes the channel. Nothing is left that is to be written or acknowledged.
     Close,
 }
 
@@ -37,23 +30,17 @@ pub enum Step<M, T> {
 pub struct Flow<M, T> {
     prefetch: Prefetch,
     limits: Limits,
-    /// Received messages that have not joined a batch.
     inbox: VecDeque<(M, T)>,
     inbox_bytes: usize,
-    /// The number of messages in the open batch.
     open: usize,
-    /// How often one of these messages was returned, at most.
     open_returns: i64,
     open_last: Option<T>,
-    /// The last message of the batch that is written.
     writing_last: Option<T>,
-    /// The last message that is committed and not acknowledged.
     committed_last: Option<T>,
     is_ending: bool,
 }
 
 impl<M: Message, T> Flow<M, T> {
-    /// Begins a session. Its prefetch is that of `prefetch`, and `limits` are those of the next session.
     pub fn new(prefetch: Prefetch, limits: Limits) -> Self {
         Self {
             prefetch,
@@ -69,14 +56,13 @@ impl<M: Message, T> Flow<M, T> {
         }
     }
 
-    /// Ends the session. Returns what the next session needs. The messages that are not written are dropped.
     pub fn close(&mut self) -> Prefetch {
         self.inbox = VecDeque::new();
         std::mem::take(&mut self.prefetch)
     }
 
-    /// A message has arrived. Returns the bytes of all messages that wait if they are too many, because the messages
-    /// are much larger than the session expected when it chose the prefetch. The session must then fail.
+    /// Returns the bytes of all messages that wait, if they are too many because the messages are much larger than the
+    /// prefetch assumed. The session must then fail.
     pub fn received(&mut self, message: M, tag: T) -> Result<(), usize> {
         self.inbox_bytes += message.bytes();
         self.inbox.push_back((message, tag));
@@ -85,7 +71,6 @@ impl<M: Message, T> Flow<M, T> {
         if is_overfull { Err(self.inbox_bytes) } else { Ok(()) }
     }
 
-    /// The batch is committed.
     pub fn committed(&mut self) {
         self.committed_last = self.writing_last.take().or(self.committed_last.take());
     }
@@ -95,29 +80,24 @@ impl<M: Message, T> Flow<M, T> {
         self.is_ending = true;
     }
 
-    /// Whether the session is ending.
     pub fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// Whether a batch is being written.
     pub fn is_writing(&self) -> bool {
         self.writing_last.is_some()
     }
 
-    /// Returns the tag of the last message that is committed, if a later step fails.
     pub fn failed(&mut self) -> Option<T> {
         self.committed_last.take()
     }
 
-    /// The number of messages that have not joined a batch.
     pub fn waiting(&self) -> usize {
         self.inbox.len()
     }
 
-    /// Returns what the session must do now, or `None` if it must wait. The caller does it before the next call.
-    /// `is_full` says that the open batch takes no other message, because of its events or bytes. `has_lingered` tells
-    /// whether the open batch need not wait for more messages.
+    /// The caller does this step before the next call. `is_full`: the open batch takes no other message.
+    /// `has_lingered`: it need not wait for more.
     pub fn next(&mut self, is_full: bool, has_lingered: impl FnOnce() -> bool) -> Option<Step<M, T>> {
         if !is_full && let Some(message) = self.joining() {
             return Some(Step::Join(message));

@@ -1,18 +1,16 @@
-//! Rules for importing a site's like table. They define which version an imported row gets, how to recognise imported
-//! rows, and how to compare the site's table with tallyd's. Pure.
+//! Rules for importing a site's like table: the version of an imported row, how to recognise imported rows, and how to
+//! compare the site's table with tallyd's. Pure.
 //!
-//! Some site tables do not keep deleted rows. For such a table, a second pass removes imported rows that the table no
-//! longer contains. The pass recognises imported rows by their `update_at`, the signature:
+//! If a site's table does not keep deleted rows, a second pass removes imported rows that the table no longer contains.
+//! It recognises them by their `update_at`:
 //!
-//! * If the table has no times, `update_at` is the earliest time with the fraction of a second of the import's start. So
-//!   every event wins over such a row, whose age nothing shows.
-//! * If the table has times, the import subtracts two seconds from the row's time, and replaces the fraction of a
-//!   second. The new fraction comes from the import's start. `update_at` is the result.
+//! * If the table has no times, `update_at` is the earliest time with the fraction of a second of the import's start.
+//!   So every event wins over such a row, whose age nothing shows.
+//! * If the table has times, `update_at` is the row's time minus two seconds, with this fraction. Times can have been
+//!   rounded up, and the imported row must be older than the event that wrote the site's row.
 //!
-//! The site's table can contain times that were rounded up to the next second. The import subtracts two seconds, so
-//! that the imported row is older than the event that wrote the site's row. So every event for this row wins over the
-//! imported row. The start is never a whole number of milliseconds. So if the `at` of an event is a whole number of
-//! milliseconds, the event's row never looks like an imported row.
+//! The start is never a whole number of milliseconds. So an event whose `at` is one never makes a row that looks
+//! imported.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
@@ -27,13 +25,10 @@ use crate::model::{Micros, TargetId, UserId};
 /// A row's key. The site's rows and tallyd's rows are sorted by this key.
 pub type Key = (TargetId, UserId);
 
-/// A key that is lower than the key of every row.
 pub const FIRST: Key = (TargetId(0), UserId(0));
 
-/// The largest possible key.
 pub const LAST: Key = (TargetId(ID_MAX), UserId(ID_MAX));
 
-/// The earliest time that a row can have.
 pub const EARLIEST: Micros = Micros(86_400 * SECOND);
 
 const SECOND: i64 = 1_000_000;
@@ -41,12 +36,10 @@ const SECOND: i64 = 1_000_000;
 /// The percentage is checked only if more rows than this number are missing.
 const MISSING_MIN: u64 = 100;
 
-/// A row of the site's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SiteLike {
     pub key: Key,
     pub liked: bool,
-    /// The time when the row was written. `None` if the table has no times.
     pub at: Option<Micros>,
 }
 
@@ -63,14 +56,12 @@ pub struct Sums {
 pub struct Start(Micros);
 
 impl Start {
-    /// Returns the start time of an import that begins now.
     pub fn at(now: Micros) -> Self {
         // Many clocks give only whole milliseconds. The start of the import must not be a whole number of milliseconds,
         // so that no event from such a clock looks like an imported row.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 
-    /// Returns the `update_at` of an imported row in `like_record`.
     pub fn version(self, at: Option<Micros>, keeps_deleted: bool) -> Micros {
         match at {
             None => Micros(EARLIEST.0 + self.signature()),
@@ -93,9 +84,8 @@ impl Start {
     }
 }
 
-/// Returns the state of each row before the import writes `rows`. A row with the same version has not changed since,
-/// unless `is_signed`: then only the import gives rows this version, and what the site's table says now replaces the
-/// row. So a row returns if the second pass removed it by mistake.
+/// A row with the same version has not changed since, unless `is_signed`: then only the import gives rows this version,
+/// and the site's table replaces the row. So a row returns if the second pass removed it by mistake.
 pub fn before_import(rows: &[(Pair, State)], old: &HashMap<Pair, State>, is_signed: bool) -> Vec<Before> {
     let of_row = |((pair, new), met): (&(Pair, State), Before)| match old.get(pair) {
         Some(old) if is_signed && old.at == new.at && old.liked != new.liked => Before::Older(old.liked),
@@ -110,12 +100,9 @@ pub fn is_too_many(missing: u64, imported: u64, percent_max: u8) -> bool {
     missing > MISSING_MIN && missing * 100 > imported * u64::from(percent_max)
 }
 
-/// The table that contains a row that the other table lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The site's table.
     Site,
-    /// `like_record`.
     Here,
 }
 
@@ -123,19 +110,14 @@ pub enum Side {
 /// own range.
 const TOGETHER: usize = 100;
 
-/// A range of rows in which the two tables differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differing {
-    /// The key before the range's first row.
     pub after: Key,
-    /// The key of the range's last row.
     pub until: Key,
     pub rows: BTreeSet<(Key, Side)>,
-    /// The number of rows in the range, in both tables together.
     pub size: usize,
 }
 
-/// Returns the short ranges of rows in which the two sorted tables differ.
 pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
@@ -158,12 +140,11 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     found
 }
 
-/// Returns the largest key that is smaller than a row's key. Ids begin at 1.
 pub fn before((target, user): Key) -> Key {
     (target, UserId(user.0.saturating_sub(1)))
 }
 
-/// Returns the rows that only one of the two tables has. Both iterators must be sorted.
+/// Both iterators must be sorted.
 pub fn differences(
     site: impl IntoIterator<Item = Key>,
     here: impl IntoIterator<Item = Key>,

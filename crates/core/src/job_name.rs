@@ -6,20 +6,15 @@ use std::fmt;
 /// job has at most one run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
-    /// Compares Redis with MySQL.
     Reconcile,
-    /// Archives, saves and restores boards.
     Archive,
-    /// Builds Bloom filters.
     Filters,
-    /// Compares `counter` with the site's tables.
     Recount,
 }
 
 impl JobName {
     pub const ALL: [Self; 4] = [Self::Reconcile, Self::Archive, Self::Filters, Self::Recount];
 
-    /// The name in `job_lock` and `job_run`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reconcile => "reconcile",
@@ -33,18 +28,13 @@ impl JobName {
 /// A kind of run that only a command can start. Each of these kinds has one lock, as each job has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandName {
-    /// Copies a site's like table.
     Import,
-    /// Deletes all data about a user or a target.
     Erase,
-    /// Compares `counter` with an older site's counters.
     Compare,
-    /// Writes likes to an older site's table.
     Export,
 }
 
 impl CommandName {
-    /// The name in `job_lock` and `job_run`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Import => "import",
@@ -55,16 +45,12 @@ impl CommandName {
     }
 }
 
-/// A mode of a job, with the mode's schedule from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobMode {
-    /// The job whose lock the run acquires.
     pub job: JobName,
-    /// The name in `job_run`.
     pub mode: String,
     /// The cron pattern of the schedule. The pattern is empty if the mode never starts automatically.
     pub pattern: String,
-    /// The pattern's time zone.
     pub time_zone: String,
 }
 

@@ -16,14 +16,12 @@ pub const SET_AT: &str = "_s";
 /// The first character of bucket fields that belong to no target.
 pub const NO_TARGET: char = '_';
 
-/// Returns the maximum number of bucket fields that belong to no target. Every bucket can contain `_` and `_s`. If the
-/// daemon writes counters, a bucket also contains `_o`, `_m`, one field per partition, and one field for the
-/// corrections that reconciles make.
+/// Every bucket can contain `_` and `_s`. If the daemon writes counters, also `_o`, `_m`, one field per partition, and
+/// one for the corrections of reconciles.
 pub fn fields_beside(partitions: u16) -> u64 {
     u64::from(partitions) + 5
 }
 
-/// The names of all keys, as the configuration defines them.
 #[derive(Clone, Debug)]
 pub struct Keys {
     prefix: String,
@@ -31,7 +29,6 @@ pub struct Keys {
     metrics: BTreeMap<u8, String>,
 }
 
-/// Where a target's counter is in Redis, in the form that the Lua scripts expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
@@ -43,34 +40,28 @@ pub struct Place {
 }
 
 impl Keys {
-    /// Creates the names for a layout.
     pub fn new(prefix: &str, metrics: &Metrics, layout: Layout) -> Self {
         Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
     }
 
-    /// Returns a copy of these key names that knows `metrics` instead of the former metrics.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { metrics: by_code(metrics), ..self.clone() }
     }
 
-    /// Returns a copy of the names for other metrics and another layout.
     #[must_use]
     pub fn in_layout(&self, metrics: &Metrics, layout: Layout) -> Self {
         Self::new(&self.prefix, metrics, layout)
     }
 
-    /// Returns the layout of the counters.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The number of buckets of a kind.
     pub fn buckets(&self) -> u32 {
         self.layout.buckets()
     }
 
-    /// The target's bucket.
     pub fn bucket(&self, target: Target) -> u32 {
         layout::bucket(target.id, self.layout.bucket_bits)
     }
@@ -86,7 +77,6 @@ impl Keys {
         format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
     }
 
-    /// Returns the place of the target's counter.
     pub fn place(&self, kind: &str, target: Target, metric: Metric) -> Place {
         let bucket = self.counters(kind, self.bucket(target));
         let Some(template) = &self.layout.template else {
@@ -106,7 +96,6 @@ impl Keys {
         }
     }
 
-    /// Returns the part of a key that holds the metric's counter, in the form that the Lua scripts expect.
     pub fn part(&self, metric: Metric) -> String {
         match self.layout.form {
             Form::Packed => metric.0.to_string(),
@@ -115,18 +104,15 @@ impl Keys {
         }
     }
 
-    /// The metric's name, or an empty text if the configuration does not contain the metric.
     pub fn metric(&self, metric: Metric) -> &str {
         self.metrics.get(&metric.0).map_or("", String::as_str)
     }
 
-    /// Returns a MATCH pattern for the keys of the kind's targets, or `None` if buckets hold the counters.
     pub fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
         let template = self.layout.template.as_ref()?;
         Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
     }
 
-    /// Returns the target whose counter this key holds.
     pub fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
         let name = key.strip_prefix(&self.prefix)?;
         self.layout.template.as_ref()?.target(name, kind, self.metric(metric))
@@ -156,7 +142,6 @@ impl Keys {
         format!("{key}:next")
     }
 
-    /// Matches all keys of filters.
     pub fn filters(&self) -> String {
         format!("{}filter:*", escaped(&self.prefix))
     }
@@ -248,27 +233,22 @@ fn by_code(metrics: &Metrics) -> BTreeMap<u8, String> {
     metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect()
 }
 
-/// Maps a kind's code to the kind's name. Redis keys contain the name.
 #[derive(Clone, Debug)]
 pub struct KindNames(BTreeMap<u8, String>);
 
 impl KindNames {
-    /// Creates the names from `[kinds]`.
     pub fn new(kinds: &Kinds) -> Self {
         Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
     }
 
-    /// The kind's name, or `None` if the configuration no longer contains the kind.
     pub fn get(&self, kind: Kind) -> Option<&str> {
         self.0.get(&kind.0).map(String::as_str)
     }
 
-    /// Finds the kind `name`.
     pub fn named(&self, name: &str) -> Option<Kind> {
         self.0.iter().find(|(_, known)| *known == name).map(|(code, _)| Kind(*code))
     }
 
-    /// Iterates over all kinds, sorted by code.
     pub fn all(&self) -> impl Iterator<Item = (Kind, &str)> {
         self.0.iter().map(|(code, name)| (Kind(*code), name.as_str()))
     }

@@ -21,12 +21,10 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// Finds the kind `name`.
     pub fn named(&self, name: &str) -> Option<Kind> {
         self.0.get(name).map(|code| Kind(*code))
     }
 
-    /// Returns the kind's name, or its code if it has no name.
     pub fn name(&self, kind: Kind) -> String {
         let name = self.0.iter().find(|(_, code)| **code == kind.0).map(|(name, _)| name.clone());
         name.unwrap_or_else(|| kind.to_string())
@@ -49,31 +47,26 @@ impl Default for Metrics {
 pub const LIKE: &str = "like";
 
 impl Metrics {
-    /// Finds the metric `name`.
     pub fn named(&self, name: &str) -> Option<Metric> {
         self.0.get(name).map(|code| Metric(*code))
     }
 
-    /// Returns all metrics, sorted by code.
     pub fn codes(&self) -> Vec<Metric> {
         let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();
         codes.sort_unstable();
         codes
     }
 
-    /// Returns the metric's name, or its code if it has no name.
     pub fn name(&self, metric: Metric) -> String {
         let name = self.0.iter().find(|(_, code)| **code == metric.0).map(|(name, _)| name.clone());
         name.unwrap_or_else(|| metric.0.to_string())
     }
 
-    /// The metric `like`. The configuration check ensures that this metric exists.
     pub fn like(&self) -> Metric {
         Metric(self.0.get(LIKE).copied().unwrap_or(1))
     }
 }
 
-/// Adds the limits of names and codes to the schema of `[kinds]` or `[metrics]`.
 fn codes(schema: &mut schemars::Schema) {
     if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
         code.insert("minimum".to_owned(), json!(1));
@@ -81,7 +74,6 @@ fn codes(schema: &mut schemars::Schema) {
     schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
 }
 
-/// Does the same as [`codes`], and makes the name `like` required.
 fn codes_with_like(schema: &mut schemars::Schema) {
     codes(schema);
     schema.insert("required".to_owned(), json!([LIKE]));

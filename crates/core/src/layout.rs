@@ -22,14 +22,10 @@ pub const BUCKET_BITS_MAX: u8 = 28;
 /// The difference of two valid values fits into 64 bits.
 const NUMBER_MAX: i64 = 1 << 62;
 
-/// The layout of the counters in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The type of key that holds the counters.
     pub form: Form,
-    /// Each kind has 2^`bucket_bits` buckets.
     pub bucket_bits: u8,
-    /// The pattern of key names, for the layouts in which each target or counter has its own key.
     pub template: Option<Template>,
 }
 
@@ -46,7 +42,6 @@ pub enum Form {
 }
 
 impl Form {
-    /// The default pattern of key names.
     pub fn default_template(self) -> &'static str {
         match self {
             Self::Packed => "",
@@ -73,10 +68,6 @@ impl Layout {
     }
 
     /// Parses the name that commands use, `packed:13`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the name is invalid. The error says which names are allowed.
     pub fn named(name: &str, template: &str) -> Result<Self, String> {
         let wrong =
             || format!("{name} is not a layout: write packed:BITS, entity:BITS or string:BITS, for example packed:13");
@@ -91,7 +82,6 @@ impl Layout {
         Self::new(form, bits, template).map_err(|error| format!("the key pattern {template} {error}"))
     }
 
-    /// The number of buckets of a kind.
     pub fn buckets(&self) -> u32 {
         1 << self.bucket_bits
     }
@@ -102,14 +92,11 @@ impl Layout {
         format!("{}{:x}", self.letter(), self.buckets() | bucket)
     }
 
-    /// Finds the bucket `name`.
     pub fn named_bucket(&self, name: &str) -> Option<u32> {
         let number = u32::from_str_radix(name.strip_prefix(self.letter())?, 16).ok()?;
         (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
     }
 
-    /// Returns the letter that bucket numbers of this layout begin with. The letter is never a hex digit. For the
-    /// layout `packed`, returns an empty text.
     fn letter(&self) -> &'static str {
         match self.form {
             Form::Packed => "",
@@ -118,7 +105,6 @@ impl Layout {
         }
     }
 
-    /// Returns the layout's name with its key pattern. Different layouts have different full names.
     pub fn full_name(&self) -> String {
         self.template.as_ref().map_or_else(|| self.to_string(), |template| format!("{self} {template}"))
     }
@@ -133,14 +119,12 @@ impl Layout {
         kinds.iter().flat_map(name).collect()
     }
 
-    /// Returns true if at least one key belongs to both layouts.
     pub fn overlaps(&self, other: &Self, kinds: &[&str], metrics: &[&str]) -> bool {
         let names = other.key_names(kinds, metrics);
         // If two layouts have the same name, the keys of their buckets and recent clicks are also the same.
         self.to_string() == other.to_string() || self.key_names(kinds, metrics).iter().any(|name| names.contains(name))
     }
 
-    /// Returns the metric's counter from the value of a key or field, or `None` if the text is invalid.
     pub fn value(&self, text: &str, metric: Metric) -> Option<i64> {
         match self.form {
             Form::Packed => value(text, metric),
@@ -150,7 +134,6 @@ impl Layout {
     }
 }
 
-/// The name that commands use: `packed:13`, `entity:13`, `string:13`.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = match self.form {
@@ -183,8 +166,6 @@ fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number| (-NUMBER_MAX..=NUMBER_MAX).contains(number))
 }
 
-/// Returns the value of a packed field with these counters, each at its metric's place. The value is empty if all
-/// counters are zero.
 pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     let most = metrics.iter().map(|metric| usize::from(metric.0)).max().unwrap_or(0);
     let mut values = vec![0; most];
@@ -205,23 +186,12 @@ pub enum Loaded {
     /// The counters of missing targets are unknown, because Redis was flushed or no run has loaded the bucket.
     No,
     /// A run is loading the bucket, so the counters of missing targets are still unknown.
-    Loading {
-        /// The run that is loading the bucket.
-        generation: u64,
-        /// The last repair.
-        pass: u64,
-    },
+    Loading { generation: u64, pass: u64 },
     /// The counters of missing targets are zero.
-    Yes {
-        /// The run that loaded the bucket.
-        generation: u64,
-        /// The last repair.
-        pass: u64,
-    },
+    Yes { generation: u64, pass: u64 },
 }
 
 impl Loaded {
-    /// Parses the field. Returns `None` if the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::No);
@@ -232,7 +202,6 @@ impl Loaded {
         Some(if loading { Self::Loading { generation, pass } } else { Self::Yes { generation, pass } })
     }
 
-    /// Returns the field's value after a repair.
     #[must_use]
     pub fn repaired(self, pass: u64) -> Self {
         match self {

@@ -31,13 +31,11 @@ impl Micros {
     /// 9999-12-31T23:59:59.999999Z: the last instant that MySQL's `DATETIME(6)` holds.
     pub const MAX: Self = Self(253_402_300_799_999_999);
 
-    /// Subtracts `by` from this instant.
     #[must_use]
     pub fn before(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// Adds `by` to this instant.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
@@ -52,14 +50,12 @@ impl From<SystemTime> for Micros {
     }
 }
 
-/// A target that can be liked and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     pub kind: Kind,
     pub id: TargetId,
 }
 
-/// An amount to add to one of a target's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Addition {
     pub target: Target,
@@ -67,27 +63,22 @@ pub struct Addition {
     pub delta: i64,
 }
 
-/// The change of a counter row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub target: Target,
     pub metric: Metric,
     pub delta: i64,
-    /// The newest `at` of the applied events.
     pub at: Micros,
 }
 
 impl Difference {
-    /// Removes the time.
     pub fn addition(&self) -> Addition {
         Addition { target: self.target, metric: self.metric, delta: self.delta }
     }
 }
 
-/// The key of a counter: its target and metric.
 pub type CounterKey = (Target, Metric);
 
-/// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BoardPeriod {
     pub board: String,
@@ -95,7 +86,6 @@ pub struct BoardPeriod {
     pub period: String,
 }
 
-/// A member of a board.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoardMember {
     /// Any bytes.

@@ -1,10 +1,9 @@
 //! Outboxes: their rows, the offset up to which Redis contains each outbox, and the rows that a sample from Redis
 //! lacks. Pure.
 //!
-//! For a counter with `writer = "daemon"`, Redis lags behind the table `counter`. The difference is the sum of the
-//! outbox rows that Redis has not yet added to the bucket. A sample also contains the bucket's offsets, which show the
-//! rows that have been added. So a reconcile does not have to wait until the other rows are added. It compares a
-//! counter exactly, even while the counter changes (decision 0033).
+//! For a counter with `writer = "daemon"`, Redis lags behind the table `counter` by the outbox rows after the offsets
+//! of its bucket. A sample contains these offsets, so a reconcile compares the counter exactly, even while the counter
+//! changes (decision 0033).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -28,7 +27,6 @@ pub const IMPORTS: u16 = u16::MAX - 1;
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
 impl OutboxOffsets {
-    /// Parses the text. Returns `None` if the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let mut offsets = BTreeMap::new();
         for pair in text.split(',').filter(|_| !text.is_empty()) {
@@ -41,31 +39,26 @@ impl OutboxOffsets {
         Some(offsets.into_iter().collect())
     }
 
-    /// Returns the partition's offset, or 0.
     pub fn of(&self, partition: u16) -> u64 {
         self.0.get(&partition).copied().unwrap_or(0)
     }
 
-    /// Raises the partition's offset to `number` if `number` is higher.
     pub fn raise(&mut self, partition: u16, number: u64) {
         if number > self.of(partition) {
             Arc::make_mut(&mut self.0).insert(partition, number);
         }
     }
 
-    /// For each partition, takes the higher of the two offsets.
     pub fn raise_all(&mut self, other: &Self) {
         for (partition, number) in other.iter() {
             self.raise(partition, number);
         }
     }
 
-    /// Iterates over the pairs of partition and offset, sorted by partition.
     pub fn iter(&self) -> impl Iterator<Item = (u16, u64)> {
         self.0.iter().map(|(partition, number)| (*partition, *number))
     }
 
-    /// True if there are no offsets.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -90,19 +83,14 @@ impl fmt::Display for OutboxOffsets {
 /// The marks with which a bucket accepts a call that adds outbox rows. The call contains the rows after `highest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepts {
-    /// The lowest accepted mark.
     pub lowest: u64,
-    /// The highest accepted mark.
     pub highest: u64,
 }
 
 impl Accepts {
-    /// Returns the accepted marks of a bucket's next call, for the rows after `after` up to `last`. `mark` is the mark
-    /// that the bucket has answered, or `after` before the first call. Returns `None` if the bucket has all rows.
-    ///
-    /// A call with the rows after `after` also accepts lower marks. Such a bucket lacks nothing, because the rows
-    /// between its mark and `after` add nothing to this bucket. A mark that was below `after` in an answer means that
-    /// Redis has gone back to an older state since the pass began.
+    /// `mark` is the mark that the bucket has answered, or `after` before the first call. A call with the rows after
+    /// `after` also accepts lower marks: the rows between such a mark and `after` add nothing to the bucket. If an
+    /// answered mark was below `after`, Redis has gone back since the pass began.
     pub fn rows(after: u64, mark: u64, last: u64) -> Option<Self> {
         let highest = mark.max(after);
         let lowest = if highest == after { 0 } else { highest };
@@ -110,16 +98,13 @@ impl Accepts {
     }
 }
 
-/// A row of an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxRow {
     pub partition: u16,
     pub number: u64,
     /// The time of the write, by MySQL's clock.
     pub written_at: Micros,
-    /// The amounts to add.
     pub additions: Vec<Addition>,
-    /// The new likes (target and user), for Bloom filters.
     pub likers: Vec<Pair>,
 }
 
@@ -127,15 +112,12 @@ pub struct OutboxRow {
 /// of rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxLag {
-    /// Redis contained all rows up to these offsets before the sample. The bucket's own offsets can be lower. A bucket
-    /// has offsets only for rows that changed the bucket. If a bucket was reset to an older state, it has also lost its
-    /// newer offsets.
+    /// Redis contained all rows up to these offsets before the sample. A bucket's own offsets can be lower, because it
+    /// has offsets only for rows that changed it, and loses them if it goes back.
     applied: OutboxOffsets,
     /// Maps each counter that a later row changes to the sum of the amounts that the counter's sample lacks.
     lacks: HashMap<CounterKey, i64>,
-    /// The last rows that were read.
     ends: OutboxOffsets,
-    /// Rows up to these offsets are deleted.
     pruned: OutboxOffsets,
 }
 
@@ -145,8 +127,6 @@ impl OutboxLag {
         Self { ends: applied.clone(), applied, ..Self::default() }
     }
 
-    /// Adds a row. `sampled` returns the offsets of the counter's bucket in the sample, or `None` if the caller does
-    /// not need the counter.
     pub fn note<'a>(&mut self, row: &OutboxRow, sampled: impl Fn(CounterKey) -> Option<&'a OutboxOffsets>) {
         self.ends.raise(row.partition, row.number);
         for Addition { target, metric, delta } in &row.additions {
@@ -171,12 +151,10 @@ impl OutboxLag {
         Some(self.lacks.get(&number).copied().unwrap_or(0))
     }
 
-    /// Returns the counters that the rows change.
     pub fn numbers(&self) -> impl Iterator<Item = CounterKey> {
         self.lacks.keys().copied()
     }
 
-    /// Returns the last rows that were read. Returns `None` if rows were deleted before they were read.
     pub fn ends(&self) -> Option<&OutboxOffsets> {
         let is_whole = self.pruned.iter().all(|(partition, pruned)| pruned <= self.applied.of(partition));
         Some(&self.ends).filter(|_| is_whole)
@@ -205,7 +183,6 @@ impl KeptAmounts {
         }
     }
 
-    /// Whether some of the kept rows can make up the amount that a counter lacks.
     pub fn explain(&self, counter: CounterKey, lacks: i64) -> bool {
         self.0.get(&counter).is_some_and(|(below, above)| (*below..=*above).contains(&lacks))
     }

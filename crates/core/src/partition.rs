@@ -12,7 +12,6 @@ use crate::model::{Target, UserId};
 /// work off a backlog. See docs/scaling.md, "Bottlenecks by rate".
 const EVENTS_OF_ONE: u32 = 62_500;
 
-/// Returns how many partitions are needed for this rate of events.
 pub fn suited_partitions(events_per_s: u32) -> u16 {
     u16::try_from(events_per_s.div_ceil(EVENTS_OF_ONE).max(1)).unwrap_or(u16::MAX)
 }
@@ -21,11 +20,9 @@ pub fn suited_partitions(events_per_s: u32) -> u16 {
 /// highest number that `[amqp] partitions` allows.
 pub const MAPS_FROM: u16 = 60_000;
 
-/// A partition's name in messages: `partition 3`, or `map site`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionName {
     pub number: u16,
-    /// The name of the partition's map, if it has a map.
     pub map: Option<String>,
 }
 
@@ -38,27 +35,22 @@ impl fmt::Display for PartitionName {
     }
 }
 
-/// All partitions in use, each with its queue, in the order of their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Partitions(BTreeMap<u16, String>);
 
 impl Partitions {
-    /// The number of partitions.
     pub fn count(&self) -> u16 {
         u16::try_from(self.0.len()).unwrap_or(u16::MAX)
     }
 
-    /// Whether a partition has this number.
     pub fn has(&self, number: u16) -> bool {
         self.0.contains_key(&number)
     }
 
-    /// The partitions' numbers.
     pub fn numbers(&self) -> impl Iterator<Item = u16> {
         self.0.keys().copied()
     }
 
-    /// The partitions' numbers and queues.
     pub fn queues(&self) -> impl Iterator<Item = (u16, &str)> {
         self.0.iter().map(|(number, queue)| (*number, queue.as_str()))
     }
@@ -81,7 +73,6 @@ pub enum PartitionBy {
 }
 
 impl PartitionBy {
-    /// The routing key for this user's like of this target.
     pub fn routing_key(self, target: Target, user: UserId) -> String {
         match self {
             Self::User => user.to_string(),
@@ -93,7 +84,6 @@ impl PartitionBy {
 /// Whether a daemon may write to a partition, according to the partition's row in MySQL. The row is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// The daemon holds the partition.
     Keeps,
     /// The daemon takes over the partition with this epoch.
     Takes(u64),

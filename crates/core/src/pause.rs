@@ -8,7 +8,6 @@ use jiff::{SpanRelativeTo, Unit};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// The schema's format for durations.
 pub const LENGTH_OF_TIME: &str = "length-of-time";
 
 /// A duration, written `500ms`, `2s`, `5m`, `1h`, `30d` (days have 24 hours).
@@ -16,7 +15,6 @@ pub const LENGTH_OF_TIME: &str = "length-of-time";
 pub struct Pause(pub Duration);
 
 impl Pause {
-    /// A duration of `seconds`.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
     }
@@ -28,7 +26,6 @@ impl Serialize for Pause {
     }
 }
 
-/// Writes the duration as in config.toml, in the largest unit that gives a whole number.
 impl fmt::Display for Pause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.as_nanos();
@@ -63,7 +60,6 @@ impl<'de> Deserialize<'de> for Pause {
     }
 }
 
-/// Parses a duration.
 pub fn parse_pause(text: &str) -> Result<Pause, jiff::Error> {
     let span: jiff::Span = text.parse()?;
     let seconds = span.total((Unit::Nanosecond, SpanRelativeTo::days_are_24_hours()))? / 1e9;

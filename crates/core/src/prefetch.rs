@@ -1,19 +1,17 @@
-//! Calculates how many messages a session receives, and how many it writes together, from the sizes of messages and from
-//! the number of their returns. Pure: no I/O, no clock.
+//! Calculates how many messages a session receives, and how many it writes together, from the sizes and the returns of
+//! messages. Pure: no I/O, no clock.
 //!
 //! The broker limits the number of messages and not their bytes, but a list of events can be a thousand times larger
 //! than one event (decision 0008).
 //!
-//! A quorum queue counts how often each message is returned, and dead-letters a message after twenty returns. If one
-//! message crashes the daemon, all messages that the daemon holds return to the queue, again and again. So a daemon
-//! starts with a prefetch of one message, and keeps it while the messages were returned often (decision 0012). Where
-//! such a message arrives among others, the daemon writes it alone. It does not return the others for that: this would
-//! count as much as a crash, and would also bring them behind the bad message.
+//! A quorum queue dead-letters a message after twenty returns. If one message crashes the daemon, all messages that the
+//! daemon holds return, again and again. So a daemon starts with a prefetch of one message, and keeps it while the
+//! messages were returned often (decision 0012). Where such a message arrives among others, it is written alone. The
+//! others are not returned for that: this would count as much as a crash, and bring them behind the bad message.
 
-/// The prefetch of a daemon's first session. A daemon that has just started does not know the size of messages. It also
-/// does not know whether its predecessor died of a message that is still in the queue. If the first session received
-/// more messages and returned them, they could come behind the deadly message again and again, until the queue drops
-/// them.
+/// A daemon that has just started knows neither the size of messages, nor whether its predecessor died of one that is
+/// still in the queue. Messages that it returned could come behind the deadly message again and again, until the queue
+/// drops them.
 const FIRST_PREFETCH: u16 = 1;
 
 /// The smallest prefetch, for messages of any size. With a prefetch of two, the next message can arrive while the
@@ -27,32 +25,26 @@ const SEEN_MIN: u16 = 10;
 /// After this many messages in a row that may be written together, the limit on the prefetch ends.
 const CALM_MESSAGES: u16 = 500;
 
-/// If a session fails before it acknowledges a message, the next session's prefetch is divided by sixteen. The session
-/// may have failed at a message that the AMQP library cannot read. For such a message, the daemon does not know how
-/// often it was returned. After four failed sessions, even the largest prefetch is reduced to one message. If four
-/// daemons receive from the queue in turn, sixteen sessions fail before each daemon's prefetch is one. Each failed
-/// session also returns the readable messages that it received. The queue allows twenty returns of a message.
+/// If a session fails before it acknowledges a message, the next prefetch is divided by this: the AMQP library perhaps
+/// cannot read a message, and the daemon then does not know its returns. Four failed sessions lead from the largest
+/// prefetch to one message, sixteen with four daemons in turn; the queue allows twenty returns.
 const FAILED_LEAVES: u16 = 16;
 
 /// A partition's share of the prefetch is not smaller than this, because small batches cost more time per event.
 const SHARE_MIN: u16 = 2_500;
 
-/// Returns the prefetch of one partition: an equal share of the prefetch `configured` for `partitions` partitions. So a
-/// daemon with several partitions does not need much more memory than a daemon with one.
+/// An equal share, so that a daemon with several partitions does not need much more memory.
 pub fn share(configured: u16, partitions: u16) -> u16 {
     (configured / partitions.max(1)).max(configured.min(SHARE_MIN))
 }
 
-/// Limits on the messages that a session receives and has not acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The number of messages.
     pub messages: u16,
     /// The bytes of all messages. The daemon estimates them from the mean size of the last messages.
     pub bytes: usize,
 }
 
-/// Measures the size of a partition's messages.
 #[derive(Debug, Default)]
 struct MessageSizes {
     /// The moving mean of the messages' sizes, in bytes. It is 0 before the first message.
@@ -60,7 +52,6 @@ struct MessageSizes {
 }
 
 impl MessageSizes {
-    /// Includes a message's size in the moving mean.
     fn note(&mut self, bytes: usize) {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
@@ -75,7 +66,6 @@ impl MessageSizes {
         }
     }
 
-    /// Returns how many messages can be in flight.
     fn prefetch(&self, limits: Limits) -> u16 {
         match self.mean {
             0 => limits.messages.min(FIRST_PREFETCH),
@@ -97,17 +87,13 @@ pub fn portion(returns: i64) -> u16 {
     }
 }
 
-/// The prefetch of one partition's sessions, and what the daemon has learned from the messages of earlier sessions.
 #[derive(Debug)]
 pub struct Prefetch {
     sizes: MessageSizes,
     /// Limits the prefetch after messages that were returned often, and after sessions that failed.
     limit: u16,
-    /// How many messages in a row may be written together with any number of others.
     calm: u16,
-    /// The prefetch of the present session.
     messages: u16,
-    /// The number of messages since the prefetch was last compared with the wanted one.
     seen: u16,
 }
 
@@ -118,18 +104,15 @@ impl Default for Prefetch {
 }
 
 impl Prefetch {
-    /// Returns the prefetch that the next session should have.
     pub fn wanted(&self, limits: Limits) -> u16 {
         self.limit.min(self.sizes.prefetch(limits))
     }
 
-    /// Begins a session, and returns its prefetch.
     pub fn begin(&mut self, limits: Limits) -> u16 {
         (self.messages, self.seen) = (self.wanted(limits), 0);
         self.messages
     }
 
-    /// Includes a message that will be written: how often it was returned, and its size.
     pub fn note(&mut self, returns: i64, bytes: usize) {
         self.sizes.note(bytes);
         self.seen = self.seen.saturating_add(1);
@@ -143,9 +126,8 @@ impl Prefetch {
         }
     }
 
-    /// Returns true if the session should end, because another prefetch would suit the messages much better. This is
-    /// checked once after each `prefetch` messages. A session that holds messages that were returned often does not end
-    /// for that, because its end would return them once more.
+    /// Checked once after each `prefetch` messages. A session with messages that were returned often does not end for
+    /// that, because its end would return them once more.
     pub fn is_off(&mut self, limits: Limits) -> bool {
         if self.seen < self.messages.max(SEEN_MIN) {
             return false;
@@ -167,7 +149,6 @@ impl Prefetch {
         is_overfull
     }
 
-    /// Lowers the limit after a session ended before it acknowledged a message.
     pub fn failed(&mut self) {
         (self.limit, self.calm) = ((self.messages / FAILED_LEAVES).max(1), 0);
     }

@@ -1,12 +1,10 @@
-//! Detects a writer that raises counters without events. A reconcile lowers such counters, and the next reconcile finds
-//! the counters too high again. Without this check, the repairs would never end, and each repair would remove likes
-//! that the writer added. Pure.
+//! Detects a writer that raises counters without events. Without this check, each reconcile would lower such counters
+//! again, and remove likes that the writer added. Pure.
 //!
-//! A counter is *raised again* if the last run found it too high, and its drift is now larger than after the last run.
-//! If the last run lowered the counter, the drift after that run was zero. For each metric, a run counts the counters
-//! that were raised again. If the previous run found at least [`RAISED_MIN`] such counters, and this run does too, this
-//! run does not change the metric's counters. If the drift grows, the next run also stops its repairs. Otherwise the
-//! next run repairs the counters.
+//! A counter is *raised again* if the last run found it too high, and its drift is now larger than after the last run
+//! (zero if that run lowered it). If at least [`RAISED_MIN`] counters of a metric were raised again in the previous run
+//! and in this one, this run does not change the metric's counters, and the next run does the same while the drift
+//! grows.
 //!
 //! Likes are sometimes lost or counted twice, but not for the same hundred targets in three runs. So another program
 //! writes these counters.
@@ -19,32 +17,24 @@ use crate::model::{CounterKey, Metric};
 /// metric if their number is smaller than this minimum.
 pub const RAISED_MIN: u64 = 100;
 
-/// A counter that a run found too high.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooHigh {
-    /// The drift as a positive number.
     pub by: u64,
     /// The drift after the run. If the run lowered the counter, this is zero. If the run did not repair the counter,
     /// this is the same number as `by`.
     pub left: u64,
 }
 
-/// The counters that one run found too high.
 pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 
-/// For each metric, the number of counters that were raised again: one number for this run, and one for the previous
-/// run.
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
-    /// Maps a metric to the number of its counters that were raised again in the last run.
     by_last: BTreeMap<Metric, u64>,
-    /// Maps a metric to the number of its counters that were raised again in this run.
     by_this: BTreeMap<Metric, u64>,
 }
 
 impl RaisedAgain {
-    /// Prepares a run. `last` is the result of the previous run, and `before` is the result of the run before that.
     pub fn new(before: &AllTooHigh, last: AllTooHigh) -> Self {
         let mut by_last = BTreeMap::new();
         for (key, TooHigh { by, .. }) in &last {
@@ -53,7 +43,6 @@ impl RaisedAgain {
         Self { last, by_last, by_this: BTreeMap::new() }
     }
 
-    /// Records that this run found the counter too high. Call this once for each counter.
     pub fn note(&mut self, key: CounterKey, by: u64) {
         note(&mut self.by_this, &self.last, key, by);
     }

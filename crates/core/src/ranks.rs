@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 
 use crate::model::BoardMember;
 
-/// The rule that gives places to members with equal scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ranking {
     /// 1, 2, 3, 4: each member has its own place. Equal members keep Redis' order.
@@ -17,23 +16,17 @@ pub enum Ranking {
     Dense,
 }
 
-/// A member with its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// The place, from 1.
     pub place: u64,
     /// Any bytes.
     pub member: Vec<u8>,
-    /// The member's score in the zset.
     pub score: f64,
 }
 
-/// Says how many members of a board are before a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// The number of members before the page's first member.
     pub members: u64,
-    /// The number of members whose score is higher than the score of the page's first member.
     pub higher: u64,
     /// The number of different scores that are higher than the score of the page's first member. Only
     /// [`Ranking::Dense`] uses this number.
@@ -46,7 +39,6 @@ pub fn order(a: &BoardMember, b: &BoardMember) -> Ordering {
     b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member))
 }
 
-/// Gives places to the members of a sorted page. `before` has the counts of the members before the page.
 pub fn place(ranking: Ranking, before: Before, page: Vec<BoardMember>) -> Vec<Placed> {
     let mut placed: Vec<Placed> = Vec::with_capacity(page.len());
     let (mut shared, mut distinct) = (before.higher + 1, before.distinct + 1);

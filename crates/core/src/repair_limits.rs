@@ -8,20 +8,14 @@ use crate::drift::Judgement;
 /// would already be ten percent.
 const TARGETS_MIN: u64 = 100;
 
-/// The limits of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct RepairLimits<'a> {
-    /// The maximum percentage of drifted targets among the checked targets.
     pub targets_max_percent: u8,
-    /// The largest allowed drift of a counter.
     pub abs_max: i64,
-    /// The command that repairs the counters without these limits.
     pub command: &'a str,
-    /// The command that loads all counters again, if such a command exists.
     pub reload: Option<&'a str>,
 }
 
-/// A limit was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LimitExceeded(pub String);
@@ -70,7 +64,6 @@ pub enum Decision {
     Confirmed(i64),
 }
 
-/// Decides about a counter from an earlier judgement, if there is one, and from that of the newest measurement.
 pub fn decide(earlier: Option<Judgement>, newest: Judgement) -> Decision {
     match (earlier, newest) {
         (_, Judgement::Busy) => Decision::Busy,
@@ -82,8 +75,7 @@ pub fn decide(earlier: Option<Judgement>, newest: Judgement) -> Decision {
     }
 }
 
-/// Returns the amount to add to a counter, from its drifts at two instants. If both drifts have the same sign, the
-/// smaller drift decides the amount. Otherwise the amount is zero. An event in flight can appear as drift at one of the
+/// The smaller drift if both have the same sign, otherwise zero: an event in flight can appear as drift at one of the
 /// instants, but not at both.
 pub fn confirmed_delta(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {

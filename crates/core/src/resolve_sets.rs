@@ -1,10 +1,8 @@
-//! Counters with set events. This module decides which events of a batch are valid, and computes the changes of the
-//! table `counter`. Pure: no I/O, no clock.
+//! Counters with set events: which events of a batch are valid, and how they change the table `counter`. Pure: no I/O,
+//! no clock.
 //!
-//! A counter's value is the value of its newest set event, plus all count events with a later `at`. Count events with
-//! an earlier or equal `at` are void, even if they arrive after the set event. So the order of arrival does not matter.
-//! A count event that arrives after a newer set event adds nothing. If a set event arrives after newer count events,
-//! these counts are added to the value of the set event (table `recent_delta`).
+//! A counter's value is that of its newest set event, plus all count events with a later `at`, in any order of arrival.
+//! If a set event arrives after newer count events, these are added to its value (table `recent_delta`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,22 +17,17 @@ pub struct LastSet {
     pub value: i64,
 }
 
-/// The state of a counter before an event sets the counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// `SUM(value)` over the slots of `counter`. This sum can be larger than one slot's maximum.
     pub counted: i128,
     /// The sum of the changes that have a later `at` than the event that sets the counter.
     pub since: i128,
-    /// The newest `at` of the events that were applied to the counter.
     pub update_at: Option<Micros>,
 }
 
-/// The valid events of a batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
-    /// For each counter, the newest set event of the batch, sorted by key. If MySQL already has this event or a newer
-    /// set event of the counter, the counter is not in the list.
+    /// Sorted by key. Without counters whose newest set event MySQL already has.
     pub won: Vec<(CounterKey, LastSet)>,
     /// The valid count events, sorted by their keys in the ledger. A set event makes the older count events of its
     /// counter void.
@@ -53,7 +46,6 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, Last
     newest
 }
 
-/// Selects the valid events. `known` contains each counter's last set event.
 pub fn resolve(
     sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,
@@ -70,8 +62,7 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// Returns how each row of `counter` changes, sorted by key. `standing` contains the former state of each counter
-    /// that an event sets. Returns `None` if a difference does not fit into 64 bits.
+    /// Sorted by key. `None` if a difference does not fit into 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {

@@ -35,7 +35,6 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Returns a rule with the default settings for the metric.
     pub fn of(metric: impl Into<String>) -> Self {
         let metric = metric.into();
         Self { metric, kind: None, writer: Writes::default(), below_zero: false, settable: false, board: None }
@@ -54,28 +53,21 @@ pub enum Writes {
     Daemon,
 }
 
-/// The rule for one metric of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ruled {
-    /// The writer that counts the metric in Redis.
     pub writer: Writes,
-    /// Whether the number can be negative.
     pub below_zero: bool,
-    /// Whether events of the types `set` and `reset` are accepted.
     pub settable: bool,
 }
 
-/// All rules, by kind and metric.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     of_kind: HashMap<(Kind, Metric), Ruled>,
     of_all: HashMap<Metric, Ruled>,
-    /// Maps the kind and metric of a rule to the rule's board. The kind is `None` if the rule is for all kinds.
     boards: HashMap<(Option<Kind>, Metric), String>,
 }
 
 impl Rules {
-    /// Builds the rules from the `[[rule]]` blocks. Skips blocks with unknown names.
     pub fn new(kinds: &Kinds, metrics: &Metrics, blocks: &[Rule]) -> Self {
         let mut rules = Self::default();
         for Rule { metric, kind, writer, below_zero, settable, board } in blocks {
@@ -109,20 +101,16 @@ impl Rules {
         rules
     }
 
-    /// Whether any metric is settable.
     pub fn has_settable(&self) -> bool {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
-    /// Whether API servers count any number of these kinds and metrics in Redis. A rule for one kind goes before a rule
-    /// for all kinds.
     pub fn has_counts_by_api(&self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_by_api = |kind: u8, metric: u8| self.of(Kind(kind), Metric(metric)).writer == Writes::Api;
         kinds.0.values().any(|kind| metrics.0.values().any(|metric| is_by_api(*kind, *metric)))
     }
 
-    /// Returns the names of the numbers, such as `video:like`, that another writer counts according to `new`. The kinds
-    /// and metrics must exist in both configurations.
+    /// The kinds and metrics must exist in both configurations.
     pub fn other_writers(&self, new: &Self, (kinds, metrics): (&Kinds, &Metrics)) -> Vec<String> {
         let numbers = kinds.0.iter().flat_map(|kind| metrics.0.iter().map(move |metric| (kind, metric)));
         let is_other = |kind: u8, metric: u8| {
@@ -133,13 +121,11 @@ impl Rules {
         others.map(|((kind, _), (metric, _))| format!("{kind}:{metric}")).collect()
     }
 
-    /// Returns the board that also gets the additions to this metric of this kind.
     pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
         let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
         self.boards.get(&(of, metric)).map(String::as_str)
     }
 
-    /// Returns the rule for this metric of this kind.
     pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
         let of_kind = self.of_kind.get(&(kind, metric));
         of_kind.or_else(|| self.of_all.get(&metric)).copied().unwrap_or_default()

@@ -1,15 +1,12 @@
-//! A board's score: two columns in 53 bits (decision 0053). The score of a zset member is a double, which represents
-//! integers of 53 bits exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both
-//! programs. Pure.
+//! A board's score: two columns in the 53 bits that a double holds exactly (decision 0053), packed as in lua/board.lua.
+//! tests/vectors/scores.json tests both programs. Pure.
 //!
-//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the
-//! remaining time. The remaining time is measured when a member's primary number changes: it is the time until the
-//! period's end. If `low` is the remaining time, and two members have the same primary number, the member that reached
-//! this number first is ahead.
+//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the time
+//! from the last change of the primary number until the period's end. With the remaining time, the member that reached
+//! a number first is ahead.
 
 use std::fmt;
 
-/// The number of bits of the integers that a double holds exactly.
 pub const SCORE_BITS: u32 = 53;
 
 /// The maximum number of bits for the remaining time. [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs
@@ -32,20 +29,15 @@ pub enum Tie {
     Earliest,
 }
 
-/// The rule by which a board's scores are created and ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// How equal members are ordered.
     pub tie: Tie,
-    /// The bits of the lower column.
     pub packing: Packing,
 }
 
 impl Rule {
-    /// The rule for scores that are plain numbers.
     pub const PLAIN: Self = Self { tie: Tie::Member, packing: Packing::new(0) };
 
-    /// Returns the rule's name in the Lua scripts.
     pub fn name(self) -> &'static str {
         match self.tie {
             Tie::Member => "plain",
@@ -60,29 +52,24 @@ impl Rule {
         if self.tie == Tie::Member { None } else { self.packing.unpack(score) }
     }
 
-    /// The primary number of a score.
     pub fn primary(self, score: f64) -> f64 {
         // A column has at most 53 bits, so a double holds it exactly.
         self.columns(score).map_or(score, |columns| columns.primary as f64)
     }
 }
 
-/// How the two columns are packed into a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     low_bits: u32,
 }
 
-/// A score's two columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Columns {
-    /// The number that ranks members.
     pub primary: u64,
     /// The number that orders members with equal primary numbers. The member with the higher number is ahead.
     pub low: u64,
 }
 
-/// The error if the value of a column is too large for the score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{column} is {value}, and the board's scores hold at most {max}")]
 pub struct Overflow {
@@ -91,12 +78,9 @@ pub struct Overflow {
     max: u64,
 }
 
-/// One of the two columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// The number that ranks members.
     Primary,
-    /// The number that orders members with equal primary numbers.
     Low,
 }
 
@@ -110,30 +94,23 @@ impl fmt::Display for Column {
 }
 
 impl Packing {
-    /// Returns a packing with `low_bits` bits for the lower column, or with [`LOW_BITS_MAX`] if `low_bits` is larger.
     pub const fn new(low_bits: u32) -> Self {
         Self { low_bits: if low_bits > LOW_BITS_MAX { LOW_BITS_MAX } else { low_bits } }
     }
 
-    /// The bits of the lower column.
     pub const fn low_bits(self) -> u32 {
         self.low_bits
     }
 
-    /// The largest primary number.
     pub const fn primary_max(self) -> u64 {
         (1 << (SCORE_BITS - self.low_bits)) - 1
     }
 
-    /// The largest lower number.
     pub const fn low_max(self) -> u64 {
         (1 << self.low_bits) - 1
     }
 
     /// Packs the columns into a score. Sorted scores are in the order of (primary, low).
-    ///
-    /// # Errors
-    /// Fails if a column does not fit, because such a score would rank wrongly.
     pub fn pack(self, columns: Columns) -> Result<f64, Overflow> {
         let Columns { primary, low } = columns;
         for (column, value, max) in [(Column::Primary, primary, self.primary_max()), (Column::Low, low, self.low_max())]
@@ -147,7 +124,6 @@ impl Packing {
         Ok(((primary << self.low_bits) | low) as f64)
     }
 
-    /// Returns the columns of a score, or `None` if the score is not a whole number from 0 to 2^53 - 1.
     pub fn unpack(self, score: f64) -> Option<Columns> {
         #[expect(clippy::cast_precision_loss, reason = "2^53 is exact")]
         let end = (1_u64 << SCORE_BITS) as f64;

@@ -15,26 +15,17 @@ use crate::partition::PartitionBy;
 use crate::rules::{Ruled, Rules, Writes};
 use crate::score::SECOND_BITS_MAX;
 
-/// The settings of a site. The default is the view of a client that has never seen a card.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// Whether the settings come from a card. If not, the names of kinds and metrics are not checked.
     pub is_known: bool,
-    /// Kinds of targets.
     pub kinds: Kinds,
-    /// Names of the kinds, by code.
     pub names: KindNames,
-    /// Metrics.
     pub metrics: Metrics,
-    /// Leaderboards.
     pub boards: Vec<Board>,
-    /// Layout from which clients read counters.
     pub layout: Layout,
-    /// Name of the exchange for events.
     pub exchange: String,
-    /// Whether targets can have Bloom filters.
     pub has_filters: bool,
-    /// Rules for checking events.
     pub terms: Terms,
 }
 
@@ -65,7 +56,6 @@ impl Default for Site {
 }
 
 impl Site {
-    /// Returns the rule of a number.
     pub fn ruled(&self, kind: Kind, metric: Metric) -> Ruled {
         self.terms.rules.of(kind, metric)
     }
@@ -74,8 +64,6 @@ impl Site {
 impl TryFrom<&Card> for Site {
     type Error = CardError;
 
-    /// # Errors
-    /// Fails if a value of the card is outside its range.
     fn try_from(card: &Card) -> Result<Self, CardError> {
         let wrong = |problem: &str| CardError::Wrong(problem.to_owned());
         let is_code = |codes: &BTreeMap<String, u8>| codes.values().all(|code| *code > 0);
@@ -118,7 +106,6 @@ impl TryFrom<&Card> for Site {
     }
 }
 
-/// Returns the rules that the card's lists of numbers contain.
 fn rules(card: &Card, kinds: &Kinds, metrics: &Metrics) -> Rules {
     let [api, below_zero, settable] =
         [&card.api, &card.below_zero, &card.settable].map(|numbers| numbers.iter().collect::<HashSet<_>>());

@@ -4,47 +4,32 @@
 //! The parser recognises only quotes, comments, and the words outside of quotes and comments. MySQL checks everything
 //! else.
 
-/// The placeholders of a `[[recount]]`: the last id of the previous page, and the maximum number of rows.
 pub const OF_RECOUNT: &[&str] = &["after", "limit"];
 
-/// The placeholders of an `[[import]]` of likes: the last row of the previous page, and the maximum number of rows.
 pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
 
-/// The placeholders of an `[[import]]` of numbers other than likes.
 pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 
-/// The placeholders of an `[[export]]`.
 pub const OF_EXPORT: &[&str] = &["target", "user", "at", "deleted"];
 
-/// A query that contains no unknown placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The text and the placeholders, in order.
     parts: Vec<Part>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(String),
-    /// The placeholder with this index in the list.
     Value(usize),
 }
 
-/// A part of SQL.
 enum Token<'a> {
-    /// A word or a number outside of quotes.
     Word(&'a str),
-    /// `:name`.
     Placeholder(&'a str),
-    /// A quoted text, a comment, or the text between two words.
     Other(&'a str),
 }
 
 impl Query {
-    /// Finds the placeholders. The query must contain all names in `placeholders`.
-    ///
-    /// # Errors
-    /// Returns a sentence that says why the query cannot be used.
     pub fn parse(text: &str, placeholders: &[&str]) -> Result<Self, String> {
         let (query, words) = read(text, placeholders)?;
         check_words(&words)?;
@@ -53,9 +38,6 @@ impl Query {
 
     /// Does the same as [`Self::parse`] for a statement that writes one row and begins with one of `verbs`. Only the
     /// first `needed` placeholders are required.
-    ///
-    /// # Errors
-    /// Returns a sentence that says why the statement cannot be used.
     pub fn parse_write(text: &str, verbs: &[&str], placeholders: &[&str], needed: usize) -> Result<Self, String> {
         let (query, words) = read(text, placeholders)?;
         if !words.first().is_some_and(|word| verbs.contains(&word.as_str())) {
@@ -64,7 +46,6 @@ impl Query {
         query.check_has(placeholders, needed)
     }
 
-    /// Whether the query contains the placeholder with this index in the list.
     pub fn has(&self, place: usize) -> bool {
         self.parts.contains(&Part::Value(place))
     }
@@ -87,7 +68,6 @@ impl Query {
     }
 }
 
-/// Finds the placeholders of one statement. Also returns the statement's words outside of quotes, in lower case.
 fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), String> {
     let (mut parts, mut words) = (Vec::new(), Vec::new());
     let (mut ended, mut depth) = (false, 0_usize);
@@ -133,7 +113,6 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
     Ok((Query { parts }, words))
 }
 
-/// Formats the list for messages, for example as `:after and :limit`.
 fn listed(placeholders: &[&str]) -> String {
     let names: Vec<String> = placeholders.iter().map(|name| format!(":{name}")).collect();
     match names.split_last() {
@@ -173,7 +152,6 @@ fn is_comment(text: &str) -> bool {
     text.starts_with("/*") || text.starts_with('#') || text.starts_with("--")
 }
 
-/// The first token of `text`, or `None` at the end.
 fn next(text: &str) -> Result<Option<Token<'_>>, String> {
     let Some(first) = text.chars().next() else { return Ok(None) };
     let taken = |length: usize| text.get(..length).unwrap_or(text);
@@ -210,8 +188,7 @@ fn word_length(text: &str) -> usize {
     text.find(|letter| !is_of_word(letter)).unwrap_or(text.len())
 }
 
-/// Returns the length of a quoted part, including its quotes. The text continues after a doubled quote. In a string,
-/// the text also continues after a backslash and a quote.
+/// Includes the quotes. The text continues after a doubled quote, and in a string also after a backslash and a quote.
 fn quoted(text: &str, quote: char) -> Result<usize, String> {
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((place, letter)) = letters.next() {

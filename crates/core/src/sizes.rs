@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// The number of drifts in each range of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sizes {
     /// Drifts by 1.
@@ -20,7 +19,6 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts one drift. `drift` is its absolute value.
     pub fn note(&mut self, drift: u64) {
         *match drift {
             0..=1 => &mut self.one,

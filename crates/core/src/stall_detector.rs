@@ -1,12 +1,11 @@
 //! Detects a broker that has messages but does not deliver them. Pure: the current time is an argument.
 //!
-//! RabbitMQ can stop delivering without an error. If a queue is deleted and quickly recreated, the new queue keeps the
-//! consumers of the old one (seen with 3.10). If such a consumer has already received a message, it never receives
-//! another one. And a node that the network cuts off from the others keeps its clients (always with 4.3); if it led the
-//! queue, it even answers that the queue is empty. So a session counts the messages in the queue, at its own node and at
-//! another node, if the session has received messages, holds no unacknowledged message, and receives nothing for some
-//! time. If two checks in a row find messages, the session ends (decision 0011). A session that has received no message makes no
-//! checks, because another consumer may be the active one.
+//! If a queue is deleted and quickly recreated, the new queue keeps the consumers of the old one (seen with RabbitMQ
+//! 3.10), and those that have received a message receive nothing more. And a node that the network cuts off from the
+//! others keeps its clients (always with 4.3); if it led the queue, it even answers that the queue is empty. So a session
+//! that has received messages, holds none, and receives nothing for some time counts the messages in the queue, at its
+//! own node and at another node. If two checks in a row find some, the session ends (decision 0011). A session that has
+//! received nothing makes no checks, because another consumer may be the active one.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,6 @@ pub struct StallDetector {
     every: Duration,
     /// The time of the last message or of the last check, whichever is later. `None` before the first message.
     since: Option<Instant>,
-    /// Whether the queue had messages at the last check.
     had_messages: bool,
 }
 
@@ -32,7 +30,6 @@ impl StallDetector {
         (self.since, self.had_messages) = (Some(now), false);
     }
 
-    /// Whether the queue's depth must be checked now.
     pub fn is_due(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| now.duration_since(since) >= self.every)
     }

@@ -3,23 +3,19 @@
 
 use crate::model::BoardMember;
 
-/// The number and checksum of a board's members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tally {
-    /// The number of members.
     pub members: u64,
     /// The checksum over members and scores, independent of their order.
     pub checksum: u64,
 }
 
 impl Tally {
-    /// Adds another tally.
     pub fn add(&mut self, other: Self) {
         self.members += other.members;
         self.checksum = self.checksum.wrapping_add(other.checksum);
     }
 
-    /// Returns the tally after the member `by` has replaced `member`.
     #[must_use]
     pub fn replaced(self, member: &BoardMember, by: &BoardMember) -> Self {
         let checksum = self.checksum.wrapping_sub(digest(member)).wrapping_add(digest(by));

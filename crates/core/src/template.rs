@@ -81,17 +81,14 @@ impl Template {
         self.0.contains(part)
     }
 
-    /// Whether the names contain the kind, so that names of different kinds differ.
     pub fn has_kind(&self) -> bool {
         self.has(&Part::Kind)
     }
 
-    /// Whether the names contain the metric, so that names of different metrics differ.
     pub fn has_metric(&self) -> bool {
         self.has(&Part::Metric)
     }
 
-    /// The name for a target.
     pub fn name(&self, kind: &str, id: TargetId, metric: &str) -> String {
         let mut name = String::new();
         for part in &self.0 {
@@ -105,7 +102,6 @@ impl Template {
         name
     }
 
-    /// Returns a MATCH pattern that finds all names of the kind and metric, and possibly other names.
     pub fn pattern(&self, kind: &str, metric: &str) -> String {
         let mut pattern = String::new();
         for part in &self.0 {
@@ -119,7 +115,6 @@ impl Template {
         pattern
     }
 
-    /// Reads the target from a key name. Returns `None` if the key name does not belong to this kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
         // All key names for this kind and metric differ only in the id. Each name contains the id once.
@@ -144,7 +139,6 @@ impl Part {
     }
 }
 
-/// Escapes text for a MATCH pattern.
 pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

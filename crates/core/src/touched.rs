@@ -1,13 +1,10 @@
-//! Tracks the counters that a run must measure when it loads buckets into Redis. The outbox has added to these counters
-//! since the cut. The cut is the instant at which the run read the counter's bucket.
+//! Tracks the counters that a run must measure when it loads buckets into Redis: those to which the outbox has added
+//! since the cut, the instant at which the run read the bucket.
 //!
-//! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows that
-//! were committed before the cut. The script that reads a bucket at the cut also raises the bucket's offsets to these
-//! numbers. So the load must set each counter to the value that includes exactly the rows up to these offsets. The
-//! missing amount is this value minus the value in the bucket at the cut. The load reads counters from MySQL in pages,
-//! and each page is one snapshot. If a page's snapshot has a later outbox row (after `outbox`) for a counter, the load
-//! measures this counter. Otherwise the value in the page includes exactly the rows up to the offsets, and the load
-//! uses this value.
+//! Only counters that the daemon adds to Redis. `outbox` has the last outbox rows before the cut, and the script that
+//! reads a bucket also raises the bucket's offsets to them. So the load must set each counter to the value with exactly
+//! the rows up to these offsets. It reads counters in pages, each one snapshot. If the snapshot has a later row for a
+//! counter, the load measures the counter; otherwise the page's value is right.
 //!
 //! * A: `outbox` is read. B: an outbox row is committed. C: the page is read. The page includes the row's addition, and
 //!   the outbox also adds it to the bucket. The page's snapshot has the row, so the row's counter is measured.
@@ -40,7 +37,6 @@ const KEYS_MAX: usize = 500_000;
 /// `outbox`, and the last page's snapshot contains the row.
 pub enum Touched {
     Keys {
-        /// The numbers of the last outbox rows that were read.
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
     },
@@ -49,14 +45,11 @@ pub enum Touched {
 }
 
 impl Touched {
-    /// Returns the initial state, in which the outbox has changed no counter. `outbox` has the last rows before the
-    /// cuts.
     pub fn none_after(outbox: OutboxOffsets) -> Self {
         Self::Keys { offsets: outbox, keys: HashSet::new() }
     }
 
-    /// Returns the numbers of the last outbox rows that were read. The rows after these must be read with the next
-    /// page.
+    /// The rows after these must be read with the next page.
     pub fn offsets(&self) -> Option<&OutboxOffsets> {
         match self {
             Self::Keys { offsets, .. } => Some(offsets),
@@ -64,8 +57,6 @@ impl Touched {
         }
     }
 
-    /// Records the outbox rows that were read together with a page. The page begins after the target `after`. The
-    /// counters of earlier pages are dropped.
     pub fn note(&mut self, after: TargetId, lag: &OutboxLag) {
         let Self::Keys { offsets, keys } = self else { return };
         keys.extend(lag.numbers().map(|(target, metric)| (target.id, metric)));
@@ -78,7 +69,6 @@ impl Touched {
         }
     }
 
-    /// Whether an outbox row changes the counter, or possibly changes it.
     pub fn has(&self, (target, metric): CounterKey) -> bool {
         match self {
             Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),

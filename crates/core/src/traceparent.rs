@@ -1,13 +1,12 @@
 //! The header `traceparent` of W3C Trace Context: the trace and the span of a message. Pure.
 
-/// The header's name, in HTTP and in AMQP.
 pub const HEADER: &str = "traceparent";
 
 /// `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions of the standard can append fields.
 const LENGTH: usize = 55;
 
-/// Returns the four fields of a valid header, without fields that a later version of the standard has appended. Returns
-/// `None` for an invalid header, which must be ignored according to the standard.
+/// Without fields that a later version of the standard has appended. The standard wants an invalid header to be
+/// ignored.
 pub fn parse(value: &str) -> Option<&str> {
     let (fields, rest) = value.split_at_checked(LENGTH)?;
     let mut parts = fields.split('-');

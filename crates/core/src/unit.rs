@@ -25,7 +25,6 @@ pub enum Unit {
 impl Unit {
     const ALL: [Self; 4] = [Self::S, Self::Ms, Self::Us, Self::Ns];
 
-    /// The digits that a second has after the decimal point in this unit.
     fn digits(self) -> usize {
         match self {
             Self::S => 0,
@@ -57,7 +56,6 @@ impl Unit {
         Some(Micros(at))
     }
 
-    /// Returns the number of whole units since 1970.
     pub fn number(self, at: Micros) -> i128 {
         i128::from(at.0) * 1_000 / i128::from(self.nanos())
     }
@@ -75,12 +73,10 @@ impl Unit {
         Self::ALL.into_iter().find(is_likely)
     }
 
-    /// Returns the first microsecond of the unit that contains the time.
     pub fn floor(self, at: Micros) -> Micros {
         Micros(at.0 - at.0.rem_euclid(self.micros()))
     }
 
-    /// Returns the last microsecond of the unit that begins at `from`.
     pub(crate) fn end(self, from: Micros) -> Micros {
         // If `from` is near the largest allowed time, the end of its unit would exceed that time.
         Micros(from.0.saturating_add(self.micros() - 1).min(Micros::MAX.0))

@@ -1,10 +1,9 @@
-//! The ledger: the table of the `count` events that were applied. With this table, the daemon applies each event once,
-//! even if the broker delivers the event several times (decision 0016).
+//! The ledger: the table of the `count` events that were applied, so that each is applied once even if the broker
+//! delivers it several times (decision 0016).
 //!
-//! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. The entry begins with the time, so
-//! the table stores entries with similar times side by side. The table has 32 partitions, each for one day. An empty
-//! partition is used again for a later day. The daemon empties an expired partition in one step (TRUNCATE PARTITION),
-//! and not row by row.
+//! An entry begins with the event's `at` in seconds, so that entries of similar times are side by side, and has 16
+//! bytes of its id's hash. The table has 32 partitions, one per day, which are reused. An expired one is emptied in one
+//! step (TRUNCATE PARTITION).
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -46,7 +45,6 @@ pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -
     Ok(())
 }
 
-/// Returns the entries that the ledger already contains.
 pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
     const ACTION: &str = "read which events were applied";
     let mut applied = HashSet::new();
@@ -64,7 +62,6 @@ pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Res
     Ok(applied)
 }
 
-/// For example `(1764000000,x'...'),(...)`.
 fn listed(entries: &[Entry]) -> String {
     let mut list = String::with_capacity(entries.len() * 50);
     for Entry { second, id } in entries {
@@ -76,16 +73,9 @@ fn listed(entries: &[Entry]) -> String {
 }
 
 impl Store {
-    /// Deletes expired days from two tables: the ledger, and the log of additions to settable counters. A day is
-    /// expired if it ended longer than `keep` ago. Returns how many partitions were emptied.
-    ///
-    /// This call first raises the ledger's floor (the oldest event time that batches accept). From then on every batch
-    /// refuses events of the expired days, even if the batch's daemon has another configuration. A batch that read the
-    /// floor before this call raised the floor has locked its partition's row. This call waits a few seconds for such a
-    /// batch. If the batch takes longer, the next call deletes the remaining days.
-    ///
-    /// # Errors
-    /// Fails if MySQL returns an error, for example because the account has no right to ALTER and DROP the tables.
+    /// First raises the ledger's floor (the oldest event time that batches accept), so that every batch refuses events
+    /// of the expired days, even with another configuration. A batch that read the former floor has locked its
+    /// partition's row: this call waits a few seconds for it, and otherwise leaves the days to the next call.
     pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
         const ACTION: &str = "delete old entries of the ledger";
         let mut conn = self.acquire().await?;
@@ -119,8 +109,8 @@ impl Store {
     }
 }
 
-/// Returns the partitions that contain only expired days. Because the clocks of machines differ, the partitions of
-/// three other days are not returned: the day before the day of `now - keep`, and the two days after today.
+/// Because the clocks of machines differ, three more days stay: the day before the day of `now - keep`, and the two
+/// days after today.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
@@ -132,12 +122,10 @@ fn floor_s(now: Micros, keep: Duration) -> i64 {
     ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }
 
-/// Returns the number of days since the epoch.
 pub(super) fn day(at: Micros) -> i64 {
     at.0.div_euclid(1_000_000 * DAY_S)
 }
 
-/// Returns the partition with the events of this day.
 pub(super) fn partition_of(day: i64) -> i64 {
     day.rem_euclid(DAYS)
 }

@@ -15,41 +15,26 @@ use super::{Context, Result, Store, jobs};
 /// The maximum number of rows that one statement deletes. This limit keeps the transaction short.
 const TRIM_ROWS_MAX: u64 = 1_000;
 
-/// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// SQL statements that write a board's members to the archive. Each member's row contains the member's place in the
-/// board. These statements can be built while other statements run.
 pub struct Places(Vec<String>);
 
 impl Places {
-    /// Builds the statements that write `members` to `copy`, starting at `first_place` (1 is the best).
     pub fn new(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> Self {
         let pieces = (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS));
         Self(pieces.map(|(first, piece)| insert_places(at, copy, first, piece)).collect())
     }
 }
 
-/// The state of a closed period in MySQL, as clients read it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Archived {
-    /// The archive is verified. The value is one page of the archive.
-    Page {
-        /// The number of members of the whole board.
-        members: u64,
-        placed: Vec<Placed>,
-    },
-    /// The archive is deleted.
+    Page { members: u64, placed: Vec<Placed> },
     Pruned,
-    /// The zset is frozen, and no archived copy of the zset is verified.
     Frozen,
-    /// MySQL has no record that the zset was frozen.
     Absent,
 }
 
 impl Store {
-    /// Skips the first `after` members of an archived period, and reads the next `count` members. The verified copy
-    /// stays complete, even while a run writes late members to another copy.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
         let most = usize::try_from(count).unwrap_or(usize::MAX);
         let mut known = self.board_period(at).await?;
@@ -78,11 +63,6 @@ impl Store {
         }
     }
 
-    /// Writes members to their places and replaces existing rows. If another transaction blocks this one, the
-    /// transaction is repeated.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn copy_places(&self, run: u64, places: Places) -> Result<()> {
         // The compiler rejects `Store::tried` in a spawned task, because it cannot prove that its closure is `Send`.
         for _ in 1..TRIES {
@@ -110,8 +90,6 @@ impl Store {
         .await
     }
 
-    /// The archive can contain several copies of a period. Returns the last place in the copy `copy`, or zero if this
-    /// copy is empty.
     pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
         let mut conn = self.acquire().await?;
@@ -129,11 +107,6 @@ impl Store {
         .await
     }
 
-    /// Deletes the rows whose place (rank) is from `after + 1` to `last`. One call deletes a limited number of rows.
-    /// Returns the last place of the deleted range.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn trim_places(&self, run: u64, at: &BoardPeriod, copy: u8, after: u64, last: u64) -> Result<u64> {
         const ACTION: &str = "delete places beyond a board's end";
         let until = last.min(after + TRIM_ROWS_MAX);
@@ -157,8 +130,6 @@ impl Store {
         .await
     }
 
-    /// Counts the places from 1 to `after` whose score is higher than `score`. Returns this count, and the number of
-    /// different scores among these places.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;
@@ -214,8 +185,8 @@ impl Store {
     }
 }
 
-/// Returns one statement as text. The server does not prepare this statement. The statement contains strings in
-/// hexadecimal, so no text needs quoting. Each score is written with the fewest digits that represent it exactly.
+/// As text, without preparing it: members are in hexadecimal, so nothing needs quoting. Scores have the fewest digits
+/// that represent them exactly.
 fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();
@@ -230,7 +201,6 @@ fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardM
     sql
 }
 
-/// Formats bytes as an SQL literal such as `x'6d31'`.
 pub(super) fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
     push_hex(&mut text, bytes);

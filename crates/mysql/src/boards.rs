@@ -34,8 +34,6 @@ impl Store {
         .await
     }
 
-    /// Lists all frozen periods of the board whose archive is not deleted, each with [`Freeze::generation`] and
-    /// [`Freeze::note`].
     pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, u64, u64)>> {
         const ACTION: &str = "list a board's frozen periods";
         const SQL: &str =
@@ -47,14 +45,11 @@ impl Store {
         .await
     }
 
-    /// Returns the period's state, or `None` if the period was never frozen.
     pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let mut conn = self.acquire().await?;
         conn.limit("read a board's state", |connection| read_period(connection, at)).await
     }
 
-    /// Returns at most `limit` of the board's latest frozen periods, newest first. The names of these periods match the
-    /// pattern `like`.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -78,10 +73,6 @@ impl Store {
         .await
     }
 
-    /// Does the same as [`Store::board_period`], for a run that will change the period.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn held_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         const ACTION: &str = "read a board's state";
         let mut conn = self.acquire().await?;
@@ -94,10 +85,6 @@ impl Store {
         .await
     }
 
-    /// Checks that the run still holds the job's lock.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn check_archive_run(&self, run: u64) -> Result<()> {
         const ACTION: &str = "check the archiver's lock";
         let mut conn = self.acquire().await?;
@@ -108,10 +95,6 @@ impl Store {
         .await
     }
 
-    /// Records that the period is frozen, for the first time or again after late writes.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
         const ACTION: &str = "record that a board is frozen";
         let mut conn = self.acquire().await?;
@@ -134,20 +117,12 @@ impl Store {
         .await
     }
 
-    /// Records that the frozen zset lacks late members that are archived, until its next copy is verified.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_late_members_missing(&self, run: u64, at: &BoardPeriod) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_period SET state = 'frozen', late_members = ? WHERE board = ? AND period = ?";
         self.note("record that late members are missing", run, at, sqlx::query(SQL).bind(LATE_MEMBERS_MISSING)).await
     }
 
-    /// Records that the rows of a copy are verified. From then on, these rows are the period's archive.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_done(&self, run: u64, at: &BoardPeriod, done: Done, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', members = ?, checksum = ?, left_out = ?, \
                            copy = ?, generation = ?, note = ?, late_members = ?, done_at = ? WHERE board = ? AND period = ?";
@@ -158,38 +133,24 @@ impl Store {
         self.note("record that a board is archived", run, at, query).await
     }
 
-    /// Records that the board is deleted from Redis.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_ended(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'ended', ended_at = ? WHERE board = ? AND period = ?";
         self.note("record that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Records that Redis again contains an archived board.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL, late_members = 0 \
                            WHERE board = ? AND period = ?";
         self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Records that clients must no longer read the board's rows, because the rows will be deleted.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_pruned(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'pruned', pruned_at = COALESCE(pruned_at, ?) \
                            WHERE board = ? AND period = ?";
         self.note("record that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Returns the board's periods that can be pruned and whose names match the pattern `like`. These periods were
-    /// deleted from Redis and archived before `until`, or their pruning has already begun. Returns at most `limit`
-    /// periods, oldest first.
+    /// Periods that were deleted from Redis and archived before `until`, or whose pruning has begun. Oldest first.
     pub async fn prunable_periods(
         &self,
         board: &str,
@@ -219,8 +180,6 @@ impl Store {
         .await
     }
 
-    /// Runs `query` in a transaction of `run`. This function binds the board and the period as the last parameters of
-    /// `query`.
     pub(super) async fn note(
         &self,
         action: &'static str,
@@ -264,7 +223,6 @@ async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Resu
     row.as_ref().map(read_row).transpose().context(ACTION)
 }
 
-/// Reads `state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members`.
 fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     let state = match row.try_get::<String, _>(0)?.as_str() {
         "frozen" => PeriodState::Frozen,

@@ -2,19 +2,14 @@
 
 use super::{Context, Result, Store};
 
-/// The row of the site card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardRow {
-    /// The card's number. Each replacement changes the number.
     pub number: u64,
-    /// The card as JSON, with its number.
     pub text: String,
-    /// The host and process of the daemon that wrote the card.
     pub by: String,
 }
 
 impl Store {
-    /// Reads the site card. Returns `None` if no daemon has written a card yet.
     pub async fn site_card(&self) -> Result<Option<CardRow>> {
         const ACTION: &str = "read the site card";
         let mut conn = self.acquire().await?;
@@ -26,8 +21,6 @@ impl Store {
         .await
     }
 
-    /// Replaces the card that has the number `former`, or writes the first card if `former` is `None`. Returns `false`,
-    /// and changes nothing, if another daemon has replaced the card meanwhile.
     pub async fn replace_site_card(&self, former: Option<u64>, new: &CardRow) -> Result<bool> {
         const ACTION: &str = "replace the site card";
         // One statement is one transaction.

@@ -14,7 +14,6 @@ const HINTS_MAX: usize = 10_000;
 
 const KEEP: &str = "record hints of drifts";
 
-/// A position in the list of changed counters. The next page begins after this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedBefore {
     pub span: Span,
@@ -22,35 +21,28 @@ pub struct ChangedBefore {
 }
 
 impl ChangedBefore {
-    /// The position before the first page.
     pub const NEWEST: Self = Self {
         span: Span(u32::MAX as u64),
         number: (Target { kind: Kind(u8::MAX), id: TargetId(u64::MAX) }, Metric(u8::MAX)),
     };
 }
 
-/// Identifies a span of five minutes: the number of such spans between the epoch and this span. The column
-/// `update_span` contains this number, and the index of recent changes uses the column. An index on `update_at` would
-/// find the same rows, but then every change of a counter would move an index entry.
+/// The number of five-minute spans since the epoch, as in the column `update_span`. With an index on `update_at`, every
+/// change of a counter would move an index entry (docs/performance.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub u64);
 
 impl Span {
     const MICROS: u64 = 5 * 60 * 1_000_000;
 
-    /// Returns the five-minute span that contains the instant `at`. The column `update_span` computes the same span.
-    /// Instants before 1970 are in the first span.
     pub fn of(at: Micros) -> Self {
         Self(u64::try_from(at.0).unwrap_or(0) / Self::MICROS)
     }
 }
 
 impl Store {
-    /// Returns the next page of counter rows that changed since `since`, newest first. A counter with several slots
-    /// (rows of the table) can appear more than once. A page with fewer than `limit` rows is the last page.
-    ///
-    /// The newest rows come first. If a row changes meanwhile, it moves to a page that was already read, so the list
-    /// ends even if many rows change. The list begins with the counters that change constantly.
+    /// A counter with several slots can appear more than once. The newest rows come first: a row that changes meanwhile
+    /// moves to a page that was already read, so the list ends, and begins with the counters that change constantly.
     pub async fn changed_numbers(
         &self,
         since: Micros,
@@ -84,15 +76,11 @@ impl Store {
         .await
     }
 
-    /// Records hints until the table has the maximum number. Each hint contains the counter's drift in Redis, or zero
-    /// if the drift is unknown. Returns how many hints were not recorded.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
     }
 
-    /// Returns the oldest hints, at most `limit` of them, sorted by key. Each counter comes with the time when its hint
-    /// was last recorded.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read hints of drifts";
         let mut conn = self.acquire().await?;
@@ -111,7 +99,6 @@ impl Store {
         .await
     }
 
-    /// Deletes the hints in `seen`, except the hints that were recorded again after the caller read them.
     pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
         const ACTION: &str = "delete hints of drifts";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
@@ -134,7 +121,6 @@ impl Store {
     }
 }
 
-/// Returns the time when the last reconcile began, or `None` if there was no reconcile.
 pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
     const ACTION: &str = "read when the last reconcile began";
     let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";
@@ -142,8 +128,6 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
     Ok(began.map(micros))
 }
 
-/// Records hints, sorted by key, in the caller's transaction. Returns how many hints were not recorded because the
-/// table is full.
 pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
     // Hints that are already in the table need no space. These hints get a new time, so a run that has just checked the
     // counters does not delete the hints.

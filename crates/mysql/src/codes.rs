@@ -7,17 +7,13 @@ use tallyd_core::model::{Kind, Metric};
 
 use super::{Context, Result, Store, StoreError};
 
-/// The type of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
-    /// `[kinds]`, table `kind_name`.
     Kinds,
-    /// `[metrics]`, table `metric_name`.
     Metrics,
 }
 
 impl Of {
-    /// The section of config.toml.
     pub fn section(self) -> &'static str {
         match self {
             Self::Kinds => "kinds",
@@ -25,7 +21,6 @@ impl Of {
         }
     }
 
-    /// The table and its column.
     fn table(self) -> (&'static str, &'static str) {
         match self {
             Self::Kinds => ("kind_name", "kind"),
@@ -34,7 +29,6 @@ impl Of {
     }
 }
 
-/// A code that is recorded in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
     pub code: u8,
@@ -44,20 +38,14 @@ pub struct Registered {
     pub removed: bool,
 }
 
-/// A change to the row of a code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Noted {
-    /// The code is new.
     New,
-    /// The code was removed before, and is now in use again. The value is the code's former name. The former name and
-    /// the new name can be equal.
     Was(String),
-    /// The code is removed. Contains its name.
     Removed,
 }
 
 impl Store {
-    /// Returns the recorded codes, in order.
     pub async fn registered(&self, of: Of) -> Result<Vec<Registered>> {
         const ACTION: &str = "read the names of codes";
         let (table, column) = of.table();
@@ -77,8 +65,7 @@ impl Store {
         .await
     }
 
-    /// Records a change of a code. Returns `false` if another process changed the code first. In this case the caller
-    /// must check the code again.
+    /// Returns `false` if another process changed the code first: the caller must then check it again.
     pub async fn note_name(&self, of: Of, (code, name): (u8, &str), noted: &Noted) -> Result<bool> {
         const ACTION: &str = "record the name of a code";
         let (table, column) = of.table();
@@ -115,8 +102,6 @@ impl Store {
         }
     }
 
-    /// Gives a code a new name, while the code's meaning stays the same. Returns `false` if the code's name is no
-    /// longer `from`.
     pub async fn rename_code(&self, of: Of, code: u8, from: &str, to: &str) -> Result<bool> {
         const ACTION: &str = "rename a code";
         let (table, column) = of.table();
@@ -129,7 +114,6 @@ impl Store {
         .await
     }
 
-    /// Whether a like or a counter of this kind exists.
     pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
         const ACTION: &str = "check whether a kind is in use";
         let mut conn = self.acquire().await?;
@@ -147,9 +131,8 @@ impl Store {
         .await
     }
 
-    /// Returns whether a counter of this metric exists. Returns `None` if the query takes longer than `limit`. No index
-    /// begins with the metric. So the query reads the narrowest index that contains the metric. The query begins with
-    /// the latest changes, and stops at the first row.
+    /// `None` after `limit`. No index begins with the metric, so the query reads the narrowest index that contains it,
+    /// from the latest changes on.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;

@@ -15,10 +15,8 @@ use super::{Context, Result, Store, StoreError};
 /// the maximum duration after the last such error.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
-/// The maximum number of attempts for a transaction that other transactions block.
 pub(crate) const TRIES: u32 = 10;
 
-/// A connection from the pool.
 pub struct Conn {
     pub(super) connection: PoolConnection<MySql>,
     pub(super) limit: Duration,
@@ -29,9 +27,6 @@ pub struct Conn {
 impl Conn {
     /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. After a timeout, or if the caller is
     /// dropped before the work ends, the connection is closed instead of released.
-    ///
-    /// # Errors
-    /// Returns the error of `work`, or a timeout error.
     pub async fn limit<'c, T, F>(
         &'c mut self,
         action: &'static str,
@@ -64,10 +59,6 @@ impl Conn {
 }
 
 impl Store {
-    /// Runs a transaction, and repeats it after a deadlock or a lock timeout.
-    ///
-    /// # Errors
-    /// Returns any other error of `write`, or the tenth deadlock or lock timeout.
     pub(crate) async fn tried<T>(
         &self,
         action: &'static str,
@@ -92,11 +83,6 @@ impl Drop for Conn {
     }
 }
 
-/// Rolls the transaction back if it failed and the connection will be used again. Otherwise the connection is closed, so
-/// MySQL rolls the transaction back.
-///
-/// # Errors
-/// Returns the error of the transaction. If ROLLBACK fails, returns the error of ROLLBACK, which closes the connection.
 pub async fn or_rollback<T>(connection: &mut MySqlConnection, ended: Result<T>) -> Result<T> {
     if ended.is_err() && !spoils(&ended) {
         sqlx::raw_sql("ROLLBACK").execute(connection).await.context("roll back")?;
@@ -110,9 +96,8 @@ fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
-/// The time of the last "not the primary" error of a server. Every pool closes the connections that were opened before
-/// this time. Otherwise read-only clients would stay connected to the former primary. Such clients would read old data
-/// as long as the former primary accepts reads.
+/// The time of the last "not the primary" error. Every pool closes older connections, because read-only clients would
+/// otherwise read old data from the former primary.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn note_failover<T>(ended: &Result<T>) {

@@ -14,9 +14,8 @@ use super::{CLOSE_MAX, Context, Result, Store, micros};
 /// once a second.
 const USED_WITHIN_S: u32 = 3;
 
-/// The number of times that the command checks whether other connections exist. The checks take five seconds in total,
-/// which is longer than `USED_WITHIN_S`. If a daemon or command ends just before these checks, MySQL can still list its
-/// connection in the first checks, but not in the last checks.
+/// The checks take five seconds in total, longer than `USED_WITHIN_S`: MySQL can still list the connection of a daemon
+/// that has just ended in the first checks, but not in the last.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -43,8 +42,6 @@ impl Store {
         .await
     }
 
-    /// Writes an order for a task. The order begins now. The new order replaces an order with the same command for the
-    /// same task.
     pub async fn give_order(
         &self,
         task: Task,
@@ -81,7 +78,6 @@ impl Store {
         .await
     }
 
-    /// Ends an order early.
     pub async fn end_order(&self, task: Task, command: Command) -> Result<()> {
         const ACTION: &str = "end an order";
         let mut conn = self.acquire().await?;

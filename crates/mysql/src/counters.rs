@@ -13,7 +13,6 @@ use super::outbox::{self, Asked};
 use super::{Context, Result, Store, StoreError, in_shapes, micros, placeholders};
 
 impl Store {
-    /// Estimates the number of rows in the table `counter` from the server's statistics.
     pub async fn estimate_counters(&self) -> Result<u64> {
         const ACTION: &str = "estimate the number of counters";
         let mut conn = self.acquire().await?;
@@ -28,7 +27,6 @@ impl Store {
         .await
     }
 
-    /// Estimates how many targets of the kind have a counter. Returns `None` if MySQL has no statistics.
     pub async fn estimate_targets(&self, kind: Kind) -> Result<Option<u64>> {
         const ACTION: &str = "estimate the number of targets";
         let mut conn = self.acquire().await?;
@@ -55,8 +53,7 @@ impl Store {
         .await
     }
 
-    /// Reads MySQL's values of the counters `numbers` as of one instant. `numbers` must be sorted by key. For counters
-    /// with the metric `recounted`, also counts the like records. If `asked` is given, also reads the outboxes.
+    /// As of one instant. `numbers` must be sorted by key. Counts the like records of the metric `recounted`.
     pub async fn truths(
         &self,
         numbers: &[CounterKey],
@@ -99,7 +96,7 @@ pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<s
     Ok(tx)
 }
 
-/// Reads the counters `numbers`, which must be sorted by key. Skips counters without a row.
+/// `numbers` must be sorted by key.
 pub(super) async fn read_counted(
     connection: &mut MySqlConnection,
     numbers: &[CounterKey],
@@ -158,7 +155,7 @@ async fn recount(
     Ok(())
 }
 
-/// Returns the ids of each kind, without duplicates. `targets` must be sorted.
+/// `targets` must be sorted.
 fn by_kind(targets: impl Iterator<Item = Target>) -> Vec<(Kind, Vec<u64>)> {
     let mut kinds: Vec<(Kind, Vec<u64>)> = Vec::new();
     for Target { kind, id } in targets {

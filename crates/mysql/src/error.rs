@@ -10,13 +10,10 @@ use tallyd_connect::tls::TlsFault;
 use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
 
-/// An error of MySQL, or of the connection to MySQL.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// MySQL rejected the statement, or the connection failed.
     #[error("{action}")]
     Sql {
-        /// The action that failed.
         action: &'static str,
         #[source]
         source: Whole<sqlx::Error>,
@@ -24,23 +21,14 @@ pub enum StoreError {
     /// The action took longer than `[mysql] transaction_timeout_ms`. The connection was closed, so it is unknown
     /// whether the action succeeded.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
-    Timeout {
-        /// The action that timed out.
-        action: &'static str,
-        /// The time limit.
-        limit: Duration,
-    },
+    Timeout { action: &'static str, limit: Duration },
     /// The server does not support the faster of two statements. The slower statement works.
     #[error("the server does not support the required {0}")]
     Unsupported(&'static str),
-    /// An event would change a counter to a value that does not fit into 64 bits.
     #[error("{0}: a counter would be out of range")]
     OutOfRange(&'static str),
-    /// The client and the server do not agree on a login. For example, the account has an authentication plugin that the
-    /// client does not know.
     #[error("log in to MySQL")]
     Login(#[source] Whole<sqlx::Error>),
-    /// The account has an authentication plugin that the client does not know.
     #[error(
         "the account of [mysql] url has the plugin {0}, which tallyd does not know: use mysql_native_password or caching_sha2_password"
     )]
@@ -48,11 +36,8 @@ pub enum StoreError {
     /// The session's transactions are READ COMMITTED, so MySQL cannot log their statements.
     #[error("binlog_format is STATEMENT, so MySQL refuses every write of tallyd: set binlog_format to ROW or MIXED")]
     StatementLog,
-    /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
-    /// The difference between this machine's clock and MySQL's, in seconds. The difference is positive if this
-    /// machine's clock is ahead.
     #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong clock")]
     ClocksApart(i64),
     /// An event is older than the oldest entry that the ledger of applied events keeps. The value is the time at which
@@ -70,7 +55,6 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Wraps the library's error with the failed `action`.
     pub fn sql(action: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
         move |source| Self::Sql { action, source: Whole(source) }
     }
@@ -88,15 +72,12 @@ impl StoreError {
         }
     }
 
-    /// Returns true if the statement caused the error, and not the server, the network or a competing transaction. The
-    /// caller asks only about statements that an operator wrote. A missing table, for example, is such an operator's
-    /// mistake, but for the daemon's own statements it is a temporary error.
+    /// Asked only about statements that an operator wrote: there a missing table is a mistake, but for the daemon's own
+    /// statements it is a temporary error.
     pub fn is_of_statement(&self) -> bool {
         self.number().is_some_and(|number| !is_of_server(number))
     }
 
-    /// Returns true if the server does not support the statement, or a feature that the statement needs. In this case a
-    /// slower statement works.
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Unsupported(_) => true,
@@ -120,27 +101,22 @@ impl StoreError {
         self.number().is_some_and(is_no_primary)
     }
 
-    /// Returns true if another transaction has locked a row for longer than the timeout. The caller can retry the same
-    /// transaction after the other transaction has ended.
     pub fn is_lock_timeout(&self) -> bool {
         self.number() == Some(1205)
     }
 
-    /// Returns true if the request may have been too large. For example, the request needed too much time, too much
-    /// memory, too many locks or too large a packet. Returns false if the connection, a competing transaction or a
+    /// Too much time, memory or locks, or too large a packet. Not if the connection, a competing transaction or a
     /// server that is not the primary caused the error.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
     }
 
-    /// Returns true if the server ended a statement because the statement exceeded its time limit.
     pub fn is_out_of_time(&self) -> bool {
         // The first number is MariaDB's, the second is MySQL's.
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
     }
 
-    /// Returns the type of the failure as one word, for metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
@@ -152,7 +128,6 @@ impl StoreError {
         }
     }
 
-    /// Returns the kind of the I/O error that broke the connection, or prevented it.
     pub fn io_kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Sql { source: Whole(sqlx::Error::Io(error)), .. } => Some(error.kind()),
@@ -160,7 +135,6 @@ impl StoreError {
         }
     }
 
-    /// Returns MySQL's error number, or `None` if MySQL did not report the error.
     pub fn number(&self) -> Option<u16> {
         match self {
             Self::Sql { source: Whole(sqlx::Error::Database(error)), .. } => {
@@ -206,7 +180,6 @@ fn is_no_primary(number: u16) -> bool {
     )
 }
 
-/// Returns true if the server, the network, the login or a competing transaction caused the error.
 fn is_of_server(number: u16) -> bool {
     is_no_primary(number)
         || is_login(number)
@@ -222,10 +195,8 @@ fn is_of_server(number: u16) -> bool {
         )
 }
 
-/// The result of a call to MySQL.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// Adds the name of the failed action to an error.
 pub(super) trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }

@@ -23,10 +23,8 @@ use super::partitions::make_owner;
 use super::text::Text;
 use super::{Context, Result, Store};
 
-/// The fences that MySQL knows of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fences {
-    /// The last committed fence of one job in each partition.
     passed: HashMap<u16, u64>,
     /// The confirmed fences in queues without a consumer, with their partitions.
     left: BTreeSet<(u16, u64)>,
@@ -34,7 +32,6 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Returns the job's last committed fence in a partition, or 0 if there is none.
     pub fn passed(&self, partition: u16) -> u64 {
         self.passed.get(&partition).copied().unwrap_or(0)
     }
@@ -44,7 +41,6 @@ impl Fences {
         self.epochs.get(&partition).copied().unwrap_or(0)
     }
 
-    /// Returns the fences that were left in the partition's queue.
     pub fn left(&self, partition: u16) -> impl Iterator<Item = u64> {
         self.left.range((partition, 0)..=(partition, u64::MAX)).map(|(_, fence)| *fence)
     }
@@ -65,7 +61,6 @@ pub async fn pass(connection: &mut MySqlConnection, partition: u16, fence: u64) 
 }
 
 impl Store {
-    /// Reads the fences that the job has passed, the fences that any job has left, and the epochs.
     pub async fn fences(&self, job: &'static str) -> Result<Fences> {
         const ACTION: &str = "read the fences";
         const SQL: &str = "SELECT `partition`, fence, 'passed' FROM partition_fence WHERE job = ? \
@@ -89,7 +84,6 @@ impl Store {
         Ok(fences)
     }
 
-    /// Records that a fence is about to be published to a queue without a consumer.
     pub async fn note_fence(&self, partition: u16, fence: u64) -> Result<()> {
         const ACTION: &str = "record a fence";
         const SQL: &str = "INSERT INTO left_fence (`partition`, fence, is_confirmed) VALUES (?, ?, FALSE) \
@@ -115,7 +109,6 @@ impl Store {
         .await
     }
 
-    /// Forgets which fences were left in the partition's queue, except the fences of this run.
     pub async fn forget_fences(&self, partition: u16, except: Option<u64>) -> Result<()> {
         const ACTION: &str = "forget the fences that were left";
         const SQL: &str = "DELETE FROM left_fence WHERE `partition` = ? AND NOT (fence >= ? AND fence < ?)";

@@ -34,7 +34,6 @@ fn is_on(on: &str, database: &str, table: &str) -> bool {
     }
 }
 
-/// Separates a name (quoted or not) from the text after the name.
 fn name(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('`') else {
         return text.find(['.', ' ']).map(|end| (text[..end].to_owned(), &text[end..]));

@@ -26,38 +26,30 @@ pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 /// number. The token then distinguishes these processes.
 pub(super) static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// A run numbers its fences, watches and repairs. Such a number is `(run << 24) + n`. This constant says how many low
-/// bits of the number contain `n`. A later run has higher numbers, and each number shows which run made it.
+/// A run numbers its fences, watches and repairs `(run << 24) + n`, so that a later run has higher numbers and each
+/// number shows its run.
 const NUMBERS_BITS: u32 = 24;
 
-/// Returns the `n`th number of a run.
 pub fn number_of(run: u64, n: u64) -> u64 {
     (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
 }
 
-/// Returns the run that a number belongs to.
 pub fn run_of(number: u64) -> u64 {
     number >> NUMBERS_BITS
 }
 
-/// The answer to a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// This run has acquired the lock. The value is the number of the run.
     Taken(u64),
-    /// Another run holds the lock.
     Held {
-        /// The holder: host and process.
         owner: String,
         /// The number of seconds after which the holder's lease ends, unless the holder renews the lease.
         lease_s: i64,
     },
 }
 
-/// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The run completed its work.
     Done,
     /// The run failed. The job stays due.
     Failed,
@@ -85,16 +77,11 @@ impl Outcome {
 }
 
 impl Store {
-    /// Acquires the job's lock for [`LEASE`] and records the run's start.
     pub async fn take_job(&self, job: &str, mode: &str, owner: &str) -> Result<Lock> {
         let mut conn = self.acquire().await?;
         conn.limit("acquire the job's lock", |connection| take(connection, job, mode, owner)).await
     }
 
-    /// Renews the lease from now.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::TakenOver`] if the lease expired and another run has begun.
     pub async fn renew_job(&self, job: &str, run: u64) -> Result<()> {
         let mut conn = self.acquire().await?;
         conn.limit("renew the job's lease", |connection| async move {
@@ -109,8 +96,6 @@ impl Store {
         .await
     }
 
-    /// Records the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared all
-    /// changes.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -142,7 +127,6 @@ impl Store {
         .await
     }
 
-    /// Records that the run is alive, and returns the recorded time.
     pub async fn stamp(&self, run: u64) -> Result<Micros> {
         const ACTION: &str = "record that the run is alive";
         let mut conn = self.acquire().await?;
@@ -157,16 +141,12 @@ impl Store {
         .await
     }
 
-    /// Returns the time at which the run was last recorded as alive. If this server is a replica, it can return an
-    /// older time than the primary.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
         let mut conn = self.acquire().await?;
         conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Returns the latest instant up to which a run of the job has compared all changes in this layout. The instant is
-    /// a time of Redis' clock. Returns `None` if there was no such run. Ignores instants after `now`, because they come
-    /// from a clock that was ahead.
+    /// By Redis' clock. Ignores instants after `now`, which come from a clock that was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -179,16 +159,14 @@ impl Store {
         .await
     }
 
-    /// Returns the time when the last run of this mode began. Reads only completed runs, and runs that ended with the
-    /// outcome `braked` or `refused`. If a run's start is in the future, a clock was wrong. The function ignores this
-    /// run.
+    /// Only completed runs, and runs that ended `braked` or `refused`. A start in the future comes from a wrong clock
+    /// and is ignored.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
         self.time_of_run(SQL, job, mode).await
     }
 
-    /// Returns the time when the last successful run of this mode ended, or `None` if no run was successful.
     pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1";
@@ -206,10 +184,8 @@ impl Store {
         .await
     }
 
-    /// Deletes old rows of this job and mode from `job_run`: at most a thousand rows in one call. A row is old if its
-    /// run ended more than `keep` ago. For each outcome, the row of the newest run with this outcome is never deleted.
-    /// From the remaining rows, the scheduler computes the next start of the job, and the position at which the next
-    /// run continues.
+    /// At most a thousand rows in one call. The newest row of each outcome stays: from these, the scheduler computes
+    /// the next start and the position at which the next run continues.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
@@ -224,12 +200,8 @@ impl Store {
     }
 }
 
-/// Checks that `run` still holds the job's lock, renews the lease from now, and locks the job's row until the
-/// transaction ends. A job must call this function in every transaction whose writes must not happen twice. To lock the
-/// row, the function writes to the row. The header of `partitions` explains the reason.
-///
-/// # Errors
-/// Returns [`StoreError::TakenOver`] if another run has begun.
+/// A job must call this in every transaction whose writes must not happen twice. The row is written and not only
+/// locked: the header of `partitions` says why.
 pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
     const SQL: &str = "UPDATE job_lock SET writes = writes + 1, lease_until = NOW(6) + INTERVAL ? SECOND \
                        WHERE job = ? AND run = ? AND token = ?";

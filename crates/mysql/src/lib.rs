@@ -69,10 +69,8 @@ pub use self::text::Text;
 
 use crate::config::Mysql;
 
-/// The time limit for closing the connections.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// The time limit for asking the server why no connection was available.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
 /// If no connection is available for this time, an impatient store looks whether the port refuses connections.
@@ -82,12 +80,10 @@ const REFUSED_AFTER: Duration = Duration::from_millis(100);
 /// machine after some of them. So the calls of a store share one look.
 const LOOK_KEPT: Duration = Duration::from_secs(1);
 
-/// When a store began to look at the server's port, and whether the port refused the connection.
 type Look = Mutex<Option<(Instant, bool)>>;
 
-/// The maximum age of a connection. When a connection is older than this and is idle, the pool closes the connection.
-/// During a failover, connections to the former primary can stay open. An API server only reads, so it does not notice
-/// that such a connection leads to the former primary. After this time, the pool closes the connection.
+/// During a failover, connections to the former primary can stay open, and an API server that only reads does not
+/// notice.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 /// The server ends a session that is idle for this number of seconds.
@@ -98,7 +94,6 @@ const TESTED_AFTER: Duration = Duration::from_secs(1);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// The number of connections that this process has opened.
 pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
@@ -108,32 +103,22 @@ pub fn connections_opened() -> u64 {
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: MySqlPool,
-    /// `host:port`.
     address: Arc<str>,
-    /// Whether a client certificate is configured.
     has_certificate: bool,
     /// The last look, if a call fails immediately when the server's port refuses connections.
     look: Option<Arc<Look>>,
     transaction_max: Duration,
     url: ServerUrl,
-    /// The password of the pool's new connections, if it came from a file.
     password: Arc<std::sync::Mutex<Option<Secret>>>,
 }
 
 impl Store {
-    /// Creates a store with at most `connections_max` connections.
-    ///
-    /// # Errors
-    /// Fails if the address has an option that the library does not know.
     pub fn new(config: &Mysql, connections_max: u32) -> Result<Self> {
         Self::with_session(config, connections_max, "")
     }
 
     /// Creates a store with at most `connections_max` connections. The server ends each read after `read_max`, so that
     /// no read continues after its caller has stopped waiting.
-    ///
-    /// # Errors
-    /// Fails if the address has an option that the library does not know.
     pub fn of_short_reads(config: &Mysql, connections_max: u32, read_max: Duration) -> Result<Self> {
         // Only MariaDB reads the first comment, and only MySQL reads the second comment.
         let (seconds, ms) = (read_max.as_secs_f32(), read_max.as_millis());
@@ -141,7 +126,6 @@ impl Store {
         Self::with_session(config, connections_max, &limit)
     }
 
-    /// Creates a store whose sessions begin with the statement `begin`.
     fn with_session(config: &Mysql, connections_max: u32, begin: &str) -> Result<Self> {
         let begin: Arc<str> = begin.into();
         let pool = MySqlPoolOptions::new()
@@ -192,7 +176,6 @@ impl Store {
         Self { look: Some(Arc::default()), ..self }
     }
 
-    /// Creates a store with one connection for each of MySQL's replicas. Returns each store with its name `HOST:PORT`.
     pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
         let replica = |server: &String| {
             let url = config.url.at(server)?;
@@ -204,10 +187,6 @@ impl Store {
 
     /// Acquires a connection. When the [`Conn`] is dropped, the connection returns to the pool. If its work has not
     /// ended, the connection is closed instead.
-    ///
-    /// # Errors
-    /// Fails if no connection becomes available within `[mysql] connect_timeout_ms`, for example because MySQL is
-    /// unreachable.
     pub async fn acquire(&self) -> Result<Conn> {
         self.renew_password();
         let lent = tokio::select! {
@@ -222,7 +201,6 @@ impl Store {
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
-    /// Gives new connections the password that the file has now.
     fn renew_password(&self) {
         let Some(now) = self.url.password_now() else { return };
         let mut last = self.password.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,8 +211,6 @@ impl Store {
         }
     }
 
-    /// Returns the error of a port that refuses connections. Never ends if the port accepts connections, or if the
-    /// store is patient.
     async fn refused(&self) -> sqlx::Error {
         const REFUSED: ErrorKind = ErrorKind::ConnectionRefused;
         let Some(look) = &self.look else { return std::future::pending().await };
@@ -260,7 +236,6 @@ impl Store {
         }
     }
 
-    /// Replaces the library's error with an explanation if TLS is the cause.
     fn explain(&self, source: sqlx::Error) -> StoreError {
         let has_certificate = self.has_certificate;
         let server = tls::Server { name: "MySQL", address: &self.address, section: "mysql", has_certificate };
@@ -277,7 +252,6 @@ impl Store {
         }
     }
 
-    /// Reads MySQL's clock, and whether the server is writable.
     pub async fn clock(&self) -> Result<(Micros, bool)> {
         const ACTION: &str = "read MySQL's clock";
         let mut conn = self.acquire().await?;
@@ -294,7 +268,6 @@ impl Store {
         .await
     }
 
-    /// Returns the number of threads that MySQL is running now. This number is a measure of MySQL's load.
     pub async fn threads_running(&self) -> Result<u64> {
         const ACTION: &str = "read MySQL's load";
         let mut conn = self.acquire().await?;
@@ -307,7 +280,6 @@ impl Store {
         .await
     }
 
-    /// Closes all connections, with a time limit.
     pub async fn close(&self) {
         if tokio::time::timeout(CLOSE_MAX, self.pool.close()).await.is_err() {
             tracing::debug!(event = "close-failed", "MySQL does not answer: its connections were not closed");

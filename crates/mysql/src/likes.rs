@@ -1,12 +1,10 @@
-//! The SQL statements that apply a batch of events. `src/consumer/transaction.rs` runs these statements in one
-//! transaction.
+//! The SQL statements that apply a batch of events, in one transaction.
 //!
-//! There are two ways of writing rows. Both ways are exact even if two writers write the same (target, user) pair
-//! (decision 0004). The first way is [`upsert`]: one statement writes each row and returns the row's old state, under
-//! the row's lock. This way is 1.5 times as fast as the second way, but needs user variables, which MySQL deprecates.
-//! The second way begins with [`old_states`], which reads and locks the existing rows. Then missing rows are inserted
-//! with a plain INSERT. So if two writers insert the same row, the later writer fails (error 1062) and repeats its
-//! transaction.
+//! There are two ways of writing rows. Both are exact even if two writers write the same (target, user) pair
+//! (decision 0004). With [`upsert`], one statement writes each row and returns the row's old state, under the row's
+//! lock. This is 1.5 times as fast, but needs user variables, which MySQL deprecates. The second way reads and locks
+//! the existing rows ([`old_states`]), and inserts the missing ones with a plain INSERT, which fails for the later of
+//! two writers (error 1062).
 
 use std::collections::HashMap;
 
@@ -88,9 +86,8 @@ const STATEMENT_ROWS: usize = 4_000;
 /// copies the whole text.
 const NOTED_ROWS: usize = 500;
 
-/// Appends each existing row to `@former` as `kind:target:user:was_del`. If the row stays unchanged, the text contains
-/// 2 instead of `was_del`. Then the statement writes the newer of the old and the new state into the row. MySQL assigns
-/// columns from left to right, so the version is assigned last.
+/// Appends each existing row to `@former` as `kind:target:user:was_del`, with 2 if the row stays unchanged. MySQL
+/// assigns columns from left to right, so the version is assigned last.
 const UPSERT: &str = concat!(
     "ON DUPLICATE KEY UPDATE is_del = IF(LENGTH(@former := CONCAT(@former, kind, ':', target_id, ':', user_id, ':', IF(",
     newer!(),
@@ -99,9 +96,8 @@ const UPSERT: &str = concat!(
     ", VALUES(is_del), is_del), update_at = GREATEST(update_at, VALUES(update_at))"
 );
 
-/// Writes each row of `rows` that is newer than the existing row in MySQL. Returns the former state of each row. `rows`
-/// must be sorted by key. Returns `None` if the server's user variables do not work as needed. In this case the caller
-/// must roll the transaction back.
+/// Returns the former states. `None` if the server's user variables do not work as needed: the caller must then roll
+/// back. `rows` must be sorted by key.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();

@@ -10,10 +10,8 @@ use tallyd_connect::tls::{self, Identity};
 use super::{Context, Result};
 use crate::config::Mysql;
 
-/// MySQL's default port.
 const PORT: u16 = 3_306;
 
-/// Returns the authentication plugin that the server asked for, if the library does not know the plugin.
 pub(super) fn unknown_plugin(error: &sqlx::Error) -> Option<String> {
     let text = error.to_string();
     text.split_once("unknown authentication plugin: ")?.1.split(' ').next().map(str::to_owned)
@@ -53,7 +51,6 @@ pub(super) fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     Ok(options.ssl_mode(mode).ssl_ca_from_pem(authorities.into_bytes()))
 }
 
-/// `host:port`.
 pub(super) fn address(url: &ServerUrl) -> String {
     let parts = url.parts().ok();
     let host = parts.as_ref().and_then(|url| url.host_str()).unwrap_or_default();

@@ -8,25 +8,20 @@ use tallyd_core::partition::MAPS_FROM;
 
 use super::{Context, Result, Store};
 
-/// A map that is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotedMap {
     pub number: u8,
     pub name: String,
     pub queue: String,
-    /// All bindings (exchange and routing key) that the queue has ever had.
     pub bindings: BTreeSet<(String, String)>,
-    /// The host and process of the daemon that recorded the map.
     pub noted_by: String,
 }
 
 impl NotedMap {
-    /// Returns the number of the map's partition.
     pub fn partition(&self) -> u16 {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// If this map conflicts with a map in use, returns a sentence about the conflict.
     pub fn conflict(&self, in_use: &[Self]) -> Option<String> {
         let Self { number, name, queue, .. } = self;
         let other = in_use.iter().find(|it| {
@@ -44,7 +39,6 @@ impl NotedMap {
 }
 
 impl Store {
-    /// Returns the maps in use, sorted by number.
     pub async fn noted_maps(&self) -> Result<Vec<NotedMap>> {
         self.acquire().await?.limit("read which maps are in use", read_maps).await
     }
@@ -112,7 +106,6 @@ impl Store {
         .await
     }
 
-    /// Records that the map `name` is no longer in use. Returns `false` if the map was not in use.
     pub async fn forget_map(&self, name: &str) -> Result<bool> {
         const ACTION: &str = "record that a map is no longer in use";
         let mut conn = self.acquire().await?;
@@ -135,7 +128,6 @@ fn trial((taken, refused, is_stopped): (u32, u32, bool)) -> Trial {
     Trial { taken, refused, is_stopped }
 }
 
-/// Records a map's trial in the transaction of a batch.
 pub async fn note_trial(tx: &mut MySqlConnection, partition: u16, trial: Trial) -> Result<()> {
     let note = sqlx::query("UPDATE map_in_use SET taken = ?, refused = ?, stopped = ? WHERE number = ?");
     let note = note.bind(trial.taken).bind(trial.refused).bind(trial.is_stopped).bind(partition - MAPS_FROM);
@@ -143,7 +135,6 @@ pub async fn note_trial(tx: &mut MySqlConnection, partition: u16, trial: Trial) 
     Ok(())
 }
 
-/// Reads the maps in use, within the connection's transaction if there is one.
 pub(super) async fn read_maps(connection: &mut MySqlConnection) -> Result<Vec<NotedMap>> {
     const ACTION: &str = "read which maps are in use";
     let rows = sqlx::query("SELECT number, name, queue, noted_by, bindings FROM map_in_use ORDER BY number");

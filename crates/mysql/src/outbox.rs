@@ -1,14 +1,13 @@
 //! The outbox: the table of changes that the daemon must add to Redis. The transaction that changes `counter` also
-//! writes the outbox. The module src/outbox adds the outbox rows to Redis.
+//! writes the outbox.
 //!
 //! A batch assigns the number of an outbox row while it holds the lock on the partition's row in `partition_owner`. So
 //! if a reader finds an outbox row, it can also read all earlier rows of this partition. A new number is one more than
-//! the higher of two numbers: the last number, and MySQL's clock in microseconds. So no number is assigned twice, even
-//! if MySQL loses commits (after a restore or a failover; decision 0022). The numbers of new rows are always above the
-//! offsets that Redis stores. A row contains up to a thousand items, so a batch needs only a few rows.
+//! the last number or MySQL's clock in microseconds, whichever is higher. So no number is assigned twice, even if MySQL
+//! loses commits (after a restore or a failover; decision 0022).
 //!
-//! A row's body first contains additions as `kind:target:metric:delta`. After the additions, the body contains the new
-//! likes as `kind:target:user`, for Bloom filters.
+//! A row's body has up to a thousand items: additions as `kind:target:metric:delta`, then new likes as
+//! `kind:target:user`, for Bloom filters.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -28,33 +27,23 @@ const ROW_ITEMS: usize = 1_000;
 /// The maximum number of rows in one read. One read can return a few megabytes.
 const READ_ROWS: u64 = 100;
 
-/// The maximum number of rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
-/// A reconcile's question to the outboxes.
 #[derive(Clone, Copy)]
 pub struct Asked<'a> {
-    /// Only rows after these offsets are read.
     pub applied: &'a OutboxOffsets,
-    /// Returns the offsets of the counter's bucket in the sample, or `None` if the counter is not needed.
     pub sampled: &'a (dyn Fn(CounterKey) -> Option<&'a OutboxOffsets> + Sync),
 }
 
-/// One call deletes rows for at most this time.
 const PRUNE_MAX: Duration = Duration::from_secs(1);
 
-/// The last row number of a partition's outbox, and the daemon that writes this outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub partition: u16,
-    /// The number of the last row.
     pub last: u64,
-    /// The daemon that writes the partition now.
     pub owner: Option<String>,
 }
 
-/// Appends additions to a partition's outbox, in the caller's transaction. The partition's row stays locked until the
-/// transaction ends.
 pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
     const ACTION: &str = "append to the outbox";
     let bodies = encode(additions, &[]);
@@ -75,8 +64,7 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
     text.run(connection, ACTION).await.map(drop)
 }
 
-/// Adds statements that append rows to a partition's outbox. `after` is the number of the last existing row. The
-/// transaction must have locked the partition's row.
+/// `after` is the number of the last existing row. The transaction must have locked the partition's row.
 pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition], likers: &[Pair]) {
     let last = push_rows(text, partition, after, &encode(additions, likers));
     if last > after {
@@ -84,7 +72,6 @@ pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Ad
     }
 }
 
-/// Adds the statements that insert the rows. Returns the number of the last row.
 fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> u64 {
     let mut number = after;
     for body in bodies {
@@ -96,7 +83,6 @@ fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> 
     number
 }
 
-/// Encodes the additions and likes into as few rows as possible, and returns the bodies of these rows.
 fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     let mut bodies: Vec<String> = Vec::new();
     let mut items = 0;
@@ -117,7 +103,6 @@ fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     bodies
 }
 
-/// Parses a row's body. Returns `None` if the body is invalid.
 fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     let (mut additions, mut likers) = (Vec::new(), Vec::new());
     for item in std::str::from_utf8(body).ok()?.split(' ') {
@@ -199,7 +184,6 @@ impl Store {
         rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
     }
 
-    /// Returns the number of each outbox's last row.
     pub async fn outbox_numbers(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, ENDS)).await
     }
@@ -209,7 +193,6 @@ impl Store {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, APPLIED)).await
     }
 
-    /// Counts the rows that have not been added to Redis.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the rows of the outbox";
         // The daemon first reads the applied offsets, and then the number of each outbox's last row. In the other
@@ -272,7 +255,6 @@ impl Store {
         conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit)).await
     }
 
-    /// Adds all rows that the outboxes keep to `kept`.
     pub async fn outbox_kept(&self, kept: &mut KeptAmounts) -> Result<()> {
         const ROWS_MAX: u64 = 100;
         for End { partition, .. } in self.outbox_ends().await? {
@@ -286,7 +268,6 @@ impl Store {
         Ok(())
     }
 
-    /// Records the last row of each outbox that Redis contains.
     pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
         const ACTION: &str = "record the outbox's progress";
         if applied.is_empty() {
@@ -306,8 +287,6 @@ impl Store {
         .await
     }
 
-    /// Deletes rows of one partition's outbox, for about a second. Rows with a number above `until` stay. Keeps the rows
-    /// that are not in Redis. Returns true if there are possibly more rows to delete.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         let began = Instant::now();
         while self.prune_some(partition, until).await? {

@@ -1,12 +1,9 @@
-//! Stores each partition's owner and last outbox number. Also logs the events of targets while a reconcile
-//! watches these targets.
+//! Stores each partition's owner and last outbox number, and logs events while a reconcile watches targets.
 //!
-//! Each batch first writes its partition's row. If a daemon freezes, another daemon can take its partition over. The
-//! frozen daemon's batch later finds a higher epoch (number of takeovers) in this row, and writes nothing
-//! (decision 0001). On a single server, a lock on the row would be enough. But in clusters with several writable servers (Galera,
-//! group replication), a server does not know the locks of the other servers. In such a cluster, if two transactions
-//! write the same row, the second commit fails. But if one of the transactions only locks the row, both commits
-//! succeed.
+//! Each batch first writes its partition's row. If another daemon has taken over the partition of a frozen one, the
+//! frozen daemon's batch finds a higher epoch (number of takeovers) in this row, and writes nothing (decision 0001). On
+//! a single server, a lock on the row would be enough. But servers of one cluster (Galera, group replication) do not
+//! know each other's locks: the second commit fails only if both transactions write the same row.
 
 use std::time::Duration;
 
@@ -23,16 +20,13 @@ use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 /// An SQL expression. The partition's next outbox row gets the value of this expression plus one.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
-/// The contents of a partition's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
-    /// The number of the watch, or `None` if no reconcile is watching targets now.
     pub watch: Option<u64>,
     /// The partition's next outbox row gets this number plus one.
     pub outbox: u64,
-    /// MySQL's clock.
     pub now: Micros,
     /// The floor of the ledger of applied events. Entries older than the floor are possibly deleted already.
     pub ledger_floor: Micros,
@@ -65,7 +59,6 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     lock(Text::default(), connection, partition).await
 }
 
-/// Locks the partition's row after the statements of `text`.
 async fn lock(mut text: Text, connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
     text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
@@ -82,7 +75,6 @@ async fn lock(mut text: Text, connection: &mut MySqlConnection, partition: u16) 
     rows.first().map(read).transpose().context("read the partition's row")
 }
 
-/// Creates the partition's row if the row is missing, and locks the row.
 pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at, ledger_floor) \
@@ -111,7 +103,6 @@ pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, ep
     Ok(())
 }
 
-/// Records that the holder with this `epoch` has written all its events and has released the partition.
 pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
     sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
         .bind(partition)
@@ -122,7 +113,6 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Returns the watched counters.
 pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<CounterKey>> {
     const ACTION: &str = "read the watched targets";
     let rows = sqlx::query("SELECT kind, target_id, metric FROM watched_target WHERE watch = ?")
@@ -136,7 +126,6 @@ pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Re
         .context(ACTION)
 }
 
-/// Logs events of watched targets, with the states of the rows before these events.
 pub async fn log_watched(
     connection: &mut MySqlConnection,
     watch: u64,
@@ -162,29 +151,21 @@ pub async fn log_watched(
     Ok(())
 }
 
-/// The daemon that writes a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub partition: u16,
-    /// The daemon's host and process, or `None` after a normal release.
     pub owner: Option<String>,
-    /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
-    /// The time when the last owner acquired the partition.
     pub taken_at: Micros,
 }
 
-/// The number of partitions in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
     pub partitions: u16,
-    /// The host and process of the daemon that raised the number.
     pub raised_by: String,
 }
 
 impl super::Store {
-    /// Returns the owner of each partition, sorted by the partition's number. Omits partitions that no daemon has ever
-    /// held.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
         const ACTION: &str = "read the partitions' owners";
         let mut conn = self.acquire().await?;
@@ -203,7 +184,6 @@ impl super::Store {
         .await
     }
 
-    /// Returns the number of partitions in use, or `None` if no daemon has ever run.
     pub async fn noted_partitions(&self) -> Result<Option<Noted>> {
         let mut conn = self.acquire().await?;
         conn.limit("read how many partitions are in use", read_noted).await
@@ -238,8 +218,6 @@ impl super::Store {
 }
 
 impl super::Store {
-    /// Changes the recorded number of partitions from `from` to `to`. Returns `false` if the recorded number is not
-    /// `from`.
     pub async fn lower_partitions(&self, from: u16, to: u16) -> Result<bool> {
         const ACTION: &str = "record that fewer partitions are in use";
         let mut conn = self.acquire().await?;
@@ -251,7 +229,6 @@ impl super::Store {
     }
 }
 
-/// Reads the number of partitions in use, within the connection's transaction if there is one.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");

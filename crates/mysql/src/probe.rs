@@ -6,20 +6,14 @@ use super::grants::lacking;
 use super::schema::MIGRATIONS;
 use super::{Context, Result, Store, StoreError};
 
-/// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];
 
-/// The rights that an account needs to change partitions.
 const TO_PARTITION: [&str; 3] = ["CREATE", "ALTER", "DROP"];
 
-/// The server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The version, as the server reports it.
     pub version: String,
-    /// The maximum size of a statement, in bytes.
     pub packet_max: u64,
-    /// After this number of idle seconds, the server ends a session, and frees its locks.
     pub wait_timeout_s: u64,
 }
 
@@ -40,7 +34,6 @@ impl Store {
         .await
     }
 
-    /// The TLS version of this connection, or `None` for plain text.
     pub async fn tls_version(&self) -> Result<Option<String>> {
         const ACTION: &str = "read the connection's TLS version";
         let mut conn = self.acquire().await?;
@@ -55,10 +48,9 @@ impl Store {
         .await
     }
 
-    /// Returns the rights that the daemon needs and its account lacks, for example `INSERT on counter`. Each right is
-    /// tested with a statement that matches no row. Each statement uses only one table, so a statement that waits for
-    /// an ALTER of its table locks no other table. The rights to change partitions are read from the grants. If the
-    /// account has roles, missing rights to change partitions are not reported.
+    /// For example `INSERT on counter`. Each right is tested with a statement that matches no row and uses one table,
+    /// so that waiting for an ALTER locks no other table. The rights to change partitions are read from the grants, and
+    /// not reported for accounts with roles.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
         let mut conn = self.acquire().await?;
         conn.limit("test the account's rights", |connection| async move {
@@ -84,7 +76,6 @@ impl Store {
     }
 }
 
-/// Returns all tables that the migrations create.
 fn tables() -> impl Iterator<Item = &'static str> {
     let text = MIGRATIONS.iter().map(|step| step.sql.as_str());
     text.flat_map(|sql| sql.split("CREATE TABLE IF NOT EXISTS ").skip(1))

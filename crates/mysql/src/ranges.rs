@@ -13,15 +13,11 @@ use super::counters::begin_snapshot;
 use super::outbox::{self, Asked};
 use super::{Context, Result, Store, micros};
 
-/// A counter: the sum of its slots in the table `counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub number: CounterKey,
-    /// `SUM(value)`.
     pub value: i64,
-    /// The newest `at` of the applied events.
     pub update_at: Micros,
-    /// The number of the counter's rows. Each partition that has changed the counter has one row.
     pub rows: u32,
 }
 
@@ -34,14 +30,11 @@ pub struct Range {
     pub after: TargetId,
     /// The range ends with this id.
     pub until: TargetId,
-    /// The counters at the time when the range was listed, sorted by key.
     pub counters: Vec<Counted>,
 }
 
-/// The values of a range at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Recount {
-    /// The values in the table `counter`, sorted by key.
     pub counters: Vec<Counted>,
     /// The targets that have like records, each with the number of users who like the target. Sorted by id.
     pub likes: Vec<(TargetId, i64)>,
@@ -52,11 +45,9 @@ pub struct Recount {
 /// A range contains at most this number of targets without a counter. These targets have only like records.
 const UNCOUNTED_MAX: usize = 10_000;
 
-/// The highest possible id.
 pub const LAST: TargetId = TargetId(i64::MAX as u64);
 
 impl Range {
-    /// Returns how many rows of the table `counter` these counters have.
     pub fn rows(&self) -> u64 {
         self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
     }
@@ -84,15 +75,13 @@ impl Range {
 }
 
 impl Store {
-    /// Reads about `limit` rows, and returns the counters of the kind's next targets after the id `after`. If a range
-    /// ends with [`LAST`], it is the kind's last range. This range can contain like records of targets without a
-    /// counter.
+    /// Reads about `limit` rows. A range that ends with [`LAST`] is the kind's last, and can contain like records of
+    /// targets without a counter.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut conn = self.acquire().await?;
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
-    /// Does the same as [`Store::list_range`]. Also reads the outboxes as of the same instant.
     pub async fn list_range_with_lag(
         &self,
         kind: Kind,
@@ -111,8 +100,6 @@ impl Store {
         .await
     }
 
-    /// Reads a range's counters and recounts its likes as of one instant. If `asked` is given, also reads the outboxes.
-    /// Returns `None` if the range has too many targets without a counter.
     pub async fn recount_range(&self, range: &Range, asked: Option<Asked<'_>>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
@@ -131,8 +118,6 @@ impl Store {
         .await
     }
 
-    /// Returns the next targets of `kind` that have like records, in the order of their ids. The ids are above `after`
-    /// and at most `until`.
     pub async fn liked_targets(
         &self,
         kind: Kind,
@@ -162,7 +147,6 @@ impl Store {
     }
 }
 
-/// Reads about `limit` rows, and returns the counters of the first targets of `kind` in a range of ids.
 pub(super) async fn list_range(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -188,7 +172,6 @@ pub(super) async fn list_range(
     Ok(range)
 }
 
-/// Reads at most `limit` rows, and returns the counters of the targets with ids above `after` and at most `until`.
 async fn read_counters(
     connection: &mut MySqlConnection,
     kind: Kind,

@@ -14,36 +14,27 @@ use super::ranges::{Counted, LAST, list_range};
 use super::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use super::{Context, Result, Store};
 
-/// The maximum number of rows of `counter` that one statement reads.
 const STATEMENT_ROWS: usize = 20_000;
 
 /// The maximum number of rows of `counter` that are read for one page. Reading this number of rows takes seconds.
 const ROWS_MAX: u64 = 1_000_000;
 
-/// The operator's query with the limits of one page.
 #[derive(Clone, Debug)]
 pub struct Question {
     pub statement: Statement,
     /// The page's ids are above this id.
     pub after: TargetId,
-    /// The maximum number of rows.
     pub limit: usize,
 }
 
-/// The results of the query and of `counter` for a range of ids, as of one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// The query's results, in the order of the ids.
     pub truths: Vec<(TargetId, i64)>,
-    /// The counters of the range, in the order of the ids. Each entry contains the target's id, the value, and the
-    /// newest `at` of the applied events.
     pub counters: Vec<(TargetId, i64, Micros)>,
-    /// The range's last id.
     pub until: TargetId,
 }
 
 impl Store {
-    /// Checks the query's columns without running the query, and returns the server's plan for the query.
     pub async fn explain_recount(&self, question: &Question) -> Told<Vec<Plan>> {
         let mut conn = self.acquire().await?;
         let told = conn.unlimited(|connection| async move {
@@ -56,9 +47,8 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// Runs the query and reads the counters of the same page. If the answer has the maximum number of rows, the page
-    /// ends with the answer's last id. Otherwise the page ends with `until`. If there are more counters than the page's
-    /// limit, the page ends with the last counter within the limit.
+    /// The page ends with the answer's last id if the answer has the maximum number of rows, otherwise with `until`, or
+    /// with the last counter within the limit of counters.
     pub async fn ask_recount(
         &self,
         (kind, metric): (Kind, Metric),
@@ -71,7 +61,6 @@ impl Store {
     }
 }
 
-/// Checks that the query returns two columns of integers.
 async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told<()> {
     let columns = site_query::columns(connection, &question.statement).await?;
     let [id, value] = columns.as_slice() else {
@@ -117,7 +106,6 @@ async fn ask(
     Ok(Answer { truths, counters, until: end })
 }
 
-/// Runs the query, and checks that the rows of its answer are in order and within the page.
 async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<(TargetId, i64)>> {
     let mut found: Vec<(TargetId, i64)> = Vec::new();
     let mut last = question.after;
@@ -157,9 +145,6 @@ fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     ))
 }
 
-/// Returns the metric's counters up to the id `until`, at most `limit` of them. Also returns the id up to which the
-/// counters were read. This id is lower than `until` if `limit` was reached, or if the kind's other metrics have many
-/// rows.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),

@@ -11,16 +11,13 @@ use tallyd_core::raised_again::{AllTooHigh, RaisedAgain, TooHigh};
 use super::conn::TRIES;
 use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders, target};
 
-/// A planned change of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
     pub number: CounterKey,
-    /// The counter's value at the instant of the comparison.
     pub before: i64,
     pub added: i64,
 }
 
-/// The way in which Redis gets a correction that a run makes in the table `counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedisFollows {
     /// The daemon adds the correction to Redis from the outbox of corrections.
@@ -42,15 +39,9 @@ pub const HELD: &str = "held";
 /// reconcile needs only a hundred of these rows to find out whether API servers raise lowered counters again.
 const TOO_HIGH_MAX: u64 = 100_000;
 
-/// The maximum number of rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Before `run` changes counters in Redis, this call writes the planned changes to MySQL. The number of the repair
-    /// is `pass`. `run` must still hold the job's lock.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, intents: &[Intent]) -> Result<()> {
         const ACTION: &str = "record repairs";
         let mut conn = self.acquire().await?;
@@ -63,7 +54,6 @@ impl Store {
         .await
     }
 
-    /// Records the outcomes of the repairs of `pass`.
     pub async fn note_outcomes(&self, pass: u64, outcomes: &[(CounterKey, &'static str)]) -> Result<()> {
         const ACTION: &str = "record the outcomes of repairs";
         let mut conn = self.acquire().await?;
@@ -89,8 +79,7 @@ impl Store {
         .await
     }
 
-    /// Returns the counters that the last two reconciles before `run` found too high in Redis. Considers only runs that
-    /// compared all counters or all changed counters. These runs completed, or ended because of a safety limit.
+    /// Only runs that compared all or all changed counters, and that completed or ended because of a safety limit.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
         const ACTION: &str = "read the counters that the last runs lowered";
         let mut conn = self.acquire().await?;
@@ -114,13 +103,8 @@ impl Store {
         .await
     }
 
-    /// Corrects counters in MySQL, stores each correction with the repair number `pass`, and ensures that Redis gets
-    /// the same corrections. All this happens in one transaction. `run` must still hold the job's lock. The intents
-    /// must be sorted by key, and one call can make at most [`CORRECTIONS_MAX`] corrections. Returns the number of
-    /// counters that got no hint for the next reconcile because the table of hints is full.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
+    /// In one transaction, which also ensures that Redis gets the corrections. The intents must be sorted by key, at
+    /// most [`CORRECTIONS_MAX`]. Returns the number of counters for which the table of hints had no room.
     pub async fn correct_counters(
         &self,
         (job, run, pass): (&str, u64, u64),
@@ -142,7 +126,6 @@ impl Store {
         }
     }
 
-    /// Deletes repairs that are older than `keep`.
     pub async fn prune_repairs(&self, keep: Duration) -> Result<u64> {
         const ACTION: &str = "delete old repairs";
         let mut pruned = 0;

@@ -26,7 +26,6 @@ const SHAPES: [usize; 4] = [512, 64, 8, 1];
 /// 1,000 values or more into a join.
 pub(super) const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
 
-/// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
 pub(super) fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
     in_shapes_of(SHAPES, rows)
 }
@@ -41,7 +40,6 @@ pub(super) fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterat
     })
 }
 
-/// `(?, ?), (?, ?)`: `rows` groups of `columns` placeholders.
 pub(super) fn placeholders(rows: usize, columns: usize) -> String {
     let group = format!("({})", vec!["?"; columns].join(", "));
     vec![group; rows].join(", ")

@@ -11,42 +11,32 @@ use tallyd_core::model::Micros;
 use super::jobs::LEASE_MAX;
 use super::{Context, Result, Store, datetime, micros};
 
-/// The checkpoints of earlier runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastMarks {
-    /// The newest checkpoint, from a run with any outcome.
     pub newest: Option<String>,
     /// The time since the run of this checkpoint ended or last renewed its lease.
     pub newest_age: Duration,
-    /// The checkpoint of the last completed run.
     pub done: Option<String>,
-    /// The time since the run of this checkpoint ended or last renewed its lease.
     pub done_age: Option<Duration>,
 }
 
-/// A row of `job_run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRow {
     pub run: u64,
     pub mode: String,
-    /// The host and process of the run.
     pub owner: String,
     pub started_at: Micros,
     pub finished_at: Micros,
     /// `done`, `failed`, `braked`, `refused` or `stopped`.
     pub outcome: String,
-    /// The report as JSON.
     pub report: String,
 }
 
-/// A run that now holds its job's lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningRow {
-    /// The run's number, which is also its fencing token.
     pub run: u64,
     pub job: String,
     pub mode: String,
-    /// Host and process.
     pub owner: String,
     pub started_at: Micros,
 }
@@ -85,7 +75,6 @@ impl Store {
         .await
     }
 
-    /// Returns all active runs.
     pub async fn running_jobs(&self) -> Result<Vec<RunningRow>> {
         const ACTION: &str = "read which jobs run";
         let mut conn = self.acquire().await?;
@@ -127,14 +116,11 @@ impl Store {
         .await
     }
 
-    /// Records the checkpoint of a run.
     pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?").bind(checkpoint.to_owned());
         self.note_of_run("record the run's progress", sql.bind(run)).await
     }
 
-    /// Returns the checkpoint of the last run of this mode. If `unless_done` is true, considers only runs after the
-    /// last completed run.
     pub async fn last_checkpoint(
         &self,
         job: &str,
@@ -165,7 +151,6 @@ impl Store {
         .await
     }
 
-    /// Returns the checkpoints of this mode's runs before `run`.
     pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
         const ACTION: &str = "read the last runs' checkpoints";
         // A run's renewal of its lease also updates the time at which the run was last alive.
@@ -197,16 +182,12 @@ impl Store {
         .await
     }
 
-    /// Deletes the checkpoints of one mode's runs. After that, the next run begins without a checkpoint, like the first
-    /// run of a job.
     pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
         const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
         let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());
         self.note_of_run("delete the runs' checkpoints", sql).await
     }
 
-    /// Returns the layouts in which API servers counted, as recorded by the job's last run before `run`. Returns `None`
-    /// if no earlier run has recorded layouts.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
         let mut conn = self.acquire().await?;
@@ -224,7 +205,6 @@ impl Store {
         .await
     }
 
-    /// Records the layouts of a daemon when it starts.
     pub async fn note_daemon_layouts(&self, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query(
             "INSERT INTO partition_count (one, partitions, raised_at, raised_by, layout, also) VALUES (1, 0, NOW(6), '', ?, ?) \
@@ -234,7 +214,6 @@ impl Store {
         self.note_of_run("record the daemon's layouts", sql).await
     }
 
-    /// Returns the layouts of the daemon that started last. The list is empty if no daemon has ever started.
     pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
         const ACTION: &str = "read the daemon's layouts";
         let mut conn = self.acquire().await?;
@@ -247,7 +226,6 @@ impl Store {
         .await
     }
 
-    /// Records the layouts in which API servers count.
     pub async fn note_layouts(&self, run: u64, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET layout = ?, also = ? WHERE run = ?").bind(layout.to_owned());
         self.note_of_run("record the run's layouts", sql.bind(also.map(str::to_owned)).bind(run)).await

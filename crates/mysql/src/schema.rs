@@ -25,25 +25,18 @@ const STEPS: [(i64, &str, &str); 6] = [
     (6, "maps", include_str!("../../../migrations/0006_maps.sql")),
 ];
 
-/// sqlx's table of completed steps.
 pub(super) const HISTORY: &str = "_sqlx_migrations";
 
-/// The state of the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// The schema has exactly the steps of this version.
     Current,
-    /// This number of migration steps have not run in MySQL yet. `tallyd migrate` runs these steps.
     Behind(usize),
-    /// A newer version has applied this number of additional steps, and this version works with these steps.
     Newer(usize),
     /// A newer version has applied a step that this version does not work with.
     TooNew,
 }
 
 impl Schema {
-    /// Returns a sentence that says why this version does not work with the schema, and which command corrects this.
-    /// Returns `None` if this version works with the schema.
     pub fn problem(self) -> Option<String> {
         match self {
             Self::Current | Self::Newer(_) => None,
@@ -57,7 +50,6 @@ impl Schema {
 }
 
 impl Store {
-    /// Compares the steps in MySQL with the steps of this version.
     pub async fn schema(&self) -> Result<Schema> {
         let mut conn = self.acquire().await?;
         let (applied, floor) = conn
@@ -68,10 +60,6 @@ impl Store {
         Ok(judge(&MIGRATIONS.iter().map(|step| step.version).collect::<Vec<_>>(), &applied, floor))
     }
 
-    /// Returns the server's version, and a warning for each setting that can lose acknowledged data.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::StatementLog`] if the server refuses every write of tallyd's sessions.
     pub async fn durability(&self) -> Result<(String, Vec<String>)> {
         const ACTION: &str = "read the server's settings";
         const SQL: &str = "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog";
@@ -99,7 +87,6 @@ impl Store {
     }
 }
 
-/// Compares the `known` steps of a version with the `applied` steps.
 fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     let missing = known.iter().filter(|step| !applied.contains(step)).count();
     let newer = applied.iter().filter(|step| !known.contains(step)).count();
@@ -116,7 +103,6 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     }
 }
 
-/// Returns the completed steps. The list is empty if `tallyd migrate` never ran.
 pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
     if !has_table(connection, HISTORY).await? {
         return Ok(Vec::new());

@@ -1,10 +1,7 @@
-//! Reads and writes the state of settable counters: each counter's newest set event, and the recent additions to the
-//! counter.
+//! The state of settable counters: each counter's newest set event, and the recent additions.
 //!
-//! A transaction first locks the counters' rows in `number_set`, in the order of the keys (decision 0015). After that,
-//! the transaction reads and writes other data of these counters. These reads take no locks and return only committed
-//! data (READ COMMITTED). No other transaction changes this data until the commit, because every writer must first lock
-//! the same rows.
+//! A transaction first locks the counters' rows in `number_set`, in the order of the keys (decision 0015). Its reads of
+//! other data of these counters take no locks, because every writer must first lock the same rows.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -21,7 +18,6 @@ use super::applied_events::{DAYS, day, partition_of};
 use super::text::Text;
 use super::{Context, Result, micros, target};
 
-/// The maximum number of rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;
 
 /// The maximum number of counters in one SELECT. MariaDB turns longer lists into a join.
@@ -59,8 +55,7 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
     Ok(known)
 }
 
-/// `sets` contains new set events. Returns the current state of each counter that these events will change. [`lock`]
-/// must have locked these counters.
+/// [`lock`] must have locked these counters.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -98,8 +93,7 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Returns a query. For each counter, the query reads the additions that are newer than the counter's set event. Each
-/// day has a partition. The query reads only the days between the earliest set event and the newest applied event.
+/// Each day has a partition: reads only the days between the earliest set event and the newest applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
@@ -122,7 +116,7 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
     )
 }
 
-/// Stores the new set events, and the additions to settable counters. Both lists must be sorted by key.
+/// Both lists must be sorted by key.
 pub async fn note(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -156,7 +150,6 @@ pub async fn note(
     Ok(())
 }
 
-/// For example `(1,42,3),(1,43,3)`.
 fn keys<'a>(numbers: impl Iterator<Item = &'a CounterKey>) -> String {
     list(numbers, |sql, (target, metric)| {
         let _ = write!(sql, "({},{},{})", target.kind, target.id, metric.0);

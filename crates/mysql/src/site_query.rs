@@ -18,34 +18,26 @@ use super::{Conn, Context, Result, StoreError};
 /// If no answer arrives within the server's time limit plus this duration, tallyd closes the connection.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
-/// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The query is wrong or not permitted. The value is a sentence that tells the operator why.
     #[error("{0}")]
     Query(String),
-    /// MySQL failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The result of a query.
 pub type Told<T> = std::result::Result<T, QueryError>;
 
-/// A query with values for its placeholders.
 #[derive(Clone, Debug)]
 pub struct Statement {
     pub sql: String,
-    /// The time limit.
     pub query_max: Duration,
-    /// The configuration key for the number of rows per page.
     pub page_key: &'static str,
-    /// The configuration key for the address of the server that runs the query.
     pub url_key: &'static str,
 }
 
 impl Statement {
-    /// Decides whether the query or the server caused the error.
     pub(super) fn error(&self, error: sqlx::Error) -> QueryError {
         let said = error.as_database_error().map_or_else(String::new, |error| error.message().to_owned());
         let error = StoreError::sql("run the query")(error);
@@ -69,11 +61,9 @@ impl Statement {
     }
 }
 
-/// A column of a query's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
     pub name: String,
-    /// The name of the column's type in MySQL.
     pub kind: String,
 }
 
@@ -84,15 +74,12 @@ impl Column {
     }
 }
 
-/// The server's plan for one table of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     table: String,
     access: String,
-    /// The indexes that a condition of the query can use.
     possible_keys: String,
     key: String,
-    /// The number of rows, estimated from the server's statistics.
     pub rows: u64,
     extra: String,
 }
@@ -135,8 +122,7 @@ pub(super) fn wrong(sentence: impl Display) -> QueryError {
     QueryError::Query(sentence.to_string())
 }
 
-/// Parses an integer in the server's format, in which a whole DECIMAL can be 12.00. Returns the text as the error if
-/// the text is not an integer.
+/// A whole DECIMAL can be 12.00.
 pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
     let whole = match value.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
@@ -145,7 +131,6 @@ pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T
     whole.parse().map_err(|_| whole)
 }
 
-/// Runs `ask` with the statement's time limit.
 pub(super) async fn within_its_time<T>(
     conn: &mut Conn,
     statement: &Statement,
@@ -174,7 +159,6 @@ pub(super) async fn within_its_time<T>(
     read
 }
 
-/// Returns the columns of the query's answer without running the query.
 pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
     let prepared = connection.prepare(AssertSqlSafe(statement.sql.clone()).into_sql_str()).await;
     let prepared = prepared.map_err(|error| statement.error(error))?;
@@ -206,7 +190,6 @@ pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statem
     Ok(rows.iter().map(plan).collect())
 }
 
-/// Sets the server's time limit for this session's statements. `None` removes the limit.
 pub(super) async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -> Result<()> {
     const ACTION: &str = "limit the time of the query";
     let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());

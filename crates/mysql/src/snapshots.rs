@@ -15,22 +15,17 @@ use super::archive_rows::hex;
 use super::boards::begin;
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders};
 
-/// The maximum number of rows that one statement deletes.
 const DELETE_ROWS_MAX: usize = 1_000;
 
-/// A member in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// The member with its score in the zset.
     pub member: BoardMember,
-    /// The number that ranks members.
     pub primary: f64,
     /// The number that orders members with equal primary numbers, or zero if the score contains no such number.
     pub second: u64,
 }
 
 impl Store {
-    /// Returns all snapshots. Each snapshot belongs to an open period, or to a closed period that is not archived.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;
@@ -51,7 +46,6 @@ impl Store {
         .await
     }
 
-    /// Returns the period's snapshot, or `None` if no snapshot was begun.
     pub async fn snapshot(&self, at: &BoardPeriod) -> Result<Option<Snapshot>> {
         const ACTION: &str = "read a snapshot's state";
         let mut conn = self.acquire().await?;
@@ -71,9 +65,6 @@ impl Store {
     }
 
     /// Records that `run` begins a snapshot of a board. Redis must already contain the mark of `run` for this board.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn begin_snapshot(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
         const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, generation, began_at, board, period) \
                            VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = VALUES(number), \
@@ -81,11 +72,6 @@ impl Store {
         self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
-    /// Stores members in MySQL, each with the score that the member has in Redis. MySQL does not write rows that are
-    /// unchanged.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn save_members(&self, run: u64, at: &BoardPeriod, members: &[Saved]) -> Result<()> {
         const ACTION: &str = "save a page of a board";
         if members.is_empty() {
@@ -100,7 +86,6 @@ impl Store {
         .await
     }
 
-    /// Returns the snapshot's members that come after the member `after`, in the order of their bytes.
     pub async fn saved_page(&self, at: &BoardPeriod, after: Option<&[u8]>, limit: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a snapshot";
         let mut conn = self.acquire().await?;
@@ -123,7 +108,6 @@ impl Store {
         .await
     }
 
-    /// Returns those of `members` that the snapshot contains.
     pub async fn saved_among(&self, at: &BoardPeriod, members: &[Saved]) -> Result<HashSet<Vec<u8>>> {
         const ACTION: &str = "find members of a snapshot";
         let names: Vec<String> = members.iter().map(|saved| hex(&saved.member.member)).collect();
@@ -145,10 +129,6 @@ impl Store {
         .await
     }
 
-    /// Deletes members that the board no longer contains.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn forget_members(&self, run: u64, at: &BoardPeriod, members: &[Vec<u8>]) -> Result<()> {
         const ACTION: &str = "delete members that left a board";
         let mut conn = self.acquire().await?;
@@ -168,25 +148,16 @@ impl Store {
         .await
     }
 
-    /// Records that a run tried to begin a snapshot at `now`, but could not begin it.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_tried(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_snapshot_period SET began_at = ? WHERE board = ? AND period = ?";
         self.note("record that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Records that Redis contains the board again. `generation` is the generation of Redis' data.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_generation(&self, run: u64, at: &BoardPeriod, generation: u64) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_snapshot_period SET generation = ? WHERE board = ? AND period = ?";
         self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(generation)).await
     }
 
-    /// Returns at most `limit` of the snapshot's best members.
     pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read the best members of a snapshot";
         let mut conn = self.acquire().await?;
@@ -206,7 +177,6 @@ impl Store {
         .await
     }
 
-    /// Returns the sum of the numbers that rank the snapshot's members.
     pub async fn saved_sum(&self, at: &BoardPeriod) -> Result<f64> {
         const ACTION: &str = "add up a snapshot";
         const SQL: &str =
@@ -219,17 +189,12 @@ impl Store {
         .await
     }
 
-    /// Records that a snapshot is complete. `now` is the time when `run` began the snapshot.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn end_snapshot(&self, run: u64, at: &BoardPeriod, members: u64, now: Micros) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ? WHERE board = ? AND period = ?";
         self.note("end a snapshot", run, at, sqlx::query(SQL).bind(members).bind(datetime(now))).await
     }
 
-    /// Returns the snapshots that are no longer needed, because their periods have a verified archive.
     pub async fn obsolete_snapshots(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list snapshots of archived boards";
         let mut conn = self.acquire().await?;
@@ -247,22 +212,14 @@ impl Store {
         .await
     }
 
-    /// Marks a snapshot as invalid before its rows are deleted.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn void_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_snapshot_period SET taken_at = NULL, members = 0 WHERE board = ? AND period = ?";
         self.note("make a snapshot void", run, at, sqlx::query(SQL)).await
     }
 
-    /// Deletes rows of a snapshot in the order of their members. The first deleted row is the next row behind the
-    /// member `after`. Returns the last deleted member. If no rows are left, deletes the snapshot's row in
+    /// In the order of members, behind `after`. If no rows are left, deletes the snapshot's row in
     /// `leaderboard_snapshot_period` and returns `None`.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn forget_snapshot(&self, run: u64, at: &BoardPeriod, after: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
         const ACTION: &str = "delete a snapshot";
         let page = self.saved_page(at, after, DELETE_ROWS_MAX).await?;
@@ -294,19 +251,16 @@ impl Store {
     }
 }
 
-/// Reads `member, score`.
 fn read_member(row: &MySqlRow) -> std::result::Result<BoardMember, sqlx::Error> {
     Ok(BoardMember { member: row.try_get_unchecked(0)?, score: row.try_get_unchecked(1)? })
 }
 
-/// Reads `number, generation, members, began_at, taken_at`.
 fn read_snapshot(row: &MySqlRow) -> std::result::Result<Snapshot, sqlx::Error> {
     let (number, generation, members) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     let taken_at = row.try_get::<Option<NaiveDateTime>, _>(4)?.map(micros);
     Ok(Snapshot { number, generation, members, began_at: micros(row.try_get(3)?), taken_at })
 }
 
-/// Returns the statement as text, like the statements of the archive.
 fn upsert(at: &BoardPeriod, members: &[Saved]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql =

@@ -8,17 +8,13 @@ use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::{Context, Result, Store};
 
-/// A user's last like or unlike of a target, from `like_record`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastClick {
     pub at: Micros,
-    /// Whether the click was a like.
     pub liked: bool,
 }
 
 impl Store {
-    /// Returns the user's last click on each of `targets`. Omits targets without a click. Reads by primary key, with
-    /// one query per kind.
     pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
         const ACTION: &str = "read a user's likes";
         let kinds = by_kind(targets);
@@ -44,7 +40,6 @@ impl Store {
         .await
     }
 
-    /// Returns the existing counters of `targets`. Reads by primary key, with one query per kind.
     pub async fn numbers(&self, targets: &[Target]) -> Result<HashMap<(Target, Metric), i64>> {
         const ACTION: &str = "read counters";
         let kinds = by_kind(targets);
@@ -67,8 +62,6 @@ impl Store {
         .await
     }
 
-    /// Returns the users who like the target, in the order of their ids. Begins after the id `after`, and returns at
-    /// most `limit` users.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         const ACTION: &str = "read the users who like a target";
         let mut conn = self.acquire().await?;
@@ -90,7 +83,6 @@ impl Store {
     }
 }
 
-/// Returns for each kind a text with its ids, separated by commas.
 fn by_kind(targets: &[Target]) -> BTreeMap<Kind, String> {
     let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
     for target in targets {

@@ -16,20 +16,18 @@ use super::{Context, Result, datetime};
 /// size, so a packet is far below the usual values of `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
 
-/// Whether a connected server was a node of a Galera cluster. If such a node rolls a transaction back because of
-/// another node's commit, MariaDB 10.11 runs the other statements of the packet outside of the transaction, and can then
-/// answer COMMIT without an error. So there each packet has one statement.
+/// If a Galera node rolls a transaction back because of another node's commit, MariaDB 10.11 runs the packet's other
+/// statements outside of the transaction, and can then answer COMMIT without an error. So there each packet has one
+/// statement.
 static IS_GALERA: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn note_galera() {
     IS_GALERA.store(true, Ordering::Relaxed);
 }
 
-/// Statements for MySQL, in as few packets as possible.
 #[derive(Default)]
 pub struct Text {
     full: Vec<String>,
-    /// The last packet.
     sql: String,
     /// The time of the last written row, in whole seconds. Many rows of a batch have the same second, so the field
     /// `written` keeps the text of this second.
@@ -47,7 +45,6 @@ impl Text {
         self.sql.push_str(sql);
     }
 
-    /// Adds a statement.
     pub(super) fn statement(&mut self, sql: &str) {
         if self.sql.len() >= PACKET_BYTES || IS_GALERA.load(Ordering::Relaxed) {
             self.full.push(std::mem::take(&mut self.sql));
@@ -56,7 +53,6 @@ impl Text {
         self.push(sql);
     }
 
-    /// Adds a row with these integers, and a time in the last column.
     pub(super) fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
         self.sql.push('(');
         for number in numbers {

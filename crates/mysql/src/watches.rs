@@ -15,23 +15,18 @@ use super::maps::{NotedMap, read_maps};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
-/// An event that changed a watched counter. MySQL contains a log of such events. The metric of the counter is not
-/// `like`.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     pub number: CounterKey,
-    /// The event's `at`.
     pub at: Micros,
     /// The event's id and the added amount, or `None` if the event set the counter.
     pub delta: Option<(EventId, i64)>,
 }
 
-/// The maximum number of rows that one statement deletes.
 const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Returns everything that the watch has logged, and the counters `numbers`, as of one instant. Returns `None` if
-    /// the watch of one of `partitions` had a gap, or if a partition was added after the start of the watch.
+    /// As of one instant. `None` if the watch of a partition had a gap, or if a partition was added meanwhile.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],
@@ -53,9 +48,8 @@ impl Store {
         .await
     }
 
-    /// Starts the watch `watch`, which must be a new number. If a batch begins after this call and contains an event
-    /// for a counter in `numbers`, the batch logs this event. The watch lasts `seconds`, or until [`Store::unwatch`].
-    /// If a later run has already started a watch, that watch stays.
+    /// `watch` must be a new number. Every batch that begins after this call logs its events for `numbers`. Lasts
+    /// `seconds`, or until [`Store::unwatch`]. The watch of a later run stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -122,7 +116,6 @@ impl Store {
     }
 }
 
-/// Logs changes of watched counters.
 pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[Logged]) -> Result<()> {
     for piece in in_shapes(logged) {
         let sql = format!(
@@ -141,7 +134,6 @@ pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[
     Ok(())
 }
 
-/// Returns true if each partition was watched without a gap.
 async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &Partitions) -> Result<bool> {
     let watching: Vec<u16> =
         sqlx::query_scalar("SELECT `partition` FROM partition_owner WHERE watch = ? AND watch_until > NOW(6)")

@@ -88,7 +88,6 @@ impl Default for Amqp {
 }
 
 impl Amqp {
-    /// The time limit of one call to the broker.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }

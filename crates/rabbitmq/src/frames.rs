@@ -15,17 +15,15 @@ const FRAME_MAX: u32 = 131_072;
 /// Without a limit, the library allocates buffers for RabbitMQ's own limit, which can be 4 GiB.
 const LIFTED: u32 = 1 << 20;
 
-/// The limit that a connection tells RabbitMQ: `frame_max` of the address in the configuration, or [`FRAME_MAX`]. If
-/// RabbitMQ's own limit is higher, a message can have headers that exceed this limit, and no connection with this limit
-/// can receive the message. So after the first such message, new connections use the limit [`LIFTED`]. RabbitMQ moves a
-/// message that exceeds this limit, too, to the queue of returned messages.
+/// `frame_max` of the configured address, or [`FRAME_MAX`]. If RabbitMQ's own limit is higher, no connection can
+/// receive a message with larger headers. So after the first such message, new connections use [`LIFTED`]; what exceeds
+/// this too goes to the queue of returned messages.
 #[derive(Debug, Default)]
 pub(crate) struct FrameLimit {
     is_lifted: AtomicBool,
 }
 
 impl FrameLimit {
-    /// Sets the limit of a new connection.
     pub(crate) fn set(&self, uri: &mut AMQPUri) {
         let is_lifted = self.is_lifted.load(Ordering::Relaxed);
         uri.query.frame_max = Some(match uri.query.frame_max.unwrap_or(FRAME_MAX) {
@@ -35,7 +33,6 @@ impl FrameLimit {
         });
     }
 
-    /// Lifts the limit if the error says that a frame exceeded it.
     pub(crate) fn note(&self, error: &lapin::Error) {
         let ErrorKind::ProtocolError(wrong) = error.kind() else { return };
         if *wrong.kind() == AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR) {

@@ -48,17 +48,14 @@ pub use self::error::{BrokerError, Result};
 pub use self::maps::MapQueue;
 use crate::config::Amqp;
 
-/// AMQP's delivery mode for persistent messages.
 const PERSISTENT: u8 = 2;
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// The number of connections that this process has opened.
 pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// The broker's addresses, and the names of its exchanges and queues.
 #[derive(Clone)]
 pub struct Broker {
     config: Amqp,
@@ -80,11 +77,9 @@ pub struct Link {
     timeout: Duration,
 }
 
-/// A link that publishes with confirms.
 pub struct Publisher(Link);
 
 impl Broker {
-    /// Parses the address.
     pub fn new(config: &Amqp) -> Result<Self> {
         let nodes = Nodes::new(config)?;
         let uri = nodes.all().first().map(|node| node.uri.clone()).unwrap_or_default();
@@ -102,20 +97,14 @@ impl Broker {
         Ok(Self { config: config.clone(), nodes: Arc::new(nodes), frames: Arc::default(), vhost: uri.vhost, tls })
     }
 
-    /// The vhost of the address.
     pub fn vhost(&self) -> &str {
         &self.vhost
     }
 
-    /// The number of partitions in `[amqp]`.
     pub fn partitions(&self) -> u16 {
         self.config.partitions
     }
 
-    /// Connects to a node and opens a channel. `purpose` is the connection's name in the broker's tools.
-    ///
-    /// # Errors
-    /// Fails if every node refuses the connection or does not answer within the time limit.
     pub async fn connect(&self, purpose: &str) -> Result<Link> {
         let mut failed = Vec::new();
         for node in self.nodes.in_turn() {
@@ -161,7 +150,6 @@ impl Broker {
         Ok(Link { channel, node, connection, frames: Arc::clone(&self.frames), timeout })
     }
 
-    /// Replaces the library's error with an explanation if TLS is the cause.
     fn explain(&self, node: &Node, error: BrokerError) -> BrokerError {
         let BrokerError::Call { source: Whole(source), .. } = &error else { return error };
         let has_certificate = self.config.tls.identity.is_some();
@@ -178,7 +166,6 @@ impl Broker {
         }
     }
 
-    /// Connects a publisher.
     pub async fn connect_publisher(&self, purpose: &str) -> Result<Publisher> {
         let link = self.connect(purpose).await?;
         link.call("enable publisher confirms", link.channel.confirm_select(ConfirmSelectOptions::default())).await?;
@@ -192,7 +179,6 @@ impl Link {
         limit(self.timeout, "open a channel", self.connection.create_channel()).await
     }
 
-    /// Waits until a call of the library ends, with a time limit.
     pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
         let call = async { call.await.inspect_err(|error| self.note(error)) };
         limit(self.timeout, action, call).await
@@ -204,11 +190,6 @@ impl Link {
         self.frames.note(error);
     }
 
-    /// Reads a queue's length. This call is cheap for the broker. If the queue is missing, the broker closes this
-    /// link's channel.
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
@@ -216,12 +197,8 @@ impl Link {
         asked.map(|found| depth_of(&found)).map_err(|error| error.about(format!("queue {queue}")))
     }
 
-    /// Counts the ready messages of a queue that allows several consumers at the same time. If the depth is unknown,
-    /// this call gets a message and returns it. Only a leader with a quorum can answer that. The broker counts each
-    /// return of a message, so this call is not for a loop.
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable or the queue is missing.
+    /// If the depth is unknown, gets a message and returns it, which only a leader with a quorum can answer. The broker
+    /// counts each return, so this call is not for a loop.
     pub async fn count(&self, queue: &str) -> Result<u32> {
         if let Depth::Known { messages, .. } = self.depth(queue).await? {
             return Ok(messages);
@@ -232,11 +209,6 @@ impl Link {
         Ok(message.message_count + 1)
     }
 
-    /// Gets one message from a queue. Returns `None` if the queue is empty. Dropping the link requeues unacknowledged
-    /// messages.
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn get(&self, queue: &str) -> Result<Option<BasicGetMessage>> {
         let get = self.channel.basic_get(queue.into(), BasicGetOptions::default());
         self.call("get a message", get).await.map_err(|error| error.about(format!("queue {queue}")))
@@ -244,24 +216,18 @@ impl Link {
 }
 
 impl Publisher {
-    /// Publishes a persistent message and waits for the broker's confirm.
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. After any other error, it
-    /// is unknown whether the message arrived. The caller can publish the message again, because applying an event
-    /// twice changes nothing.
+    /// After any error but a rejection it is unknown whether the message arrived. The caller can publish it again,
+    /// because applying an event twice changes nothing.
     pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
         self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
     }
 
-    /// Publishes a message that the queue delivers after all its other messages. RabbitMQ 4.3 delivers by priority, and
-    /// treats a message without a priority as priority 4. Such a message would overtake the messages that clients send
-    /// with priority 0.
+    /// RabbitMQ 4.3 delivers by priority, and treats a message without one as priority 4: it would overtake messages
+    /// that clients send with priority 0.
     pub async fn publish_behind(&self, queue: &str, body: &[u8]) -> Result<()> {
         self.publish_with("", queue, body, BasicProperties::default().with_priority(0)).await
     }
 
-    /// Does the same as [`Publisher::publish`], with more properties.
     pub async fn publish_with(
         &self,
         exchange: &str,
@@ -273,7 +239,6 @@ impl Publisher {
         confirmed(published)
     }
 
-    /// Does the same as [`Publisher::publish`], and adds the header `traceparent` if the caller passes one.
     pub async fn publish_traced(
         &self,
         exchange: &str,
@@ -284,8 +249,6 @@ impl Publisher {
         self.publish_with(exchange, routing_key, body, traced(traceparent)).await
     }
 
-    /// Publishes several messages that belong to one trace, and waits for all their confirms together. Returns the
-    /// results in the order of the messages.
     pub async fn publish_all(
         &self,
         exchange: &str,
@@ -313,30 +276,19 @@ impl Publisher {
         channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
     }
 
-    /// Checks that the broker answers, with a call that changes nothing.
     pub async fn answers(&self) -> Result<()> {
         let select = self.0.channel.confirm_select(ConfirmSelectOptions::default());
         self.0.call("check that RabbitMQ answers", select).await
     }
 
-    /// Reads a queue's length.
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         self.0.depth(queue).await
     }
 
-    /// Does the same as [`Link::count`].
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn count(&self, queue: &str) -> Result<u32> {
         self.0.count(queue).await
     }
 
-    /// Counts the messages that wait in the queues of all partitions. A message that a consumer has received does not
-    /// wait. Returns `None` if the depth of a queue is unknown.
     pub async fn waiting(&self, partitions: &Partitions) -> Result<Option<u64>> {
         let mut waiting = 0;
         for (_, queue) in partitions.queues() {
@@ -369,7 +321,6 @@ fn confirmed(confirmation: Confirmation) -> Result<()> {
     }
 }
 
-/// Returns true if the server closed the connection.
 fn was_ended(error: &lapin::Error) -> bool {
     let causes = std::iter::successors(error.source(), |cause| (**cause).source());
     causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {

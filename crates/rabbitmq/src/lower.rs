@@ -9,7 +9,6 @@ use super::probe::NOT_FOUND;
 use super::{Broker, Link, Result, depth_of};
 
 impl Broker {
-    /// Returns each partition's queue and its length. The length is `None` if the queue is missing.
     pub async fn depths(&self, link: &Link, partitions: &Partitions) -> Result<Vec<(String, Option<Depth>)>> {
         let mut depths = Vec::new();
         let mut channel = link.another_channel().await?;
@@ -51,7 +50,6 @@ impl Broker {
         link.call("delete the queue", delete).await.map(drop)
     }
 
-    /// Deletes the exchange that distributes events over several partitions.
     pub async fn delete_spread(&self, link: &Link) -> Result<()> {
         let delete = link.channel.exchange_delete(self.spread().into(), ExchangeDeleteOptions::default());
         link.call("delete the exchange", delete).await

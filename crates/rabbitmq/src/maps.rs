@@ -7,7 +7,6 @@ use lapin::types::FieldTable;
 use super::probe::{Found, NOT_FOUND};
 use super::{Broker, Link, Result};
 
-/// A map's queue, and the source of its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapQueue {
     pub queue: String,
@@ -19,17 +18,14 @@ pub struct MapQueue {
 const NO_KEY: &str = "tallyd-check";
 
 impl Broker {
-    /// The queue of the map `name`.
     pub fn map_queue(&self, name: &str) -> String {
         format!("{}{name}", self.map_queues())
     }
 
-    /// The common prefix of all maps' queues.
     pub fn map_queues(&self) -> String {
         format!("{}.map.", self.config.prefix)
     }
 
-    /// Checks that the site's exchange exists and that this account can bind queues to it. Changes nothing.
     pub async fn probe_map_exchange(&self, link: &Link, map: &MapQueue) -> Result<Found> {
         let channel = link.another_channel().await?;
         let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
@@ -52,15 +48,10 @@ impl Broker {
         Ok(if may == Found::Missing { Found::Right } else { may })
     }
 
-    /// Checks the map's queue. Changes nothing.
     pub async fn probe_map_queue(&self, link: &Link, map: &MapQueue) -> Result<Found> {
         self.probe_queue(link, &map.queue, &self.partition_arguments()).await
     }
 
-    /// Declares and binds the map's queue, if `[amqp] declare` is set. The exchange must already exist.
-    ///
-    /// # Errors
-    /// Fails if the queue exists with other arguments, or if the account lacks a right.
     pub async fn declare_map(&self, link: &Link, map: &MapQueue) -> Result<()> {
         if !self.config.declare {
             return Ok(());
@@ -72,7 +63,6 @@ impl Broker {
         Ok(())
     }
 
-    /// Removes a binding of a map's queue. If the binding is already missing, this is no error.
     pub async fn unbind_map(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
         let channel = link.another_channel().await?;
         let unbind = channel.queue_unbind(queue.into(), exchange.into(), key.into(), FieldTable::default());

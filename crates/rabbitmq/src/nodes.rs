@@ -16,17 +16,14 @@ use crate::config::Amqp;
 /// attempt takes the whole time limit.
 const LAST_FOR: Duration = Duration::from_secs(30);
 
-/// AMQP's default ports: without TLS, and with TLS.
 const PORTS: [u16; 2] = [5_672, 5_671];
 
 pub(super) struct Nodes {
     nodes: Vec<Node>,
-    /// The node that the next connection tries first.
     next: AtomicUsize,
 }
 
 pub(super) struct Node {
-    /// `host:port`.
     pub name: String,
     pub uri: AMQPUri,
     state: Mutex<State>,
@@ -34,14 +31,11 @@ pub(super) struct Node {
 
 #[derive(Default)]
 struct State {
-    /// The time of the last failure. `None` after a success.
     failed: Option<Instant>,
-    /// Whether the failure was already logged.
     is_told: bool,
 }
 
 impl Nodes {
-    /// The nodes of `url` and `seeds`.
     pub(crate) fn new(config: &Amqp) -> Result<Self> {
         let wrong = |error| BrokerError::Config(format!("[amqp] seeds: {error}"));
         let mut urls = vec![config.url.clone()];
@@ -68,7 +62,6 @@ impl Nodes {
         &self.nodes
     }
 
-    /// Returns all nodes, in the order in which the next connection tries them.
     pub(crate) fn in_turn(&self) -> Vec<&Node> {
         let from = self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len();
         let (before, after) = self.nodes.split_at(from);
@@ -77,8 +70,6 @@ impl Nodes {
         turn
     }
 
-    /// Records which nodes failed before `reached` answered. Returns the errors of these nodes as one error, or `None`
-    /// if no node failed.
     pub(crate) fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
         for (node, error) in &failed {
             node.note_failed(error, reached);
@@ -100,8 +91,6 @@ impl Node {
         self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
     }
 
-    /// Records a failure. If the caller has reached another node, this function logs the failed node once. If the
-    /// caller has reached no node, the caller reports the error.
     fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
         let tells = self.with(|state| {
             state.failed = Some(Instant::now());

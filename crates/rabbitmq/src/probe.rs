@@ -17,39 +17,27 @@ use lapin::{BasicProperties, Channel, ExchangeKind};
 use super::topology::CONSISTENT_HASH;
 use super::{Broker, Link, Result};
 
-/// AMQP's error code for a missing exchange or queue.
 pub(super) const NOT_FOUND: u16 = 404;
 
-/// AMQP's error code for an account that lacks a right.
 pub(super) const ACCESS_REFUSED: u16 = 403;
 
-/// AMQP's error code for an exchange or queue that exists with other arguments.
 const PRECONDITION_FAILED: u16 = 406;
 
-/// AMQP's error code for an unknown type of exchange.
 const COMMAND_INVALID: u16 = 503;
 
-/// AMQP's error code for a missing vhost, or for an account without a right to the vhost.
 pub(super) const NOT_ALLOWED: u16 = 530;
 
-/// AMQP's error code for a call that the broker does not support.
 pub(super) const NOT_IMPLEMENTED: u16 = 540;
 
-/// The broker's answer about one exchange, queue or right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The check passed: the exchange or queue exists with the expected arguments, or the account has the right.
     Right,
-    /// The exchange or queue is missing.
     Missing,
-    /// The exchange or queue exists with other arguments. The value is the broker's text.
     Different(String),
-    /// The account lacks the right. The value is the broker's text.
     Refused(String),
 }
 
 impl Found {
-    /// Converts the broker's answer to the result of a check.
     pub(super) fn of<T>(answer: Result<T>) -> Result<Self> {
         let Err(error) = answer else { return Ok(Self::Right) };
         match error.code() {
@@ -61,7 +49,6 @@ impl Found {
     }
 }
 
-/// Reads the payload of the broker's first frame.
 fn greeting(uri: &AMQPUri, tls: OwnedTLSConfig, limit: Duration) -> io::Result<Vec<u8>> {
     let mut stream = uri.connect_with_config(tls.as_ref()).map_err(io::Error::other)?;
     stream.set_nonblocking(false)?;
@@ -87,14 +74,12 @@ fn property(table: &[u8], name: &str) -> Option<String> {
 }
 
 impl Broker {
-    /// Connects to each node. Returns each node's `host:port` with its link or its error.
     pub async fn probe_nodes(&self) -> Vec<(String, Result<Link>)> {
         let asked =
             self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "config check").await));
         join_all(asked).await
     }
 
-    /// Checks all exchanges. Returns the name of each exchange with its result.
     pub async fn probe_exchanges(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, kind) in self.exchanges() {
@@ -113,7 +98,6 @@ impl Broker {
         Ok(found)
     }
 
-    /// Checks all queues. Returns each queue's name together with the check's result.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {
@@ -138,10 +122,6 @@ impl Broker {
 
     /// Checks whether the account can publish to the exchange. The check sends a message in a transaction and rolls the
     /// transaction back, so nothing is published.
-    ///
-    /// # Errors
-    /// Fails if the broker is unreachable. Also fails if the broker reads nothing from publishers because of a memory
-    /// or disk alarm.
     pub async fn probe_publish(&self, link: &Link, exchange: &str) -> Result<Found> {
         let channel: Channel = link.another_channel().await?;
         let publish = async {
@@ -160,8 +140,6 @@ impl Broker {
         }
     }
 
-    /// Returns the broker's product and version, for example `RabbitMQ 3.10.8`. A broker sends its product and version
-    /// before the login. Returns `None` if the broker does not send them.
     pub async fn version(&self) -> Option<String> {
         let (uri, tls, limit) = (self.nodes.all().first()?.uri.clone(), self.tls.clone(), self.config.timeout());
         let read = move || greeting(&uri, tls, limit).ok();
@@ -169,9 +147,8 @@ impl Broker {
         Some(format!("{} {}", property(&greeting, "product")?, property(&greeting, "version")?))
     }
 
-    /// Checks whether the broker has the exchange type that distributes events over partitions. The check declares an
-    /// exchange with a reserved name, so the broker never creates the exchange. But the broker checks the type before
-    /// it refuses the name.
+    /// Declares an exchange with a reserved name: the broker checks the type before it refuses the name, so it never
+    /// creates the exchange.
     pub async fn probe_plugin(&self) -> Result<bool> {
         // If the broker does not know the type, it closes the connection, so the check needs its own connection.
         let link = self.connect("config check").await?;

@@ -8,7 +8,6 @@ use tallyd_core::partition::Partitions;
 use super::{Broker, Link, Result};
 use crate::config::QueueType;
 
-/// The broker dead-letters a message after this number of redeliveries.
 const RETURNS_MAX: i32 = 20;
 
 /// The size limit of the queue of returned messages, in bytes. When this queue is full, messages that should be
@@ -19,39 +18,29 @@ const RETURNED_BYTES_MAX: i64 = 1 << 30;
 pub(super) const CONSISTENT_HASH: &str = "x-consistent-hash";
 
 impl Broker {
-    /// The durable topic exchange that producers publish to.
     pub fn exchange(&self) -> String {
         format!("{}.events", self.config.prefix)
     }
 
-    /// The queue of a partition.
     pub fn queue(&self, partition: u16) -> String {
         format!("{}.events.{partition}", self.config.prefix)
     }
 
-    /// The partitions 0 to `count` - 1.
     pub fn numbered(&self, count: u16) -> Partitions {
         (0..count).map(|number| (number, self.queue(number))).collect()
     }
 
-    /// The exchange that distributes events over several partitions, by the hash of the routing key.
     pub(super) fn spread(&self) -> String {
         format!("{}.partitions", self.config.prefix)
     }
 
-    /// The queue of returned messages. This queue contains messages that the broker dead-lettered after too many
-    /// redeliveries, and dead letters that exceeded their quota.
     pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
 
-    /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Several daemons can
-    /// call this while events are published, because the call adds the new binding before it removes the old binding.
-    /// While both bindings exist, an event can reach two queues, but its second copy changes nothing. If no binding
-    /// existed, the broker would return the event to its publisher.
-    ///
-    /// # Errors
-    /// Fails if an exchange or queue exists with other arguments, or if the account lacks a right.
+    /// If `[amqp] declare` is set. Several daemons can call this while events are published: the new binding is added
+    /// before the old one is removed. An event in two queues is harmless, but one without a binding would return to its
+    /// publisher.
     pub async fn declare_for(&self, link: &Link, partitions: u16) -> Result<()> {
         if !self.config.declare {
             return Ok(());
@@ -107,7 +96,6 @@ impl Broker {
         if self.partitions() == 1 { vec![events] } else { vec![events, spread] }
     }
 
-    /// The queues and their arguments: the queue of returned messages, and each partition's queue.
     pub(super) fn queues(&self, partitions: u16) -> Vec<(String, FieldTable)> {
         let mut returned = FieldTable::default();
         returned.insert("x-queue-type".into(), self.queue_type());
@@ -123,7 +111,6 @@ impl Broker {
         std::iter::once((self.returned(), returned)).chain(partitions).collect()
     }
 
-    /// The arguments of a partition's queue.
     pub(super) fn partition_arguments(&self) -> FieldTable {
         let is_quorum = self.config.queue_type == QueueType::Quorum;
         let mut partition = FieldTable::default();

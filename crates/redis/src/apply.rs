@@ -1,10 +1,8 @@
 //! Adds outbox rows to Redis. Each bucket gets each row once, even if a call runs twice or late
 //! (crates/redis/lua/apply.lua).
 //!
-//! In the layout packed, one call adds amounts to several buckets (decision 0021). Each amount is the sum over all
-//! outbox rows that the pass has read. If a bucket already has some of these rows, the script skips the bucket and
-//! returns its mark (the number of its last row). For such a bucket, the daemon makes another call with only the rows
-//! after the bucket's mark.
+//! In the layout packed, one call adds to several buckets the sums over all rows of the pass (decision 0021). If a
+//! bucket already has some of these rows, the script only returns its mark, and another call has the rows after it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write;
@@ -20,39 +18,29 @@ use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, text};
 /// An outbox row: its number and its additions. Some lists contain only the row's additions to one bucket.
 pub type Row = (u64, Vec<Addition>);
 
-/// A bucket of a layout: its kind and its number.
 pub type Bucket = (Kind, u32);
 
-/// An amount that a row adds to one metric of one target.
 type Sum = (Bucket, TargetId, u8, i64);
 
 /// Buckets per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
 const CALL_BUCKETS_MAX: usize = 32;
 
-/// Buckets per pipeline.
 const SENT_BUCKETS_MAX: usize = 500;
 
-/// An outbox pass in progress. The pass adds rows of one partition to Redis, bucket by bucket.
 pub struct Applying<'r> {
     pass: Pass<'r>,
-    /// Not sent yet.
     calls: VecDeque<BucketCall>,
-    /// The buckets that already have some of the rows, each with its mark.
     partly: HashMap<Bucket, u64>,
     left: Left,
-    /// The buckets that can lack some of the rows.
     behind: BTreeSet<Bucket>,
-    /// Whether Redis has answered a call.
     is_answered: bool,
     failed: Result<()>,
 }
 
-/// The outcome of a pass whose calls were all sent.
 pub struct Applied {
     pub left: Left,
     /// The buckets that can lack some of the rows. All other buckets have all rows.
     pub behind: BTreeSet<Bucket>,
-    /// Whether Redis has answered a call, or there was no call.
     pub is_answered: bool,
     /// The first error of a call that must be sent again.
     pub failed: Result<()>,
@@ -67,9 +55,8 @@ struct Pass<'r> {
     rows: &'r [Row],
 }
 
-/// A call for some buckets. The call contains all additions that the rows make to these buckets. All additions to a
-/// bucket must be in the same call, because the first call raises the bucket's mark, and a second call would be
-/// skipped.
+/// All additions to a bucket must be in the same call, because the first call raises the bucket's mark, and a second
+/// call would be skipped.
 struct BucketCall {
     call: Call,
     buckets: Vec<Bucket>,
@@ -79,7 +66,6 @@ struct BucketCall {
 /// affected numbers as drifted or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// The number of additions whose kind or metric is not in the configuration.
     pub unknown: u64,
     /// The number of targets or numbers that were skipped, because someone changed their field by hand to a text
     /// without numbers.
@@ -103,7 +89,6 @@ impl Pass<'_> {
 }
 
 impl Applying<'_> {
-    /// Returns whether all calls were sent.
     pub fn is_done(&self) -> bool {
         self.calls.is_empty() && self.partly.is_empty()
     }
@@ -120,13 +105,12 @@ impl Applying<'_> {
         self
     }
 
-    /// Ends the pass. All calls must have been sent.
+    /// All calls must have been sent.
     pub fn ended(self) -> Applied {
         let Self { left, behind, is_answered, failed, .. } = self;
         Applied { left, behind, is_answered, failed }
     }
 
-    /// Returns the calls of the next pipeline.
     fn next_calls(&mut self) -> Vec<BucketCall> {
         let mut buckets = 0;
         let fits = |call: &&BucketCall| {
@@ -139,8 +123,7 @@ impl Applying<'_> {
 }
 
 impl Cache {
-    /// Prepares the calls for rows of a partition's outbox, and sends no call. The rows must be sorted by number, and
-    /// all numbers must be above `after`.
+    /// The rows must be sorted by number, and all numbers must be above `after`.
     pub fn applying<'r>(&self, kinds: &'r KindNames, partition: u16, after: u64, rows: &'r [Row]) -> Applying<'r> {
         let pass = Pass { kinds, partition, after, rows };
         let all = rows.iter().flat_map(|(_, additions)| additions);
@@ -151,21 +134,18 @@ impl Cache {
         Applying { pass, calls: calls.into(), partly, left, behind: BTreeSet::new(), is_answered, failed: Ok(()) }
     }
 
-    /// Returns the buckets to which these rows add.
     pub fn buckets_of(&self, kinds: &KindNames, rows: &[Row]) -> BTreeSet<Bucket> {
         let all = rows.iter().flat_map(|(_, additions)| additions);
         all.filter_map(|addition| self.bucket_of(kinds, addition)).collect()
     }
 
-    /// Returns `None` if the configuration doesn't contain the kind or the metric.
     fn bucket_of(&self, kinds: &KindNames, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
         let is_named = self.is_packed() || !self.keys.metric(*metric).is_empty();
         let is_known = is_named && kinds.get(target.kind).is_some();
         is_known.then(|| (target.kind, self.keys.bucket(*target)))
     }
 
-    /// Builds calls. For each bucket, a call contains the sums of all rows that change this bucket. If `marks` is
-    /// given, the calls contain only the buckets in `marks`, and for each bucket only the rows after its mark.
+    /// Only the buckets in `marks`, if given, and for each only the rows after its mark.
     fn sum_calls(&self, pass: &Pass<'_>, marks: Option<&HashMap<Bucket, u64>>) -> Vec<BucketCall> {
         let mark_of = |bucket| marks.map_or(Some(pass.after), |marks| marks.get(&bucket).copied());
         let mut additions = Vec::new();
@@ -200,7 +180,6 @@ impl Cache {
         calls
     }
 
-    /// Builds one call for each bucket, with the bucket's rows, for the layouts `entity` and `string`.
     fn row_calls(&self, pass: &Pass<'_>) -> Vec<BucketCall> {
         let mut buckets: BTreeMap<Bucket, Vec<Row>> = BTreeMap::new();
         for (number, additions) in pass.rows {
@@ -297,7 +276,6 @@ fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Option<Call> {
     Some(Call::new(&APPLY, key).number(pass.partition).number(lowest).number(highest).number(pass.last()))
 }
 
-/// Adds a bucket's targets to the call. Each target has the sums of its metrics.
 fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clone) -> Call {
     call = call.number(targets.clone().count());
     for id in targets.clone().filter_map(|of_target| of_target.first()).map(|(_, id, ..)| id) {
@@ -322,7 +300,6 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
 /// a bucket, or that someone changed its mark by hand.
 type Marks = Vec<(usize, Option<u64>)>;
 
-/// Reads the script's answer: how many numbers were skipped, and the marks of the buckets that were skipped.
 fn read_applied(answer: &Value) -> Option<(u64, Marks)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(left), marks @ ..] = parts.as_slice() else { return None };

@@ -1,13 +1,11 @@
-//! Boards in Redis. The archiver freezes the zset of a closed period, merges late members into this zset, reads the
-//! zset in rank order, and finally deletes the zset (decision 0048).
+//! Boards in Redis. The archiver freezes the zset of a closed period, merges late members, reads the zset in rank
+//! order, and finally deletes it (decision 0048).
 //!
-//! Every call that changes a closed period contains the number of the archiver's run. The script refuses the call
-//! unless this run has the board's claim (the exclusive right to change the board's closed periods). So a late call
-//! changes nothing, and a run changes nothing after another run has claimed the board. If Redis was flushed, the claim
-//! is missing, and the script refuses all calls until a run claims the board again.
+//! Every call that changes a closed period contains the number of the archiver's run, and the script refuses it unless
+//! this run has the board's claim. So a late call changes nothing, and neither does a run after another one has claimed
+//! the board. A flush of Redis removes the claim.
 //!
-//! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset, each of these commands blocks all other
-//! clients.
+//! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset, each blocks all other clients.
 
 use std::time::Duration;
 
@@ -23,7 +21,6 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// The period was changed. The value is the number of changes, or the number of members.
@@ -39,38 +36,21 @@ pub enum Changed {
     Put(u64),
 }
 
-/// When the daemon counts the distinct scores of a zset, one call reads this number of members.
 const DISTINCT_PAGE: u64 = 1_000;
 
-/// The zset to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zset {
-    /// The zset that clients write to.
     Live,
-    /// The zset that is archived.
     Frozen,
 }
 
-/// The part of a board to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// The `count` members that follow the first `after` members.
-    Page {
-        /// How many members are skipped.
-        after: u64,
-        /// The maximum number of members to read.
-        count: u64,
-    },
-    /// A member and its neighbours.
-    Around {
-        member: &'a [u8],
-        /// The maximum number of neighbours to read on each side.
-        count: u64,
-    },
+    Page { after: u64, count: u64 },
+    Around { member: &'a [u8], count: u64 },
 }
 
 impl Cache {
-    /// Returns the existing zsets of each period, in the order of `periods`.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
@@ -95,12 +75,8 @@ impl Cache {
         Ok(found)
     }
 
-    /// Moves the live zset to its frozen key, so that clients no longer write to this zset. Also stores a note about
-    /// the freeze. Returns zero if a frozen zset already exists. If the board's scores were raised before, `pages` is
-    /// the number of pages that raised them. If Redis lacks one of these pages, the result is [`Changed::Lost`].
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
+    /// Also notes the freeze. Zero if a frozen zset already exists. `pages` have raised the board's scores before: if
+    /// Redis lacks one of them, the result is [`Changed::Lost`].
     pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, note: u64, pages: Option<u64>) -> Result<Changed> {
         let call = self.freeze_call(at, self.live(at));
         let call = if pages.is_some() { call.key(self.raised(at)) } else { call };
@@ -113,11 +89,6 @@ impl Cache {
         call.key(self.frozen(at)).key(self.keys.board_freezes(&at.board))
     }
 
-    /// Moves at most `members_max` late members into the frozen zset. A late member's score is added to the member's
-    /// score in the frozen zset.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize, rule: Rule) -> Result<Changed> {
         let keys = [self.live(at), self.frozen(at), self.keys.board_freezes(&at.board)];
         let call = self.claimed(&BOARD_MERGE, at, run, keys).number(members_max).arg(rule.name());
@@ -125,33 +96,21 @@ impl Cache {
         self.change("merge late members of a board", call).await
     }
 
-    /// Removes the expiry of the frozen zset, so the zset stays until a call deletes it.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
         self.change("keep a frozen board", self.claimed(&BOARD_STAY, at, run, [self.frozen(at)]).number(0)).await
     }
 
-    /// Lets the frozen zset expire after `stay` (at least a second).
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration) -> Result<Changed> {
         let call = self.claimed(&BOARD_STAY, at, run, [self.frozen(at)]);
         self.change("expire a frozen board", call.number(stay.as_secs().max(1))).await
     }
 
     /// Deletes the frozen zset. If late members exist in the live zset, the call deletes nothing and returns zero.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn end_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
         let call = self.claimed(&BOARD_END, at, run, [self.live(at), self.frozen(at)]);
         self.change("delete a frozen board", call).await
     }
 
-    /// Returns the count of members in the live zset and in the frozen zset.
     pub async fn count_board(&self, at: &BoardPeriod) -> Result<(u64, u64)> {
         const ACTION: &str = "count a board";
         let mut pipeline = Pipeline::new();
@@ -164,11 +123,7 @@ impl Cache {
         }
     }
 
-    /// Returns members of the frozen zset, highest score first, from the rank `from` (0 is the first rank). If members
-    /// have equal scores, Redis sorts these members by their bytes, the greatest member first.
-    ///
-    /// # Errors
-    /// Redis failed to answer, or the key is not a zset.
+    /// From the rank `from` (0 is the first). Redis sorts members with equal scores by their bytes, the greatest first.
     pub async fn frozen_page(&self, at: &BoardPeriod, from: u64, members: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a frozen board";
         let last = from.saturating_add(members as u64).saturating_sub(1);
@@ -180,9 +135,6 @@ impl Cache {
 
     /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`], the call
     /// needs one more round trip for each thousand members above this part.
-    ///
-    /// # Errors
-    /// Redis failed to answer, or the key is not a zset.
     pub async fn read_board(
         &self,
         at: &BoardPeriod,
@@ -210,9 +162,7 @@ impl Cache {
         Ok((members, ranks::place(ranking, before, page)))
     }
 
-    /// Reads a board whose period is not archived in MySQL. Returns how many members the board has, and the members in
-    /// `part`. `is_frozen` is MySQL's record of whether the period is frozen. Returns `None` if `is_frozen` is true and
-    /// Redis has lost the frozen zset.
+    /// `is_frozen` is MySQL's record. `None` if it is true and Redis has lost the frozen zset.
     pub async fn read_unarchived(
         &self,
         at: &BoardPeriod,
@@ -230,9 +180,6 @@ impl Cache {
     }
 
     /// Returns those of `members` that are on a live board. The ranks count only these members.
-    ///
-    /// # Errors
-    /// Redis failed to answer, or the key is not a zset.
     pub async fn board_of(&self, at: &BoardPeriod, members: &[Vec<u8>], ranking: Ranking) -> Result<Vec<Placed>> {
         const ACTION: &str = "read a board of some members";
         if members.is_empty() {
@@ -251,7 +198,6 @@ impl Cache {
         Ok(ranks::place(ranking, Before::default(), found))
     }
 
-    /// Counts the different scores above `score` among the first `members` of a zset.
     async fn count_distinct(&self, key: &str, members: u64, score: f64) -> Result<u64> {
         const ACTION: &str = "count the scores of a board";
         let (mut distinct, mut last, mut from) = (0, score, 0);
@@ -328,7 +274,6 @@ impl Cache {
     }
 }
 
-/// Reads the answer of a script that changes a board.
 pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
     match answer {
         Value::Int(-1) => Ok(Changed::Refused),
@@ -340,8 +285,6 @@ pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
     }
 }
 
-/// Reads the answer of lua/board_read.lua: the board's count of members, the counts of members before the page, and the
-/// page.
 pub(super) fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(members), Value::Int(before), Value::Int(higher), page @ ..] = parts.as_slice() else {

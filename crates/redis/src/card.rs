@@ -5,7 +5,6 @@ use redis::{Pipeline, Value};
 use super::{Cache, Context, Result, text};
 
 impl Cache {
-    /// Returns the text of the site card. Returns `None` if the key is missing, has another type, or is not UTF-8.
     pub async fn site_card(&self) -> Result<Option<String>> {
         const ACTION: &str = "read the site card";
         let mut pipeline = Pipeline::new();
@@ -17,7 +16,6 @@ impl Cache {
         Ok(text(&answer).map(str::to_owned))
     }
 
-    /// Replaces the site card, whatever the key holds.
     pub async fn write_site_card(&self, card: &str) -> Result<()> {
         const ACTION: &str = "write the site card";
         let mut pipeline = Pipeline::new();

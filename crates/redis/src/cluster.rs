@@ -1,10 +1,8 @@
-//! Runs commands on a Redis Cluster. A pipeline is split into one pipeline per node. These pipelines run at the same
-//! time. The answers are returned in the order of the commands.
+//! Runs commands on a Redis Cluster: a pipeline is split into one per node, which run at the same time.
 //!
-//! A command is sent again only after a node has replied that the command did not run (MOVED, ASK, TRYAGAIN). After a
-//! lost connection or a timeout the command may have run, and a like must not be counted twice. The library's own
-//! Cluster connection can repeat such a command. If the library's retries are off, the library repeats no command, but
-//! breaks four other guarantees. docs/decisions/0039 lists these guarantees.
+//! A command is sent again only after a node has replied that it did not run (MOVED, ASK, TRYAGAIN). After a lost
+//! connection or a timeout the command may have run, and a like must not be counted twice. The library's own Cluster
+//! connection can repeat such a command, or breaks four other guarantees (decision 0039).
 //!
 //! If a node is unreachable, only the commands for this node fail.
 
@@ -22,51 +20,38 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// The time after which a command is no longer retried. The time is short, because an API server counts a like in Redis
-/// first, and must publish the like soon afterwards. Most moves of keys between nodes end within this time.
+/// Short, because an API server counts a like in Redis first, and must publish it soon afterwards. Most moves of keys
+/// end within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The number of attempts to send a command before the first pause. The first attempt goes to the usual node of the
-/// command, and the second attempt goes to the node that the redirection names. If the second attempt fails too, the
-/// third attempt still follows without a pause.
+/// Attempts before the first pause: the usual node, the node that a redirection names, and a third one.
 const AT_ONCE: u32 = 3;
 
-/// The first pause. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The nodes of a Cluster.
 pub(super) struct Cluster {
-    /// The account and TLS settings for every node.
     login: Login,
     timeout: Duration,
-    /// The configured nodes, which are asked for the addresses of all other nodes.
     seeds: Vec<String>,
     links: Mutex<HashMap<String, Arc<Link>>>,
     /// Maps slots to nodes. `None` if the map is unknown or turned out to be wrong.
     map: tokio::sync::Mutex<Option<Arc<SlotMap>>>,
 }
 
-/// The next destination of a command in a pipeline.
 struct Step {
-    /// The command's position in the pipeline.
     place: usize,
     node: String,
     /// Whether the slot is moving to this node. While a slot is moving, the node accepts a command only after ASKING.
     asking: bool,
 }
 
-/// The answers to a pipeline.
 struct Answers {
-    /// One per command.
     results: Vec<RedisResult<Value>>,
-    /// The commands that have not run yet.
     open: Vec<Step>,
-    /// True if the map of slots turned out to be wrong.
     stale: bool,
 }
 
 impl Cluster {
-    /// Prepares the links to the nodes that `config` names. The call does not connect.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let seeds: Vec<String> = [login.address()].into_iter().chain(config.seeds.iter().cloned()).collect();
         let (links, map) = (Mutex::default(), tokio::sync::Mutex::default());
@@ -75,12 +60,6 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Runs a pipeline and returns the result of each command. If a node is unreachable, each command for that node
-    /// gets the error.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no node returns the map of slots.
     pub(super) async fn run(&self, pipeline: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -111,10 +90,6 @@ impl Cluster {
         Ok(answers.results)
     }
 
-    /// Runs a command without a key on every master.
-    ///
-    /// # Errors
-    /// Fails if one of the masters is unreachable or refuses the command.
     pub(super) async fn ask_all(&self, command: &Cmd) -> RedisResult<Vec<Value>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -129,19 +104,16 @@ impl Cluster {
         answers
     }
 
-    /// Returns the nodes that serve slots.
     pub(super) async fn masters(&self) -> RedisResult<Vec<String>> {
         Ok(self.map(Instant::now()).await?.masters().into_iter().map(str::to_owned).collect())
     }
 
-    /// Runs a command without a key on one node.
     pub(super) async fn ask(&self, node: &str, command: &Cmd) -> RedisResult<Value> {
         let steps = vec![Step { place: 0, node: node.to_owned(), asking: false }];
         let (_, results) = self.send_part(&[command], steps, Instant::now()).await;
         results?.pop().unwrap_or(Ok(Value::Nil))
     }
 
-    /// Sends the commands that have not run yet. All nodes get their commands at the same time.
     async fn send(&self, commands: &[&Cmd], answers: &mut Answers, began: Instant) {
         let mut parts: BTreeMap<String, Vec<Step>> = BTreeMap::new();
         for step in std::mem::take(&mut answers.open) {
@@ -153,7 +125,6 @@ impl Cluster {
         }
     }
 
-    /// Sends the commands for one node and returns their results.
     async fn send_part(
         &self,
         commands: &[&Cmd],
@@ -184,11 +155,6 @@ impl Cluster {
         (steps, results)
     }
 
-    /// Returns the map of slots.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no node returns the map before the timeout, which starts at `began`.
     async fn map(&self, began: Instant) -> RedisResult<Arc<SlotMap>> {
         let known = async {
             let mut shared = self.map.lock().await;
@@ -262,7 +228,6 @@ impl Cluster {
 }
 
 impl Answers {
-    /// Stores one node's answers to `steps`, and also stores which commands must be sent again.
     fn take(&mut self, steps: Vec<Step>, results: RedisResult<Vec<RedisResult<Value>>>) {
         let results = results.unwrap_or_else(|error| {
             self.stale = true;
@@ -297,13 +262,12 @@ impl Answers {
     }
 }
 
-/// Returns the host of a text `host:port`.
 fn host(node: &str) -> &str {
     node.rsplit_once(':').map_or(node, |(host, _)| host)
 }
 
-/// Returns the error of a failed connection for the commands of its node. A node that has too many clients refuses a
-/// connection with the code of an error of a command, but the commands can succeed later.
+/// A node with too many clients refuses a connection with the code of an error of a command, but the commands can
+/// succeed later.
 fn of_connection(error: RedisError) -> RedisError {
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::ResponseError) => {

@@ -11,8 +11,6 @@ use super::{Cache, Context, Result, Servers, text};
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
-    /// Returns the instant up to which reconciles have compared Redis with MySQL. If Redis holds several different
-    /// instants, returns the oldest. Returns `None` if Redis holds no instant.
     pub async fn compared(&self) -> Result<Option<Micros>> {
         let get = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("GET").arg(key);
@@ -21,7 +19,6 @@ impl Cache {
         Ok(noted.into_iter().flatten().min())
     }
 
-    /// Stores `cut` in Redis: reconciles have compared all changes up to this instant with MySQL.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);

@@ -87,31 +87,21 @@ impl Default for Also {
 }
 
 impl Also {
-    /// Returns the layout.
-    ///
-    /// # Errors
-    /// Fails if `counter_key` can't be used. The error is a text with the reason.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 }
 
 impl Redis {
-    /// Returns the layout.
-    ///
-    /// # Errors
-    /// Fails if `counter_key` can't be used. The error is a text with the reason.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 
-    /// Returns the addresses, logins and time limits, with the default layout.
     pub fn addresses(&self) -> Self {
         let Self { layout, bucket_bits, counter_key, also, .. } = Self::default();
         Self { layout, bucket_bits, counter_key, also, ..self.clone() }
     }
 
-    /// Swaps the layouts: the second layout becomes the first layout.
     pub fn moved(&self) -> Option<Self> {
         let Also { layout, bucket_bits, counter_key } = self.also.clone()?;
         let first = Also { layout: self.layout, bucket_bits: self.bucket_bits, counter_key: self.counter_key.clone() };

@@ -18,19 +18,15 @@ pub const CALL_IDS_MAX: usize = 1_000;
 /// Keys per SCAN. One SCAN of this size takes a few hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
-/// The size of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// The count of fields in the bucket.
     pub fields: u64,
-    /// The count of nonzero numbers in the bucket.
     pub numbers: u64,
 }
 
 impl Cache {
-    /// Returns a sample of each number, in the order of `numbers`. A number has no sample if its kind is not in the
-    /// configuration, its field is not a list of numbers, or its key is not a bucket. If numbers of the same target
-    /// follow each other in `numbers`, they are read together.
+    /// In the order of `numbers`. `None` if the kind is unknown, the field is not a list of numbers, or the key is not
+    /// a bucket. Neighbouring numbers of a target are read together.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
@@ -68,8 +64,6 @@ impl Cache {
         Ok(samples)
     }
 
-    /// Returns the call, and three values for each number: its place in `numbers`, its field in the answer, and its
-    /// metric.
     fn sample_call(
         &self,
         kind: &str,
@@ -97,7 +91,6 @@ impl Cache {
         (call, members)
     }
 
-    /// Returns the count of fields in the largest of these buckets.
     pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
         const ACTION: &str = "count counters";
         let mut largest = 0;
@@ -118,7 +111,6 @@ impl Cache {
         Ok(largest)
     }
 
-    /// Returns the size of each of these buckets. Counts only numbers of `metrics`. Only for the layout packed.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -147,7 +139,6 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. Only for the layout packed.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
@@ -173,7 +164,6 @@ impl Cache {
         Ok(numbers)
     }
 
-    /// Returns the nonzero numbers in a field.
     pub(super) fn numbers_in<'a>(&self, field: &'a str, metrics: &'a [Metric]) -> impl Iterator<Item = (Metric, i64)> {
         let layout = self.keys.layout();
         metrics
@@ -182,9 +172,7 @@ impl Cache {
             .filter(|(_, number)| *number != 0)
     }
 
-    /// Returns a page of the targets that have a separate key, and the cursor of the next page (`None` at the end). A
-    /// target can appear twice. This function is only for the layouts `entity` and `string`, because the layout
-    /// `packed` stores many targets in one key.
+    /// Only for `entity` and `string`. A target can appear twice.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),
@@ -204,13 +192,11 @@ impl Cache {
         Ok((targets, (next != "0").then(|| next.to_owned())))
     }
 
-    /// Returns true if this layout is `packed`. The packed layout keeps numbers in buckets.
     pub fn is_packed(&self) -> bool {
         self.keys.layout().form == Form::Packed
     }
 }
 
-/// Splits the range `buckets` into smaller ranges, each for one pipeline.
 pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
     let Range { start, end } = buckets;
     (start..end)
@@ -218,9 +204,8 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// Reads the answer of crates/redis/lua/sample.lua. For each number, `numbers` contains the position of its field in
-/// the answer, and its metric. If a field is not a list of numbers, the samples of the field's numbers are `None`. The
-/// daemon never repairs a number without a sample.
+/// `numbers` has the place of each number's field in the answer, and its metric. The daemon never repairs a number
+/// without a sample.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);

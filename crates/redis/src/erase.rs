@@ -7,23 +7,18 @@ use tallyd_core::model::{BoardPeriod, Metric, Target, UserId};
 use super::boards::Changed;
 use super::{BOARD_ERASE, Cache, PIPELINE_COMMANDS_MAX, Result, text};
 
-/// A zset of a period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoardZset {
-    /// The zset that clients write to.
     Live,
-    /// The zset that is archived.
     Frozen,
     /// A zset that was left incomplete, because a restore stopped while it was filling the zset.
     Filling,
-    /// A zset that a restore has filled. The value is the tag of the snapshot or archive that the members came from.
     Restored(String),
 }
 
 impl Cache {
-    /// Erases these clicks. Returns the number of erased fields. If several requests got the same event, Redis counts
-    /// these requests in a further field.
-    /// If this event is older than the user's last click, the further field can remain until the whole hash expires.
+    /// If several requests got the same event, Redis counts them in a further field. If this event is older than the
+    /// user's last click, the field can remain until the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";
         let mut forgotten = 0;
@@ -51,15 +46,12 @@ impl Cache {
         Ok(forgotten)
     }
 
-    /// Deletes the count of a user's clicks. Returns the count of deleted keys. A dry run deletes nothing.
     pub async fn erase_user(&self, user: UserId, dry_run: bool) -> Result<u64> {
         let mut pipeline = Pipeline::new();
         pipeline.cmd(if dry_run { "EXISTS" } else { "UNLINK" }).arg(self.keys.limit(user));
         Ok(sum(&self.answers("delete the keys of a user", &pipeline).await?))
     }
 
-    /// Deletes a target's numbers in this layout. Returns the count of deleted fields or keys. A dry run deletes
-    /// nothing.
     pub async fn erase_numbers(&self, kind: &str, metrics: &[Metric], target: Target, dry_run: bool) -> Result<u64> {
         if self.is_packed() {
             let mut command = redis::cmd(if dry_run { "HEXISTS" } else { "HDEL" });
@@ -69,7 +61,6 @@ impl Cache {
         self.count_ones(metrics.iter().map(|metric| self.drop_number(kind, target, *metric, dry_run)).collect()).await
     }
 
-    /// Returns the zsets that have the member.
     pub async fn zsets_with(
         &self,
         zsets: Vec<(BoardPeriod, BoardZset)>,
@@ -88,10 +79,7 @@ impl Cache {
         Ok(found)
     }
 
-    /// Removes or renames a member in a zset of a board. The run must have claimed the board.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
+    /// The run must have claimed the board.
     pub async fn erase_member(
         &self,
         run: u64,
@@ -103,11 +91,6 @@ impl Cache {
         self.change("remove a member from a board", call.arg(member).arg(by.unwrap_or_default())).await
     }
 
-    /// Deletes a zset that a restore left behind. A later restore can create the zset again.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer. The zset may have been deleted.
     pub async fn drop_zset(&self, at: &BoardPeriod, zset: &BoardZset) -> Result<()> {
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.cmd("UNLINK").arg(self.zset(at, zset));
@@ -125,7 +108,6 @@ impl Cache {
     }
 }
 
-/// Adds up the answers that are integers.
 fn sum(answers: &[Value]) -> u64 {
     let number = |answer: &Value| if let Value::Int(number) = answer { number.unsigned_abs() } else { 0 };
     answers.iter().map(number).sum()

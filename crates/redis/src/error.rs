@@ -11,35 +11,28 @@ use super::login::tls_fault;
 /// An error of Redis, or of the connection. Redis holds only derived data, which MySQL can restore.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Redis returned an error, or failed to answer.
     #[error("{action}")]
     Command {
-        /// The action that failed.
         action: &'static str,
-        /// The cause.
         #[source]
         source: Whole<RedisError>,
     },
-    /// The TLS connection failed, because a certificate or a TLS setting is wrong.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
 }
 
 impl CacheError {
-    /// A setting is invalid.
     pub(crate) fn wrong(action: &'static str, error: String) -> Self {
         let source = RedisError::from((ErrorKind::InvalidClientConfig, "wrong", error));
         Self::Command { action, source: Whole(source) }
     }
 
-    /// Redis returned an answer that the command or script never gives.
     pub(crate) fn unexpected(action: &'static str, answer: &Value) -> Self {
         let shown = format!("{answer:?}").chars().take(200).collect();
         let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
         Self::Command { action, source: Whole(source) }
     }
 
-    /// Returns the class of the error: a retry can help, or something must be corrected first.
     pub fn fate(&self) -> Fate {
         let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
@@ -98,10 +91,8 @@ pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
     error.detail().is_some_and(|text| text.starts_with("unknown command"))
 }
 
-/// The result of a call to Redis.
 pub type Result<T> = std::result::Result<T, CacheError>;
 
-/// Adds the failed action to an error of the library.
 pub(crate) trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }

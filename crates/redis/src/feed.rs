@@ -15,11 +15,9 @@ use super::{BOARD, Cache, CacheError, Call, text};
 /// Additions per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
 const CALL_ADDITIONS_MAX: u64 = 50;
 
-/// An amount to add to a member of a board.
 #[derive(Clone, Debug)]
 pub struct Gain<'a> {
     pub board: &'a str,
-    /// The member to add to.
     pub member: Cow<'a, [u8]>,
     /// The name of a column in the board's `score`. The call adds `delta` to this column.
     pub column: Cow<'a, str>,
@@ -34,50 +32,32 @@ pub type Place = (u64, usize);
 /// A call that makes several additions of an outbox to a board. A repeated or late call adds nothing twice.
 pub struct FeedCall {
     call: Call,
-    /// The number of additions.
     additions: u64,
 }
 
-/// A board's open call, to which more additions can be added.
 struct OpenCall {
     call: FeedCall,
     keys: Vec<String>,
     last: Place,
 }
 
-/// The zsets that an addition changes.
 struct Zsets<'a> {
     keys: Vec<String>,
     board: &'a Board,
-    /// For each zset, the three numbers that lua/board.lua needs.
     numbers: Vec<(u32, i64, i64)>,
 }
 
-/// The reason why an addition to a board is impossible with this configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum GainError {
-    /// No board has that name.
     #[error("no [[board]] is named {0}")]
     NoBoard(String),
-    /// The board has no such column.
     #[error("[[board]] {board} has no column {column}: its columns are {}", .has.join(", "))]
-    NoColumn {
-        board: String,
-        /// The requested column.
-        column: String,
-        /// The columns of the board.
-        has: Vec<String>,
-    },
-    /// The board's time zone is unknown on this host.
+    NoColumn { board: String, column: String, has: Vec<String> },
     #[error(transparent)]
     Zone(#[from] jiff::Error),
 }
 
 impl Cache {
-    /// Builds the call of lua/board.lua for one addition.
-    ///
-    /// # Errors
-    /// Fails if `boards` has no such board, or if the board has no such column.
     pub fn gain_call(&self, boards: &[Board], gain: &Gain<'_>) -> Result<Call, GainError> {
         let zsets = self.zsets(boards, gain.board, gain.at)?;
         let (primary, second) = zsets.deltas(gain)?;
@@ -85,9 +65,6 @@ impl Cache {
     }
 
     /// Builds the calls that make a partition's additions. The additions must be in the order of their places.
-    ///
-    /// # Errors
-    /// Fails if `boards` has no such board, or if a board has no such column.
     pub fn feed_calls<'a>(
         &self,
         boards: &[Board],
@@ -124,7 +101,6 @@ impl Cache {
         Ok(calls)
     }
 
-    /// Returns the zsets of the periods that contain the instant `at`.
     fn zsets<'a>(&self, boards: &'a [Board], name: &str, at: Micros) -> Result<Zsets<'a>, GainError> {
         let boards: Vec<&Board> = boards.iter().filter(|board| board.name == name).collect();
         let board = *boards.first().ok_or_else(|| GainError::NoBoard(name.to_owned()))?;
@@ -165,7 +141,6 @@ impl Cache {
 }
 
 impl Zsets<'_> {
-    /// Returns the amounts to add to the primary and to the second number of a score.
     fn deltas(&self, gain: &Gain<'_>) -> Result<(i64, i64), GainError> {
         match self.board.score.iter().position(|name| *name == gain.column) {
             Some(0) => Ok((gain.delta, 0)),
@@ -177,7 +152,6 @@ impl Zsets<'_> {
         }
     }
 
-    /// Begins a call with the zsets, the key `added`, and the arguments that each call has.
     fn begin(&self, added: Option<String>, member: &[u8], primary: &str, second: &str) -> Call {
         let mut keys = self.keys.iter().cloned().chain(added);
         let call = Call::new(&BOARD, keys.next().unwrap_or_default());

@@ -23,21 +23,15 @@ pub const PIECE_BYTES: usize = 64 << 10;
 /// The number of pieces that are in flight at the same time.
 const PIECES_AT_ONCE: usize = 8;
 
-/// The maximum number of users whose bits one call sets in a filter.
 const FOLD_USERS: usize = 100;
 
-/// One call adds at most this number of waiting users.
 const NOTE_USERS: usize = 1_000;
 
-/// One step of a scan reads about this number of fields or members.
 const SCAN_COUNT: u64 = 1_000;
 
-/// The state of a target's filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterState {
-    /// The filter's size and hash count, or `None` while the first filter of the target is being built.
     pub shape: Option<Shape>,
-    /// The number of users that the filter was sized for.
     pub expected: u64,
     /// The rate of false positives that the filter was sized for, in Java's number format.
     pub false_positive: String,
@@ -51,37 +45,24 @@ pub struct FilterState {
     /// The epoch in which the filter was built. If the existing filters can no longer be trusted, a run begins a new
     /// epoch. The epoch is the number of that run.
     pub epoch: u64,
-    /// The count of waiting users: they like the target, but their bits are not in the filter yet.
     pub waiting: u64,
-    /// Whether Redis has lost a part of the filter.
     pub is_lost: bool,
 }
 
-/// A new filter that should replace the old one.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// The number of the run that built the filter.
     pub run: u64,
     pub shape: Shape,
-    /// The number of users that the filter was sized for.
     pub expected: u64,
-    /// The rate of false positives that the filter was sized for.
     pub false_positive: f64,
-    /// The number of users in the filter that were read from MySQL.
     pub users: u64,
     /// The number of users in the filter that were read from the recent clicks in Redis. Some of these users may also be
     /// counted in `users`.
     pub others: u64,
-    /// The epoch in which the filter was built, as in [`FilterState::epoch`].
     pub epoch: u64,
 }
 
 impl Cache {
-    /// Returns the states of the filters of `targets`, in the order of `targets`. The state is `None` for a target
-    /// without a filter.
-    ///
-    /// # Errors
-    /// Redis failed to answer, or a key is of another type.
     pub async fn filter_states(&self, kinds: &KindNames, targets: &[Target]) -> Result<Vec<Option<FilterState>>> {
         const ACTION: &str = "read the states of filters";
         let mut states: Vec<Option<FilterState>> = Vec::with_capacity(targets.len());
@@ -118,9 +99,8 @@ impl Cache {
         Ok(states)
     }
 
-    /// Begins to build filters of `targets`. From then on, if a user likes one of these targets, scripts add the user
-    /// to the target's set of waiting users. [`Cache::fold_filter`] ends this. Returns the count of targets for which
-    /// the call succeeded. This count is smaller than the number of targets only if a later run has begun.
+    /// From then on, scripts note users who like these targets beside the filter, until [`Cache::fold_filter`]. Returns
+    /// the count of targets, which is smaller only if a later run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -187,9 +167,6 @@ impl Cache {
 
     /// Replaces the old filter with the new one. Returns false and changes nothing if another run builds the filter, or
     /// if Redis has lost a part of the filter.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn swap_filter(&self, kinds: &KindNames, target: Target, built: &Built) -> Result<bool> {
         let [filter, config, added] = self.filter_keys(kinds, target);
         let call = Call::new(&FILTER_SWAP, filter).key(config).key(added).key(self.next_filter_key(kinds, target));
@@ -201,13 +178,8 @@ impl Cache {
         Ok(answer == Some(Value::Int(1)))
     }
 
-    /// Adds the waiting users to the filter: sets their bits in the filter, and removes them from the set of waiting
-    /// users. Returns the number of removed users. Returns `None` if the filter has another shape, if a new filter is
-    /// being built, or if Redis has lost a part of the filter.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer. Some of the users may have been added.
+    /// Returns the number of users that wait no longer. `None` if the filter has another shape, is being built, or lost
+    /// a part.
     pub async fn fold_filter(&self, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
         const ACTION: &str = "add users to a filter";
         let [filter, config, added] = self.filter_keys(kinds, target);
@@ -242,7 +214,6 @@ impl Cache {
         Ok(self.eval("set which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
     }
 
-    /// Returns the epoch of the trusted filters. Returns an empty text if no filter is trusted.
     pub async fn filter_epoch(&self) -> Result<String> {
         const ACTION: &str = "read which filters are trusted";
         let mut pipeline = Pipeline::new();
@@ -252,11 +223,6 @@ impl Cache {
         Ok(text(&answer).unwrap_or_default().to_owned())
     }
 
-    /// Deletes filters with all their keys. Readers then read the likes from MySQL.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer. Some of the keys may have been deleted.
     pub async fn drop_filters(&self, kinds: &KindNames, targets: &[Target]) -> Result<()> {
         const ACTION: &str = "delete filters";
         for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
@@ -272,13 +238,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Adds waiting users for the filters of targets. For each target, `likers` contains the users to add. Targets
-    /// without a filter and kinds without a name are skipped. If Redis refuses to add users, the call deletes the
-    /// target's filter, because the filter would give a wrong "no" for these users. Returns the refused users.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer. Redis may have added some of the users.
+    /// Skips targets without a filter. If Redis refuses, deletes the target's filter, because it would give a wrong
+    /// "no". Returns the refused users.
     pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<Refused> {
         const ACTION: &str = "note who likes targets";
         let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));
@@ -311,7 +272,6 @@ impl Cache {
         self.keys.next_filter(kinds.get(target.kind).unwrap_or_default(), target)
     }
 
-    /// Runs all steps of a scan, and passes the found items to `read`.
     async fn scan(
         &self,
         action: &'static str,
@@ -331,7 +291,6 @@ impl Cache {
         }
     }
 
-    /// Runs one step of a scan. Returns the next cursor and the found items.
     async fn scanned(&self, action: &'static str, pipeline: &Pipeline) -> Result<(String, Vec<Value>)> {
         let answer = self.run(action, pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
         let answer = answer.context(action)?;
@@ -340,7 +299,6 @@ impl Cache {
     }
 }
 
-/// Reads the answer to a step of a scan: the next cursor and the found items.
 pub(super) fn read_scan(answer: &Value) -> Option<(&str, &[Value])> {
     let Value::Array(parts) = answer else { return None };
     let [cursor, Value::Array(found) | Value::Set(found)] = parts.as_slice() else { return None };
@@ -360,8 +318,6 @@ const FIELDS: [&str; 9] = [
     "others",
 ];
 
-/// Reads a filter's config. Returns the filter's state, and how many waiting users the config says that the filter has.
-/// Returns `None` if there is no config.
 pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {

@@ -22,13 +22,11 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Prepares the connections. The call does not connect.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let one = Link::new(login.clone(), false)?;
         Ok(Self { one, cluster: Cluster::new(config, login)?, is_cluster: AtomicBool::default() })
     }
 
-    /// Runs a pipeline, and returns the result of each command.
     pub(super) async fn run(&self, pipeline: &Pipeline, time: Duration) -> RedisResult<Vec<RedisResult<Value>>> {
         if !self.is_cluster.load(Ordering::Relaxed) {
             match self.one.run(pipeline.clone(), time).await {
@@ -39,7 +37,6 @@ impl Found {
         self.cluster.run(pipeline).await
     }
 
-    /// Runs a command without a key on every known server.
     pub(super) async fn ask_all(&self, command: Cmd, time: Duration) -> RedisResult<Vec<Value>> {
         if !self.is_cluster.load(Ordering::Relaxed) {
             match self.one.ask(command.clone(), time).await {

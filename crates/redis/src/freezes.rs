@@ -9,16 +9,13 @@ use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 /// The field with the generation, in the hash of a board's freeze notes. No period can have the name of this field.
 pub(super) const GENERATION: &str = "-";
 
-/// Returns the name of a field in the hash of freeze notes. This field counts the late members that were moved into the
-/// period's frozen zset.
 pub(super) fn late_field(period: &str) -> String {
     format!("{period}:late")
 }
 
 impl Cache {
-    /// Claims the board: after this call, only `run` can change the board's closed periods. Returns
-    /// [`Freeze::generation`]. `frozen` contains the periods that are frozen in MySQL, each with MySQL's generation and
-    /// note. If Redis has lost the note about the freeze of one of these periods, the call stores this note again.
+    /// After this call, only `run` can change the board's closed periods. `frozen` are the periods that are frozen in
+    /// MySQL: if Redis has lost the note of one, it is stored again.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
@@ -29,15 +26,13 @@ impl Cache {
         number(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Forgets the freeze of a period whose archive is deleted.
     pub async fn forget_freeze(&self, at: &BoardPeriod) -> Result<()> {
         let mut command = redis::cmd("HDEL");
         command.arg(self.keys.board_freezes(&at.board)).arg(&at.period).arg(late_field(&at.period));
         self.answer("forget the freeze of a board", command).await.map(drop)
     }
 
-    /// Returns the text of a claim. A failover of MySQL can lose a run's number, and then MySQL assigns the same number
-    /// again. So the claim also contains a nonce, and two processes never have the same claim.
+    /// A failover of MySQL can lose a run's number and assign it again. So the claim also contains a nonce.
     pub(super) fn claim(&self, run: u64) -> String {
         format!("{run}:{:016x}", self.nonce)
     }

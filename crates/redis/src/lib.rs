@@ -72,15 +72,12 @@ use sentinel::Sentinels;
 /// traffic waits for this answer.
 const PIPELINE_COMMANDS_MAX: usize = 500;
 
-/// The number of connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many connections this process has opened.
 pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// A client of Redis. The client connects when it is first used.
 #[derive(Clone)]
 pub struct Cache {
     servers: Servers,
@@ -88,11 +85,9 @@ pub struct Cache {
     /// A random number of this process. Runs of two processes can have the same run number, and the random number then
     /// distinguishes these runs.
     nonce: u64,
-    /// The names of the keys.
     pub keys: Keys,
 }
 
-/// The servers of Redis.
 #[derive(Clone)]
 enum Servers {
     One(Arc<Link>),
@@ -101,14 +96,12 @@ enum Servers {
     Found(Arc<Found>),
 }
 
-/// A Lua script with its SHA1, from the repository's folder lua/ or from this crate's folder lua/.
 pub struct Script {
     text: &'static str,
     hash: OnceLock<String>,
 }
 
 impl Script {
-    /// Makes a script from its text.
     pub const fn new(text: &'static str) -> Self {
         Self { text, hash: OnceLock::new() }
     }
@@ -118,7 +111,6 @@ impl Script {
     }
 }
 
-/// Limits how often a user can click.
 pub static LIMIT: Script = Script::new(include_str!("../../../lua/limit.lua"));
 pub(crate) static BOARD: Script = Script::new(include_str!("../../../lua/board.lua"));
 static SAMPLE: Script = Script::new(include_str!("../lua/sample.lua"));
@@ -150,7 +142,6 @@ static BOARD_RAISE: Script = Script::new(include_str!("../lua/board_raise.lua"))
 static SCRIPTS: Script = Script::new(include_str!("../lua/scripts.lua"));
 static MAY: Script = Script::new(include_str!("../lua/may.lua"));
 
-/// A call of a script.
 pub struct Call {
     script: &'static Script,
     keys: Vec<String>,
@@ -161,7 +152,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// Begins a call of the script. The call runs on the server that stores `key`.
     pub fn new(script: &'static Script, key: String) -> Self {
         Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
@@ -172,14 +162,12 @@ impl Call {
         self
     }
 
-    /// Adds an argument.
     pub fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
         self.arguments.extend_from_slice(argument.as_ref());
         self.ends.push(self.arguments.len());
         self
     }
 
-    /// Adds a number in decimal.
     pub fn number(mut self, number: impl std::fmt::Display) -> Self {
         // Writing to a vector can't fail.
         let _ = write!(self.arguments, "{number}");
@@ -205,8 +193,6 @@ impl Call {
 }
 
 impl Cache {
-    /// Makes the client that `config` describes. The client uses one server, a Cluster, or the master that sentinels
-    /// watch.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -226,10 +212,6 @@ impl Cache {
 
     /// Makes a client that needs only the addresses and `key_prefix` of `config`: it finds out whether the server
     /// belongs to a Cluster. The names of the keys are those of the default layout.
-    ///
-    /// # Errors
-    ///
-    /// An address is invalid.
     pub fn found(config: &Redis) -> Result<Self> {
         let config = config.addresses();
         let cache = Self::new(&config, &Metrics::default())?;
@@ -240,36 +222,26 @@ impl Cache {
         Ok(Self { servers: Servers::Found(Arc::new(found)), ..cache })
     }
 
-    /// Returns a client that uses the same servers, but the key names of other metrics and another layout.
     #[must_use]
     pub fn in_layout(&self, metrics: &Metrics, layout: Layout) -> Self {
         Self { keys: self.keys.in_layout(metrics, layout), ..self.clone() }
     }
 
-    /// Returns a client that uses the same servers, but other metric names.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { keys: self.keys.named(metrics), ..self.clone() }
     }
 
-    /// Returns a client of the same servers with the second layout, `[redis.also]`. Returns `None` if no second layout
-    /// is configured.
-    ///
-    /// # Errors
-    ///
-    /// `counter_key` is invalid.
     pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
         let Some(also) = &config.also else { return Ok(None) };
         let layout = also.layout().map_err(|error| CacheError::wrong("read [redis.also] counter_key", error))?;
         Ok(Some(Self { keys: Keys::new(&config.key_prefix, metrics, layout), ..self.clone() }))
     }
 
-    /// Checks that Redis answers. On a Cluster, every master must answer.
     pub async fn ping(&self) -> Result<()> {
         self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
     }
 
-    /// Returns the address of the connected master, as named by the sentinels. `None` without sentinels.
     pub async fn master(&self) -> Option<String> {
         match &self.servers {
             Servers::One(link) => link.master().await,
@@ -277,9 +249,8 @@ impl Cache {
         }
     }
 
-    /// Returns the time of Redis' clock. This clock sets an event's `at` and a sample's cut (the instant of the
-    /// sample). On a Cluster, the call returns the time of the slowest clock among all masters. So each event that is
-    /// counted after this call has a later `at`.
+    /// This clock sets an event's `at` and a sample's cut. On a Cluster, the slowest master's, so that each event that
+    /// is counted after this call has a later `at`.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -300,19 +271,14 @@ impl Cache {
         Ok(name.into_iter().collect::<Vec<_>>().join(" "))
     }
 
-    /// Returns the `maxmemory-policy` of all servers, without duplicates. This setting says which keys Redis evicts if
-    /// memory is full.
     pub async fn eviction_policies(&self) -> Result<BTreeSet<String>> {
         self.info("memory", "maxmemory_policy:").await
     }
 
-    /// Whether a server evicts boards, which have no expiry, if memory is full.
     pub async fn evicts_boards(&self) -> Result<bool> {
         Ok(self.eviction_policies().await?.iter().any(|policy| policy.starts_with("allkeys-")))
     }
 
-    /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. If a server's answer
-    /// has no line that begins with `name`, the text for this server is empty.
     async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
@@ -324,19 +290,10 @@ impl Cache {
         Ok(answers.iter().map(line).collect())
     }
 
-    /// Runs the calls in order, in several pipelines, and returns the answer to each call.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or one of the calls failed. All other calls may have run.
     pub async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
         self.eval_each(action, calls).await?.into_iter().collect()
     }
 
-    /// Does the same as [`Cache::eval`], but returns an error for each call that failed.
-    ///
-    /// # Errors
-    /// Redis failed to answer. Each of the calls may have run.
     pub async fn eval_each(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Result<Value>>> {
         let mut answers = Vec::with_capacity(calls.len());
         for piece in calls.chunks(PIPELINE_COMMANDS_MAX) {
@@ -365,11 +322,6 @@ impl Cache {
         Ok(answers)
     }
 
-    /// Runs a pipeline once and returns the result of each command. On a Cluster, all commands for an unreachable node
-    /// fail.
-    ///
-    /// # Errors
-    /// The connection failed, or the server refuses writes. The next call makes a new connection.
     pub(crate) async fn run(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
         let results = match &self.servers {
             Servers::One(link) => link.run(pipeline.clone(), self.timeout).await,
@@ -389,7 +341,6 @@ impl Cache {
         }
     }
 
-    /// Runs a command without a key on every server, and returns each answer.
     async fn ask_all(&self, action: &'static str, command: Cmd) -> Result<Vec<Value>> {
         let answers = match &self.servers {
             Servers::One(link) => link.ask(command, self.timeout).await.map(|answer| vec![answer]),
@@ -400,7 +351,6 @@ impl Cache {
     }
 }
 
-/// Returns the text of an answer, if the answer is a text.
 pub fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),

@@ -28,13 +28,10 @@ const REST: Duration = Duration::from_secs(3);
 /// would wait for this node, and the commands for the other nodes would wait, too.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A connection to one server. The link connects when it is first used.
 pub(super) struct Link {
     server: Server,
     timeout: Duration,
-    /// When the node last failed to answer in time.
     silent_since: std::sync::Mutex<Option<Instant>>,
-    /// Whether the server should be a node of a Cluster.
     node: bool,
     login: Login,
     connection: Arc<Mutex<Option<Connected>>>,
@@ -42,24 +39,19 @@ pub(super) struct Link {
     is_sharded: AtomicBool,
 }
 
-/// The destination.
 enum Server {
     Known,
-    /// The current master.
     Watched(Arc<Sentinels>),
 }
 
 #[derive(Clone)]
 struct Connected {
     connection: MultiplexedConnection,
-    /// The master's address, as named by the sentinels.
     master: Option<String>,
-    /// The time when sentinels were last asked for the master.
     asked: Instant,
 }
 
 impl Link {
-    /// Makes a link to one server.
     pub(super) fn new(login: Login, node: bool) -> RedisResult<Self> {
         // Each connection makes its own client, because the password can change. This one only checks the address.
         login.client()?;
@@ -68,28 +60,20 @@ impl Link {
         Ok(Self { server, timeout, silent_since, node, login, connection: Arc::default(), is_sharded })
     }
 
-    /// Makes a link to the master that sentinels watch.
     pub(super) fn watched(sentinels: Sentinels, login: Login) -> Self {
         let (server, timeout) = (Server::Watched(Arc::new(sentinels)), login.timeout);
         let (silent_since, is_sharded) = (std::sync::Mutex::default(), AtomicBool::default());
         Self { server, timeout, silent_since, node: false, login, connection: Arc::default(), is_sharded }
     }
 
-    /// Returns the address of the connected master, as named by the sentinels. `None` without sentinels.
     pub(super) async fn master(&self) -> Option<String> {
         self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
     }
 
-    /// Returns whether several shards are behind the address. Then the keys of a script must be in one slot.
     pub(super) fn is_sharded(&self) -> bool {
         self.is_sharded.load(Ordering::Relaxed)
     }
 
-    /// Runs a pipeline once, within `time`, and returns the result of each command. If there is no connection, the call
-    /// first connects.
-    ///
-    /// # Errors
-    /// The connection failed, or the server refuses writes. The next call makes a new connection.
     pub(super) async fn run(&self, mut pipeline: Pipeline, time: Duration) -> RedisResult<Vec<RedisResult<Value>>> {
         if self.silent_since().is_some_and(|since| since.elapsed() < SILENCE) {
             return Err(RedisError::from((ErrorKind::Io, "it did not answer in time a moment ago")));
@@ -123,7 +107,6 @@ impl Link {
         Err(failed)
     }
 
-    /// Runs one command.
     pub(super) async fn ask(&self, command: Cmd, time: Duration) -> RedisResult<Value> {
         let mut pipeline = Pipeline::new();
         pipeline.add_command(command);
@@ -140,8 +123,8 @@ impl Link {
         }
     }
 
-    /// Returns true if sentinels name another master now. If the link was used recently, the call asks the sentinels in
-    /// the background and returns false immediately. Otherwise the call waits for the sentinels' answer.
+    /// If the link was used recently, asks the sentinels in the background and returns false; otherwise waits for their
+    /// answer.
     async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
         let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
         let Some(master) = connected.master.clone() else { return false };
@@ -207,12 +190,10 @@ impl Link {
 /// The error of a server that belongs to a Cluster, if the configuration says otherwise.
 const NODE: &str = "it is a node of a Redis Cluster: set [redis] cluster = true";
 
-/// Returns whether the error says that the server belongs to a Cluster.
 pub(super) fn is_node(error: &RedisError) -> bool {
     error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains(NODE)
 }
 
-/// Returns the error for a wrong `[redis] cluster`. `is_node` says whether the server is a node of a Cluster.
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node { NODE } else { "it is not a node of a Redis Cluster: set [redis] cluster = false" };
     RedisError::from((ErrorKind::InvalidClientConfig, what))

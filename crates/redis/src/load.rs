@@ -16,44 +16,34 @@ use super::{Cache, CacheError, Call, Context, LOAD, Result, text};
 /// The maximum number of buckets in one load. The daemon keeps 16 bytes in memory for each bucket.
 const BUCKETS_MAX: u32 = 1 << 22;
 
-/// Buckets that are being loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Lost {
-    /// The first bucket that was checked.
     pub from: u32,
-    /// The cuts of the buckets. The first cut belongs to the bucket `from`. A cut is the instant, by Redis' clock, at
-    /// which the call marked the bucket. The cut is `None` if the bucket is already loaded.
+    /// By Redis' clock, from the bucket `from` on. `None` if the bucket is already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
-    /// The nonzero numbers that each bucket contained at the bucket's cut.
     pub held: HashMap<CounterKey, i64>,
     /// The targets whose field is not a list of numbers, because someone wrote to the field by hand.
     pub unreadable: HashSet<Target>,
 }
 
 impl Lost {
-    /// Returns the first bucket that was not checked.
     pub fn next(&self) -> u32 {
         // The count of cuts is at most `BUCKETS_MAX`.
         self.from.saturating_add(u32::try_from(self.cuts.len()).unwrap_or(u32::MAX))
     }
 
-    /// Returns the marked buckets, each with its cut.
     pub fn buckets(&self) -> impl Iterator<Item = (u32, Micros)> {
         (self.from..).zip(&self.cuts).filter_map(|(bucket, cut)| Some((bucket, Micros(cut.as_ref()?.get()))))
     }
 }
 
-/// The result of a search for buckets that are not loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unloaded {
-    /// How many buckets are not loaded.
     pub lost: u64,
-    /// The names of keys that should contain a bucket but contain something else.
     pub foreign: Vec<String>,
 }
 
 impl Cache {
-    /// Finds buckets of the kind that are not loaded.
     pub async fn unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<Unloaded> {
         const ACTION: &str = "look for buckets that are not loaded";
         let (mut unloaded, mut buckets) = (Unloaded::default(), buckets.peekable());
@@ -80,15 +70,9 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks each of these buckets as
-    /// being loaded by `run`. Returns the numbers that each bucket contained at that instant for `metrics`. One call
-    /// checks at most four million buckets. The call stops early if the buckets contain more than `fields_max` numbers.
-    /// `outbox` contains the number of the last row of each partition's outbox, read before this call. The load
-    /// contains all rows up to these numbers, so the daemon never adds these rows to the buckets afterwards.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or returned an unexpected answer.
+    /// Marks the buckets as being loaded by `run`, and returns their numbers at that instant. Checks at most four
+    /// million buckets, and stops early after `fields_max` numbers. `outbox` has the last row of each outbox, read
+    /// before: the load contains all rows up to these, so the daemon never adds them afterwards.
     pub async fn begin_load(
         &self,
         (name, kind): (&str, Kind),
@@ -155,7 +139,6 @@ impl Cache {
         Ok(ended)
     }
 
-    /// Marks all buckets of the kind as not loaded. Returns how many buckets were loaded before.
     pub async fn unload(&self, kind: &str) -> Result<u64> {
         const ACTION: &str = "mark buckets";
         let mut unloaded = 0;

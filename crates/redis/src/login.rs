@@ -15,10 +15,8 @@ use tallyd_connect::tls::{self, Identity, Tls, TlsFault};
 
 use crate::config::Redis;
 
-/// Redis' default port.
 pub(super) const PORT: u16 = 6_379;
 
-/// Returns the [`TlsFault`] that [`Login::explain`] put into an error of the library.
 pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
     let held: &Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
     held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
@@ -30,40 +28,33 @@ fn tcp_settings(timeout: Duration) -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
 
-/// The address of a server, and the login to it.
 #[derive(Clone)]
 pub(super) struct Login {
     url: ServerUrl,
     tls: Tls,
-    /// The timeout of a pipeline.
     pub timeout: Duration,
 }
 
 impl Login {
-    /// Reads the login from the configuration.
     pub(super) fn new(config: &Redis, timeout: Duration) -> Self {
         Self { url: config.url.clone(), tls: config.tls.clone(), timeout }
     }
 
-    /// Returns the same login for another server, given as `host:port`.
     pub(super) fn at(&self, address: &str) -> RedisResult<Self> {
         let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "the address is invalid", error));
         Ok(Self { url: self.url.at(address).map_err(wrong)?, ..self.clone() })
     }
 
-    /// `host:port`.
     pub(super) fn address(&self) -> String {
         let parts = self.url.parts().ok();
         let host = parts.as_ref().and_then(|url| url.host_str()).unwrap_or_default();
         format!("{host}:{}", parts.as_ref().and_then(url::Url::port).unwrap_or(PORT))
     }
 
-    /// Makes a client. The call does not connect.
     pub(super) fn client(&self) -> RedisResult<Client> {
         self.client_as(None)
     }
 
-    /// Like [`Login::client`], but with another account.
     pub(super) fn client_as(&self, account: Option<RedisConnectionInfo>) -> RedisResult<Client> {
         let info = self.url.now().expose().into_connection_info()?.set_tcp_settings(tcp_settings(self.timeout));
         let info = match account {

@@ -28,8 +28,6 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes up to `limit` buckets from the list, and returns these buckets with their kinds. Invalid names are
-    /// dropped.
     pub async fn take_missing(&self, kinds: &KindNames, limit: usize) -> Result<Vec<(Kind, u32)>> {
         const ACTION: &str = "read which buckets are missing";
         let mut pipeline = Pipeline::new();

@@ -7,48 +7,36 @@ use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 use super::error::{is_cross_slot, is_unknown_command};
 use super::{Cache, Context, MAY, Result, SCRIPTS, Servers, text};
 
-/// The daemon's commands on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
 
-/// The daemon's commands on a board, and on the marks beside it.
 const ON_BOARDS: [&str; 17] = [
     "GET", "SET", "ZCARD", "ZRANGE", "ZINCRBY", "ZADD", "ZSCORE", "ZMSCORE", "ZCOUNT", "ZREVRANK", "ZREM", "ZSCAN",
     "RENAME", "UNLINK", "PERSIST", "EXPIRE", "TTL",
 ];
 
-/// The command with which the daemon takes entries from the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
 /// The daemon's commands on the keys that contain the instants up to which reconciles have compared Redis with MySQL, and
 /// on the site card.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
-/// The daemon's commands on filters.
 const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "SETBIT", "SADD", "SREM", "HINCRBY"];
 
-/// The daemon's commands on keys of the layouts entity and string.
 const ON_PLAIN: [&str; 2] = ["INCRBY", "HINCRBY"];
 
 /// An example target. The keys of all other targets have the same name patterns.
 const EXAMPLE: Target = Target { kind: Kind(1), id: TargetId(1) };
 
-/// How Redis saves its data for the next restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// Redis logs every write.
     Log,
-    /// Redis saves a snapshot from time to time.
     Snapshots,
-    /// Redis saves nothing.
     None,
-    /// The account lacks the right to read this setting.
     Unknown,
 }
 
-/// The scripts that a server, or the proxy in front of it, runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scripts {
-    /// All scripts.
     All,
     /// Only scripts whose keys are in one slot, because several shards are behind one address.
     OneSlot,
@@ -59,11 +47,6 @@ pub enum Scripts {
 }
 
 impl Cache {
-    /// Finds out which scripts the servers run.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or the account lacks the right to run scripts.
     pub async fn scripts(&self) -> Result<Scripts> {
         const ACTION: &str = "run a script";
         let keys = [0, 1].map(|bucket| self.keys.counters("check", bucket));
@@ -87,10 +70,6 @@ impl Cache {
 
     /// Returns the commands that the daemon needs but its account is not allowed to run, or that a server doesn't have.
     /// The check runs none of these commands.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or the account lacks the right to run scripts.
     pub async fn missing_rights(&self, filters: bool) -> Result<Vec<String>> {
         let bucket = self.keys.counters("check", 0);
         let board = self.keys.board("check", "total");
@@ -120,11 +99,6 @@ impl Cache {
         Ok(missing)
     }
 
-    /// Returns the names and versions of the servers, such as `Redis 7.2.4` or `Valkey 9.0.1`, without duplicates.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or the account lacks the right to ask.
     pub async fn versions(&self) -> Result<Vec<String>> {
         let valkey = self.info("server", "valkey_version:").await?;
         let redis = self.info("server", "redis_version:").await?;
@@ -135,11 +109,6 @@ impl Cache {
         Ok(if valkey.is_empty() { known("Redis", redis) } else { valkey })
     }
 
-    /// Returns how Redis saves its data. If the servers have different settings, returns the weakest setting.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or the account lacks the right to ask.
     pub async fn persistence(&self) -> Result<Persistence> {
         if self.info("persistence", "aof_enabled:").await?.iter().all(|enabled| enabled == "1") {
             return Ok(Persistence::Log);
@@ -163,12 +132,6 @@ impl Cache {
         })
     }
 
-    /// Asks all servers for the time, and returns the earliest and the latest answer. If there is only one server, both
-    /// times are equal.
-    ///
-    /// # Errors
-    ///
-    /// Redis failed to answer, or the account lacks the right to ask.
     pub async fn clocks(&self) -> Result<(Micros, Micros)> {
         const ACTION: &str = "read Redis' clock";
         let mut clocks = Vec::new();

@@ -9,10 +9,8 @@ use super::{Cache, CacheError, Call, Context, Result, SAMPLE_PLAIN, text};
 
 const ACTION: &str = "read counters from Redis";
 
-/// The result of reading a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The numbers, in the order of the requested metrics.
     Known(Vec<i64>),
     /// The numbers are unknown, not zero. Redis is still loading the bucket, the field is not a list of numbers, or the
     /// configuration doesn't contain the kind.
@@ -22,7 +20,6 @@ pub enum Found {
 }
 
 impl Cache {
-    /// Returns the numbers of `targets`, in the order of `targets`. One round trip reads hundreds of targets.
     pub async fn read(&self, kinds: &KindNames, metrics: &[Metric], targets: &[Target]) -> Result<Vec<Found>> {
         let mut found = vec![Found::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets
@@ -68,7 +65,6 @@ impl Cache {
     }
 }
 
-/// Reads the answer for one target. Returns `None` if the answer has another form.
 pub(super) fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) -> Option<Found> {
     let (loaded, numbers): (&str, Vec<Option<i64>>) = match answer {
         Value::Array(parts) => {

@@ -7,16 +7,13 @@ use tallyd_core::model::{Target, UserId};
 
 use super::{Cache, Call, Context, FILTER_HAS, Result, text};
 
-/// Reads the shape of a filter from the end of a script's answer.
 pub fn shape(parts: &[Value]) -> Option<Shape> {
     let [Value::Int(size), Value::Int(iterations)] = parts else { return None };
     Shape::checked(*size, *iterations)
 }
 
-/// The answer of Redis to the question whether a user likes a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Whether the user likes the target.
     Known(bool),
     /// Redis does not know whether the user likes the target. If the bits were for another shape (size and hash count),
     /// the value is the shape of the target's filter.
@@ -24,8 +21,6 @@ pub enum Seen {
 }
 
 impl Cache {
-    /// Returns whether the user likes each of `targets`, in the order of `targets`. The call reads only the users' last
-    /// clicks, in one round trip.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
         const ACTION: &str = "read recent clicks";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 2);
@@ -45,8 +40,6 @@ impl Cache {
         Ok(answers.chunks(2).map(seen).collect())
     }
 
-    /// Does the same as [`Cache::recent_likes`], and then asks the targets' filters of this epoch. `targets` contains
-    /// each target with the last known shape of its filter.
     pub async fn filtered_likes(
         &self,
         kinds: &KindNames,
@@ -122,7 +115,6 @@ impl Cache {
     }
 }
 
-/// Returns whether a remembered click is a like.
 fn liked(click: &Value) -> Option<bool> {
     match text(click)?.as_bytes().last()? {
         b'+' => Some(true),

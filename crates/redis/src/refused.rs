@@ -5,7 +5,6 @@ use tallyd_core::chain::Chain;
 
 use super::{CacheError, Result};
 
-/// The outcome of a call.
 pub(crate) enum Outcome {
     Answered(Value),
     /// Redis refuses the call until someone corrects the key.
@@ -18,7 +17,6 @@ pub(crate) enum Outcome {
 #[derive(Debug, Default)]
 pub struct Refused {
     pub additions: u64,
-    /// The first error.
     pub error: Option<String>,
 }
 

@@ -9,7 +9,6 @@ use tallyd_core::model::{CounterKey, Micros};
 use super::counters::CALL_IDS_MAX;
 use super::{Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, REPAIR, REPAIR_PLAIN, Result};
 
-/// An amount to add to a number, and the state of the number's bucket at the time when the drift was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
     pub number: CounterKey,
@@ -19,16 +18,13 @@ pub struct Repair {
     /// If a number of the bucket was set after this instant, the repair is skipped, because the measured difference is
     /// no longer valid.
     pub not_set_since: Option<Micros>,
-    /// The state of the number's bucket at the time of the sample.
     pub loaded: Loaded,
     /// The latest instant at which the repair can run, by Redis' clock.
     pub until: Micros,
 }
 
-/// The result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repaired {
-    /// The amount was added.
     Done,
     /// The repair was skipped, because the number would have gone below zero.
     BelowZero,
@@ -38,7 +34,6 @@ pub enum Repaired {
 }
 
 impl Repair {
-    /// The repair as an argument of the script.
     fn text(&self) -> String {
         let only = self.not_set_since.map_or_else(String::new, |cut| format!("@{}", cut.0));
         // The script reads a plain number fastest.
@@ -47,10 +42,8 @@ impl Repair {
 }
 
 impl Repaired {
-    /// All results.
     pub const ALL: [Self; 3] = [Self::Done, Self::BelowZero, Self::Stale];
 
-    /// The name of the result in the table `repair`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -61,12 +54,8 @@ impl Repaired {
 }
 
 impl Cache {
-    /// Applies repairs. Each bucket gets one call with at most [`CALL_IDS_MAX`] repairs. Further repairs of the bucket
-    /// are skipped as [`Repaired::Stale`]. The call stores `pass` in the bucket. Each call must have a different
-    /// `pass`. A repair is never retried: a call that timed out may still run late.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The caller can't know which repairs ran. No repair was added twice.
+    /// One call for each bucket, with at most [`CALL_IDS_MAX`] repairs; further ones are [`Repaired::Stale`]. Each call
+    /// must have a different `pass`. Never retried: a call that timed out may still run late, and adds nothing twice.
     pub async fn repair(
         &self,
         kinds: &KindNames,
@@ -84,7 +73,6 @@ impl Cache {
         done.into_iter().flatten().collect()
     }
 
-    /// Applies the repairs of some buckets. The result contains an error for each call that failed.
     async fn repair_buckets(
         &self,
         kinds: &KindNames,

@@ -9,10 +9,8 @@ use super::recent::shape;
 use super::slots::SlotMap;
 use super::{boards, counters, filters, read, sentinel, snapshots};
 
-/// Tests parse an answer as samples with fewer numbers than this.
 const MEMBERS_MAX: usize = 4;
 
-/// Tries every parser on an answer. Returns how many parsers accept the answer.
 pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
     let parts: &[Value] = match answer {
         Value::Array(parts) | Value::Set(parts) => parts,

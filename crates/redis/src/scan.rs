@@ -7,28 +7,22 @@ use super::{Cache, CacheError, Context, Result, Servers, text};
 /// Keys per SCAN. One SCAN of this size takes a few hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
-/// The place at which a search for keys continues.
 #[derive(Clone, Debug)]
 pub struct ScanCursor {
     /// The masters that are not completely searched yet. The last of them is the current master. `None` without a
     /// Cluster.
     nodes: Vec<Option<String>>,
-    /// The cursor of the current server.
     cursor: String,
 }
 
-/// The content of a key of the site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// The key doesn't exist.
     Nothing,
     Number(i64),
-    /// The key does not hold a number.
     Other,
 }
 
 impl Cache {
-    /// Begins a search at the first key of the first server.
     pub async fn begin_scan(&self) -> Result<Option<ScanCursor>> {
         let nodes = match &self.servers {
             Servers::One(_) | Servers::Found(_) => vec![None],
@@ -70,7 +64,6 @@ impl Cache {
         Ok((keys, (!nodes.is_empty()).then_some(ScanCursor { nodes, cursor })))
     }
 
-    /// Returns the contents of these keys, in the order of `keys`.
     pub async fn read_held(&self, keys: &[String]) -> Result<Vec<Held>> {
         const ACTION: &str = "read the site's keys";
         let mut held = Vec::with_capacity(keys.len());

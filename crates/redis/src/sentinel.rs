@@ -21,40 +21,31 @@ use super::login::{Login, tls_fault};
 use super::text;
 use crate::config::Redis;
 
-/// The maximum time to wait for a sentinel's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// The time within which all calls share one answer of the sentinels. While the master is unreachable, every call asks
 /// the sentinels.
 const ASKED_FOR: Duration = Duration::from_millis(50);
 
-/// The role that a master reports.
 const MASTER: &str = "master";
 
-/// A sentinel.
 struct Sentinel {
     login: Login,
     client: Client,
     connection: Mutex<Option<MultiplexedConnection>>,
 }
 
-/// The sentinels of one master.
 pub(super) struct Sentinels {
     sentinels: Vec<Arc<Sentinel>>,
-    /// The name that sentinels use for the master.
     name: String,
-    /// The login to the master.
     login: Login,
     timeout: Duration,
     told: Mutex<Option<(Instant, RedisResult<Told>)>>,
 }
 
-/// The sentinels' answer.
 #[derive(Clone, Debug)]
 struct Told {
-    /// The addresses that sentinels named as the master. There are several addresses if sentinels disagree.
     addresses: Vec<String>,
-    /// Whether the majority of all sentinels agrees.
     by_most: bool,
 }
 
@@ -65,7 +56,6 @@ impl Told {
 }
 
 impl Sentinels {
-    /// Prepares the connections to the sentinels that `config` names.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let mut account = RedisConnectionInfo::default();
         if let Some(password) = &config.sentinel_password {
@@ -81,12 +71,6 @@ impl Sentinels {
         Ok(Self { sentinels, name, login, timeout, told: Mutex::default() })
     }
 
-    /// Connects to the master. Returns the connection and the master's `host:port`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no sentinel answers, or if no answer names a master. Also fails if the named server is unreachable or
-    /// is not a master.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
         let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());
@@ -160,11 +144,9 @@ impl Sentinels {
     }
 }
 
-/// The sentinels' answers so far.
 struct Votes {
     sentinels: usize,
     of: BTreeMap<String, usize>,
-    /// The number of sentinels that know no master with the configured name.
     unknown: usize,
     failed: Vec<RedisError>,
 }
@@ -246,7 +228,6 @@ pub(super) fn address(answer: &Value) -> Option<String> {
     Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
-/// Adds the sentinel's name to the error.
 fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
     let error = sentinel.explain(error);
     if tls_fault(&error).is_some() {

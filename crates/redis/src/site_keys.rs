@@ -7,7 +7,6 @@ use tallyd_core::template::Template;
 use super::scan::{Held, ScanCursor};
 use super::{Cache, Result};
 
-/// The keys to read.
 #[derive(Clone, Copy, Debug)]
 pub struct SiteKeys<'a> {
     pub template: &'a Template,
@@ -15,16 +14,11 @@ pub struct SiteKeys<'a> {
     pub metric: &'a str,
 }
 
-/// The numbers that a call found in some of the site's keys.
 #[derive(Clone, Debug, Default)]
 pub struct SiteNumbers {
-    /// The numbers, sorted by target and without duplicates.
     pub numbers: Vec<(TargetId, i64)>,
-    /// The number of keys that match the pattern but contain no target in their name.
     pub ignored: u64,
-    /// An error message about the first key without a number, or `None` if all keys contain numbers.
     pub fault: Option<String>,
-    /// The next position of the scan, or `None` at the end.
     pub next: Option<ScanCursor>,
 }
 
@@ -41,8 +35,6 @@ impl Cache {
         Ok(SiteNumbers { numbers, ignored, fault, next })
     }
 
-    /// For each of `targets` that has a key, returns the target and the number in its key. If a key contains no number,
-    /// also returns an error message about the first such key.
     pub async fn site_numbers(
         &self,
         keys: SiteKeys<'_>,

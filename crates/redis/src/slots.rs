@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 
 use redis::{Arg, Cmd, Value};
 
-/// The number of slots of every Cluster.
 const SLOTS: u16 = 16_384;
 
-/// Maps ranges of slots to the masters that serve these slots.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
     /// The first slot, last slot and `host:port` of each range, sorted.
@@ -15,9 +13,7 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. If the answer names no host for a
-    /// node, the function uses `asked` as the node's host. Returns `None` if the answer is invalid, or if no node
-    /// serves any slot.
+    /// `asked` gave the answer, and is the host of nodes for which it names none. `None` if no node serves any slot.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();
@@ -25,13 +21,11 @@ impl SlotMap {
         (!ranges.is_empty()).then_some(Self { ranges })
     }
 
-    /// Returns the master that serves the slot, or `None` if no node serves the slot.
     pub(super) fn node(&self, slot: u16) -> Option<&str> {
         let range = self.ranges.partition_point(|(_, last, _)| *last < slot);
         self.ranges.get(range).filter(|(first, ..)| *first <= slot).map(|(.., node)| node.as_str())
     }
 
-    /// Returns all masters that serve slots.
     pub(super) fn masters(&self) -> BTreeSet<&str> {
         self.ranges.iter().map(|(.., node)| node.as_str()).collect()
     }
@@ -49,8 +43,6 @@ fn read_range(range: &Value, asked: &str) -> Option<(u16, u16, String)> {
     Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address(host, &port.to_string(), asked)?))
 }
 
-/// Returns the node that a MOVED or ASK answer names, as `host:port`. If the answer names no host, the node is on the
-/// host that sent the answer.
 pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
     let (host, port) = node.rsplit_once(':')?;
     address(host, port, asked)
@@ -80,8 +72,7 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
     slot(key)
 }
 
-/// Returns the slot of a key. The slot is the CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If
-/// there is no such text, or if the text is empty, the slot is the CRC-16 of the whole key.
+/// The CRC-16 (XMODEM) of the text between the first `{` and the next `}`, or of the whole key.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;

@@ -18,16 +18,10 @@ use super::{
 /// The key that marks a board as lost expires after this number of seconds. The daemon sets it again more often.
 const LOST_S: u64 = 600;
 
-/// The zset whose scores are raised to MySQL's scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raised {
-    /// The live zset, of a board that is not frozen.
     Live,
-    /// The frozen zset, into which this number of late members was moved.
-    Frozen {
-        /// The number of late members.
-        late_members: u64,
-    },
+    Frozen { late_members: u64 },
 }
 
 /// A page of a board, or the reason why the page can't be read.
@@ -36,50 +30,37 @@ pub enum Scanned<T> {
     Page(T),
     /// The mark is missing or has another number, so Redis has lost the board.
     Lost,
-    /// The period was frozen.
     Frozen,
     /// The zset has fewer members than expected: it was evicted or deleted.
     Shrunk,
 }
 
-/// Some members of a board, and the cursor of the next page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScanPage {
-    /// The cursor of the next page, or `None` at the end.
     pub next: Option<String>,
     /// The members. Earlier pages can contain some of the same members.
     pub members: Vec<BoardMember>,
 }
 
-/// A zset that a run restores, for one period and from one source. The restores from different sources use different
-/// zsets.
 #[derive(Clone, Copy, Debug)]
 pub struct Restoring<'a> {
     pub at: &'a BoardPeriod,
     pub tag: &'a str,
-    /// The run that restores the zset.
     pub run: u64,
 }
 
 impl Cache {
-    /// Returns the mark of each period's last snapshot, in the order of `periods`. A mark is `None` if Redis has lost
-    /// the board.
     pub async fn board_marks(&self, periods: &[BoardPeriod]) -> Result<Vec<Option<u64>>> {
         let marks = self.ask_each("look for the marks of boards", periods, |at| ("GET", self.mark(at))).await?;
         Ok(marks.iter().map(|mark| text(mark).and_then(|text| text.parse().ok())).collect())
     }
 
-    /// Tells readers for ten minutes that Redis has lost a part of the board. `mark` is the board's current mark.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn tell_lost(&self, at: &BoardPeriod, mark: Option<u64>) -> Result<()> {
         let mut command = redis::cmd("SET");
         command.arg(self.keys.lost_board(&at.board, &at.period)).arg(mark_text(mark)).arg("EX").arg(LOST_S);
         self.answer("tell readers that a board is lost", command).await.map(drop)
     }
 
-    /// Whether the daemon has found that Redis lacks a part of the board.
     pub async fn is_board_lost(&self, at: &BoardPeriod) -> Result<bool> {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("GET").arg(self.keys.lost_board(&at.board, &at.period));
@@ -89,14 +70,12 @@ impl Cache {
         Ok(text(lost).is_some_and(|lost| lost == text(mark).unwrap_or_default()))
     }
 
-    /// Returns the count of members in each period's live zset, in the order of `periods`.
     pub async fn board_members(&self, periods: &[BoardPeriod]) -> Result<Vec<u64>> {
         let counts = self.ask_each("count boards", periods, |at| ("ZCARD", self.live(at))).await?;
         let count = |answer: &Value| if let Value::Int(members) = answer { members.unsigned_abs() } else { 0 };
         Ok(counts.iter().map(count).collect())
     }
 
-    /// Runs one command for each period.
     async fn ask_each(
         &self,
         action: &'static str,
@@ -115,12 +94,8 @@ impl Cache {
         Ok(found)
     }
 
-    /// Changes a board's mark from `former` to `new`. `None` stands for a missing mark. The run must have claimed the
-    /// board. If the board's scores were raised before, `pages` is the number of pages that raised them. If Redis lacks
-    /// one of these pages, the result is [`Changed::Lost`].
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
+    /// `None` stands for a missing mark. `pages` have raised the board's scores before: if Redis lacks one of them, the
+    /// result is [`Changed::Lost`].
     pub async fn mark_board(
         &self,
         at: &BoardPeriod,
@@ -135,10 +110,6 @@ impl Cache {
         self.change("mark a board", call).await
     }
 
-    /// Returns the scores of `members` in a live board, in the order of `members`.
-    ///
-    /// # Errors
-    /// Redis failed to answer, or the key is not a zset.
     pub async fn board_scores(&self, at: &BoardPeriod, members: &[BoardMember]) -> Result<Vec<Option<f64>>> {
         const ACTION: &str = "look for members of a board";
         if members.is_empty() {
@@ -155,9 +126,6 @@ impl Cache {
 
     /// Returns about `count` members of a live board that has the mark `run` and at least `members_min` members. Each
     /// member that exists during the whole scan is on at least one page.
-    ///
-    /// # Errors
-    /// Redis failed to answer, or the key is not a zset.
     pub async fn scan_board(
         &self,
         at: &BoardPeriod,
@@ -172,11 +140,7 @@ impl Cache {
         scanned(answer, scan_page).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns the scores of `members` in a live board, in the order of `members`. The board must meet the conditions
-    /// of [`Cache::scan_board`].
-    ///
-    /// # Errors
-    /// Redis failed to answer, or the key is not a zset.
+    /// The board must meet the conditions of [`Cache::scan_board`].
     pub async fn scan_members(
         &self,
         at: &BoardPeriod,
@@ -194,9 +158,8 @@ impl Cache {
         scanned(answer, scores).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns two facts: whether the restored zset is complete, and whether a restore was interrupted after it began
-    /// to move members. After such an interruption, only the restored zset contains the members that were already
-    /// moved.
+    /// Whether the restored zset is complete, and whether a restore was interrupted after it began to move members.
+    /// Then only the restored zset contains them.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");
@@ -207,18 +170,12 @@ impl Cache {
 
     /// Adds members to the zset that is being filled, and returns the zset's count of members. If `members` is empty,
     /// the call deletes the zset, so that the filling can start again.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn fill_board(&self, to: Restoring<'_>, members: &[BoardMember]) -> Result<Changed> {
         let call = self.claimed(&BOARD_FILL, to.at, to.run, [self.filling(to.at)]);
         self.change("fill a board", members.iter().fold(call, with_member)).await
     }
 
     /// Records that the filled zset is complete. If it does not have `members` members, the result is [`Changed::Lost`].
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn end_filling(&self, to: Restoring<'_>, members: u64) -> Result<Changed> {
         let call = self.claimed(&BOARD_FREEZE, to.at, to.run, [self.filling(to.at), self.restored(to)]);
         self.change("end the filling of a board", call.number(members)).await
@@ -226,32 +183,21 @@ impl Cache {
 
     /// Renames the restored zset to the key of the frozen zset, and stores the run's number in Redis. Returns zero if a
     /// frozen zset exists.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
     pub async fn put_frozen(&self, to: Restoring<'_>) -> Result<Changed> {
         let call = self.freeze_call(to.at, self.restored(to)).arg(self.claim(to.run)).arg(&to.at.period).number(to.run);
         self.change("restore a frozen board", call).await
     }
 
-    /// After a loss, clients add members to a new live zset. This call moves at most `members_max` of these members
-    /// into the restored zset. When no members remain, the restored zset becomes the live zset and gets `mark`.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
+    /// Moves what clients added since the loss into the restored zset. When nothing remains, it becomes the live zset
+    /// and gets `mark`.
     pub async fn put_live(&self, to: Restoring<'_>, members_max: usize, rule: Rule, mark: u64) -> Result<Changed> {
         let keys = [self.live(to.at), self.restored(to), self.mark(to.at)];
         let call = self.claimed(&BOARD_MERGE, to.at, to.run, keys).number(members_max).arg(rule.name());
         self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Compares each score in `members` with the member's score in the zset. If the score in `members` is higher, or if
-    /// the zset lacks the member, the member gets this score. Returns the number of members that the call added, or
-    /// whose score the call raised. `pages_before` is the count of pages that must have arrived before this page. The
-    /// first page of a zset and the last page of a frozen zset are empty.
-    ///
-    /// # Errors
-    /// Redis failed to answer. The call may have run.
+    /// A member gets the score in `members` if it is higher. `pages_before` must have arrived. The first page of a zset
+    /// and the last page of a frozen zset are empty.
     pub async fn raise_board(
         &self,
         (at, raised): (&BoardPeriod, Raised),
@@ -298,7 +244,6 @@ fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
 
-/// Reads the answer of crates/redis/lua/board_scan.lua. If the answer is unexpected, the error contains the answer.
 pub(super) fn scanned<T>(
     answer: Value,
     read: impl FnOnce(&Value) -> Option<T>,
@@ -311,7 +256,6 @@ pub(super) fn scanned<T>(
     }
 }
 
-/// Reads a page of a board.
 pub(super) fn scan_page(answer: &Value) -> Option<ScanPage> {
     let Value::Array(parts) = answer else { return None };
     let [next, members] = parts.as_slice() else { return None };
@@ -319,7 +263,6 @@ pub(super) fn scan_page(answer: &Value) -> Option<ScanPage> {
     Some(ScanPage { next, members: read_members(members)? })
 }
 
-/// Reads the scores of members. The score of a missing member is `None`.
 pub(super) fn scores(answer: &Value) -> Option<Vec<Option<f64>>> {
     let Value::Array(scores) = answer else { return None };
     Some(scores.iter().map(|score| text(score)?.parse().ok()).collect())

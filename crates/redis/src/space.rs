@@ -9,7 +9,6 @@ use tallyd_core::model::{Metric, Target};
 use super::counters::pieces;
 use super::{Cache, Context, Result, text};
 
-/// Redis' setting for the maximum number of fields of a compact hash.
 pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
 
 /// The default of this setting in Redis 7 and 8 and Valkey 8 and 9.
@@ -23,14 +22,10 @@ pub const FIELDS_MEAN_MAX: f64 = 128.0;
 const DIGITS: u64 = 7;
 
 impl Cache {
-    /// Returns the maximum number of fields of a compact hash: the smallest limit among all servers. Returns `None` if
-    /// a server is unreachable or refuses to answer.
     pub async fn listpack_fields(&self) -> Option<u64> {
         self.setting(LISTPACK_ENTRIES).await.ok().flatten()
     }
 
-    /// Returns the smallest value that any server has for a numeric setting. Returns `None` if the account lacks the
-    /// right to `CONFIG GET`.
     pub async fn setting(&self, name: &str) -> Result<Option<u64>> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg(name);
@@ -49,10 +44,8 @@ impl Cache {
         Ok(answers.iter().map(limit).collect::<Option<Vec<u64>>>().and_then(|limits| limits.into_iter().min()))
     }
 
-    /// Deletes the keys of a layout that no client should use any more, and returns the count of deleted keys. A dry
-    /// run deletes nothing. The call first deletes the marks of loaded buckets. So if a client still reads this layout,
-    /// the client gets unknown numbers, not zeros. In the layout `entity`, the call keeps the other fields of each
-    /// hash.
+    /// First deletes the marks of loaded buckets, so that a client that still reads this layout gets unknown numbers,
+    /// not zeros. In the layout `entity`, other fields of each hash stay.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
         for (_, name) in kinds.all() {
@@ -102,7 +95,6 @@ impl Cache {
         Ok(dropped)
     }
 
-    /// Runs the commands. Returns the number of commands that returned 1.
     pub(super) async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
         const ACTION: &str = "delete the keys of a layout";
         let mut ones = 0;
@@ -120,15 +112,13 @@ impl Cache {
     }
 }
 
-/// Estimates the count of fields in the largest bucket of a layout, if its buckets contain `mean` fields on average.
 /// Targets are spread randomly (Poisson). With 2^n buckets, hardly any bucket exceeds `mean + sqrt(2 mean ln 2^n) +
-/// ln(2^n) / 3` (Bernstein's inequality). The result includes the fields that belong to no target.
+/// ln(2^n) / 3` (Bernstein's inequality), plus the fields that belong to no target.
 pub fn fields_most(layout: &Layout, mean: f64, partitions: u16) -> u64 {
     let buckets = f64::from(layout.buckets()).ln();
     (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + fields_beside(partitions)
 }
 
-/// Returns the `bucket_bits` that suit this count of targets.
 pub fn suited_bits(targets: u64) -> u8 {
     let buckets = (targets as f64 / FIELDS_MEAN_MAX).max(1.0);
     buckets.log2().ceil().clamp(0.0, f64::from(BUCKET_BITS_MAX)) as u8

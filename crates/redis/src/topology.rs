@@ -14,32 +14,23 @@ use crate::config::Redis;
 
 const ACTION: &str = "find out the kind of Redis";
 
-/// The servers behind an address, each as `host:port`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
     #[default]
     Single,
-    /// All nodes, masters and replicas.
     Cluster(Vec<String>),
     Sentinel(Vec<Watched>),
 }
 
-/// A master that the sentinel watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watched {
     pub name: String,
     pub master: String,
     pub replicas: Vec<String>,
-    /// The other sentinels.
     pub sentinels: Vec<String>,
 }
 
 impl Topology {
-    /// Asks the server at `[redis] url`. The settings for a Cluster and for sentinels are ignored.
-    ///
-    /// # Errors
-    ///
-    /// The server is unreachable, or the account lacks the right to ask.
     pub async fn find(config: &Redis) -> Result<Self> {
         let mut connection = connect(config).await?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.context(ACTION)?;

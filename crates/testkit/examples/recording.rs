@@ -3,10 +3,8 @@
 use std::fmt::Write;
 use std::io::Read;
 
-/// The size of the terminal, in columns and rows.
 const ROWS: usize = 26;
 const COLUMNS: usize = 104;
-/// The size of one cell and of the margin, in pixels.
 const CELL: (f64, f64) = (7.8, 18.0);
 const MARGIN: f64 = 14.0;
 /// Each frame is shown for `FRAME_S` seconds. The last frame is shown for `LAST_S` seconds.

@@ -16,12 +16,9 @@ pub const PASSWORD: &str = "s3cr3t-of-a-test";
 /// The name of the account on RabbitMQ. All tests share this account, because creating an account takes a second.
 const RABBITMQ: &str = "tallyd";
 
-/// The names of a world's accounts. The names are short enough for MySQL.
 #[derive(Clone, Debug)]
 pub struct Accounts {
-    /// The name of the world: the database's name, and the prefix of names on the broker and in Redis.
     world: String,
-    /// Each account's name begins with this prefix.
     short: String,
 }
 
@@ -30,7 +27,6 @@ impl Accounts {
         Self { world: world.to_owned(), short: format!("t{}_{number}", std::process::id()) }
     }
 
-    /// Creates the accounts of the daemon, the migration and the API servers in MySQL.
     pub async fn make_in_mysql(&self, admin: &MySqlPool) {
         let sql = fs::read_to_string(ops("mysql/grants.sql")).unwrap();
         let sql = sql.replace("CREATE DATABASE tally;", "").replace("ON tally.", &format!("ON {}.", self.world));
@@ -43,8 +39,6 @@ impl Accounts {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("create the accounts in MySQL");
     }
 
-    /// Creates the accounts of the daemon and the API servers in Redis, with the additional rights that the settings
-    /// need.
     pub fn make_in_redis(&self, settings: &toml::Table) {
         let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
         for (account, name) in [("tallyd", self.short.clone()), ("tallyd_api", format!("{}_api", self.short))] {
@@ -91,23 +85,18 @@ impl Accounts {
         fs::write(made, text).unwrap();
     }
 
-    /// Returns the daemon's account in MySQL. A test uses this account name to grant additional rights that the test's
-    /// settings need.
     pub fn of_daemon_in_mysql(&self) -> String {
         format!("'{}'@'%'", self.short)
     }
 
-    /// Returns `url` with the daemon's account.
     pub fn of_daemon(&self, url: &str) -> String {
         logged_in(url, if url.starts_with("amqp") { RABBITMQ } else { &self.short })
     }
 
-    /// Returns `url` of MySQL with the account of the migration.
     pub fn of_migration(&self, url: &str) -> String {
         logged_in(url, &format!("{}_migrate", self.short))
     }
 
-    /// Returns `url` with the account of an API server.
     pub fn of_api(&self, url: &str) -> String {
         let account = if url.starts_with("amqp") { RABBITMQ } else { &self.short };
         logged_in(url, &format!("{account}_api"))
@@ -118,7 +107,6 @@ impl Accounts {
         format!("DROP USER {or_not} '{short}'@'%', '{short}_migrate'@'%', '{short}_api'@'%'")
     }
 
-    /// Deletes the accounts of the world.
     pub async fn drop(&self, admin: &MySqlPool) {
         let short = &self.short;
         sqlx::raw_sql(AssertSqlSafe(self.drop_sql(""))).execute(admin).await.unwrap();
@@ -127,7 +115,6 @@ impl Accounts {
     }
 }
 
-/// Returns whether the settings contain the layout `entity` or `string`.
 fn has_plain_keys(settings: &toml::Table) -> bool {
     let redis = settings.get("redis").and_then(toml::Value::as_table);
     let also = redis.and_then(|redis| redis.get("also")).and_then(toml::Value::as_table);
@@ -135,7 +122,6 @@ fn has_plain_keys(settings: &toml::Table) -> bool {
     [redis, also].into_iter().flatten().filter_map(layout).any(|layout| layout != "packed")
 }
 
-/// Returns the rules that a file contains for an account.
 fn lines(file: &str, account: &str) -> Vec<String> {
     let text = fs::read_to_string(ops("redis").join(file)).unwrap();
     text.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} "))).map(str::to_owned).collect()
@@ -149,7 +135,6 @@ fn rabbitmqctl(arguments: &[&str]) -> std::process::Output {
     Command::new(root().join("dev/rabbitmqctl")).args(arguments).output().unwrap()
 }
 
-/// Returns `url` without its password.
 pub fn without_password(url: &str) -> String {
     let mut url = url::Url::parse(url).unwrap();
     url.set_password(None).unwrap();

@@ -9,12 +9,10 @@ use super::World;
 use super::scripts::{ApiServer, Clicked, Counted};
 
 impl World {
-    /// Makes the client of an API server in this world. It only publishes and reads.
     pub fn client(&self) -> Client {
         client_of(&self.api)
     }
 
-    /// Makes an API server of this world. Numbers whose rule says `writer = "api"` it counts in Redis itself.
     pub fn api_server(&self) -> ApiServer {
         ApiServer::new(&self.api)
     }
@@ -35,13 +33,11 @@ pub fn client_of(config: &Config) -> Client {
     limited_client_of(config, ClickLimits::default())
 }
 
-/// Makes the same client as [`client_of`], with a limit of clicks.
 pub fn limited_client_of(config: &Config, limits: ClickLimits) -> Client {
     let Config { amqp, mysql, redis, .. } = config.clone();
     Client::with_card(&Settings { amqp, mysql, redis, limits }, &Card::from(config)).unwrap()
 }
 
-/// Makes a client that has only the addresses and the prefix of that configuration.
 pub fn stranger_of(config: &Config) -> Client {
     let mut settings = Settings::default();
     settings.amqp.url = config.amqp.url.clone();

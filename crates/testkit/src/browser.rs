@@ -79,18 +79,15 @@ impl Browser {
         self.told("/url", json!({ "url": url })).await;
     }
 
-    /// Returns the value of an expression in the page.
     pub async fn value(&self, expression: &str) -> Value {
         self.told("/execute/sync", json!({ "script": format!("return {expression}"), "args": [] })).await
     }
 
-    /// Returns the visible text of the first matching element.
     pub async fn text(&self, selector: &str) -> String {
         let found = format!("document.querySelector({})?.innerText ?? ''", json!(selector));
         self.value(&found).await.as_str().unwrap().to_owned()
     }
 
-    /// Sets the size of the page and its colour scheme: `light` or `dark`.
     pub async fn show_as(&self, width: u32, height: u32, scheme: &str) {
         let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
@@ -98,7 +95,6 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
-    /// Takes a picture of the whole page, as PNG.
     pub async fn picture(&self, path: &Path) {
         let size = self.value("[document.documentElement.clientWidth, document.documentElement.scrollHeight]").await;
         let clip = json!({ "x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1 });
@@ -108,13 +104,11 @@ impl Browser {
         std::fs::write(path, STANDARD.decode(taken["data"].as_str().unwrap()).unwrap()).unwrap();
     }
 
-    /// Returns the console's messages since the last call.
     pub async fn console(&self) -> Vec<String> {
         let entries = self.told("/se/log", json!({ "type": "browser" })).await;
         entries.as_array().unwrap().iter().map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Returns the addresses that the page requested since the last call.
     pub async fn requests(&self) -> Vec<String> {
         let entries = self.told("/se/log", json!({ "type": "performance" })).await;
         let events = entries
@@ -148,7 +142,6 @@ impl Browser {
         told["value"].take()
     }
 
-    /// Closes the browser cleanly, so that Chromium no longer writes to its profile.
     pub async fn close(mut self) {
         self.ask(Method::DELETE, &self.session.clone(), json!({})).await;
         self.process = 0;

@@ -12,10 +12,8 @@ use super::proxy::Proxy;
 use super::scripts::{Clicked, LikeError, OnBoard};
 use super::{ApiServer, Dice, Model, World, event_of, eventually, target};
 
-/// A clicker clicks for several users in random order, on a few popular targets and on many other targets.
 #[derive(Clone, Copy)]
 pub struct Clicker {
-    /// The number of this clicker. The first clicker has the number 0.
     pub number: u64,
     pub users: u64,
     /// The number of popular targets. The ids of popular targets begin at 1. These targets get half of the clicks, so
@@ -27,7 +25,6 @@ pub struct Clicker {
 }
 
 impl Clicker {
-    /// Makes clicks until `stop` is set. After each click, increments `clicks`. Returns the expected state.
     pub async fn click(self, server: Arc<ApiServer>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
         let mut dice = Dice::of_run(self.number + 1);
         let mut model = Model::default();

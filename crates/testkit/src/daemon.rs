@@ -20,19 +20,16 @@ impl Daemon {
         assert!(sent.success(), "kill -{name}");
     }
 
-    /// Returns whether SIGSTOP has stopped the process.
     pub fn is_stopped(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit(") ").next().unwrap().starts_with('T')
     }
 
-    /// Kills the process with SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Sends SIGTERM, and waits until the process ends.
     pub fn stop(mut self) -> ExitStatus {
         self.signal("TERM");
         self.wait()
@@ -49,7 +46,6 @@ impl Daemon {
         }
     }
 
-    /// Returns the value of the line `name` in `/proc/PID/status`, in KiB.
     pub fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
@@ -60,7 +56,6 @@ impl Daemon {
         fs::read_to_string(&self.log_path).unwrap()
     }
 
-    /// Waits until the log has a line with that text.
     pub async fn logged(&self, text: &str) {
         eventually(&format!("the log contains {text}"), || async { self.log().contains(text) }).await;
     }

@@ -16,13 +16,11 @@ static RUN: LazyLock<u64> = LazyLock::new(|| {
     seed
 });
 
-/// Returns the number of commits. Returns `None` outside a repository.
 fn commits() -> Option<u64> {
     let counted = Command::new("git").args(["rev-list", "--count", "HEAD"]).current_dir(root()).output().ok()?;
     String::from_utf8(counted.stdout).ok()?.trim().parse().ok()
 }
 
-/// A generator that returns the same numbers for the same seed.
 #[derive(Clone)]
 pub struct Dice(u64);
 

@@ -16,7 +16,6 @@ use super::gateway::Gateway;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
-    /// The accounts and the database share this name. All names on the broker and in Redis begin with this name.
     pub name: String,
     folder: tempfile::TempDir,
 }
@@ -144,7 +143,6 @@ impl FirstDay {
         assert!(!is_done && said.contains("exists"), "{said}");
     }
 
-    /// Runs a command with a configuration file that init has written. The command must succeed.
     #[track_caller]
     pub fn done(&self, file: &str, arguments: &[&str]) -> String {
         let output = self.command().arg("--config").arg(self.path(file)).args(arguments).output().unwrap();
@@ -153,7 +151,6 @@ impl FirstDay {
         said
     }
 
-    /// Starts a command that runs until it gets a signal.
     fn started(&self, file: &str, command: &str, variable: (&str, &str)) -> Daemon {
         let log_path = self.folder.path().join(format!("{command}.log"));
         let log = File::create(&log_path).unwrap();
@@ -162,7 +159,6 @@ impl FirstDay {
         Daemon { child: process.stderr(log).spawn().unwrap(), log_path }
     }
 
-    /// Starts the daemon, and waits until it consumes.
     pub async fn daemon(&self) -> Daemon {
         let daemon = self.started("config.toml", "run", ("TALLYD__ADMIN__LISTEN", ""));
         daemon.logged("\"consuming\"").await;
@@ -208,13 +204,11 @@ impl FirstDay {
         assert!(daemon.stop().success(), "{log}");
     }
 
-    /// Returns settings to publish with the API servers' account on the stack's RabbitMQ.
     pub fn api(&self) -> Amqp {
         let url = self.as_api(&stack("AMQP_URL"));
         Amqp { url: ServerUrl::from(url.as_str()), prefix: self.name.clone(), ..Amqp::default() }
     }
 
-    /// Returns an address of the stack with the API servers' account.
     pub fn as_api(&self, address: &str) -> String {
         let password = fs::read_to_string(self.path("tallyd.api-password")).unwrap();
         let mut url = url::Url::parse(address).unwrap();
@@ -223,7 +217,6 @@ impl FirstDay {
         url.to_string()
     }
 
-    /// Deletes everything that this test created on the stack's servers.
     pub async fn close(self) {
         let Self { name, .. } = &self;
         let admin = Amqp { url: stack("AMQP_URL").as_str().into(), ..self.api() };

@@ -14,7 +14,6 @@ use tokio::time::timeout;
 
 use super::{Daemon, STARTED, World, program, unit_environment};
 
-/// The timeout for the site card.
 const CARD_MAX: Duration = Duration::from_secs(5);
 
 /// The timeout of a request. The timeout is long, because the machine can be under heavy load.
@@ -25,7 +24,6 @@ pub struct Gateway {
     pub address: String,
 }
 
-/// The gateway's answer to a request. The head is converted to lower case.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -38,12 +36,10 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the code of an error that is about the whole request.
     pub fn code(&self) -> String {
         self.json()["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {self:?}")).to_owned()
     }
 
-    /// Returns the verdict on each event.
     pub fn verdicts(&self) -> Vec<String> {
         let events = self.json()["events"].as_array().unwrap_or_else(|| panic!("no events: {self:?}")).clone();
         events.iter().map(|event| event["verdict"].as_str().unwrap().to_owned()).collect()
@@ -58,7 +54,6 @@ impl World {
         self.gateway_without_card(environment).await
     }
 
-    /// Does the same as [`World::gateway_with`], but writes no site card.
     pub async fn gateway_without_card(&self, environment: &[(&str, &str)]) -> Gateway {
         let mut command = self.gateway_command();
         for (name, value) in environment {
@@ -74,7 +69,6 @@ impl World {
         let _ = timeout(CARD_MAX, self.cache.write_site_card(&card)).await;
     }
 
-    /// Returns the command that runs a gateway with this world's gateway.toml.
     pub fn gateway_command(&self) -> Command {
         gateway_command(&self.folder.path().join("gateway.toml"))
     }
@@ -84,7 +78,6 @@ impl World {
     }
 }
 
-/// Returns the command that runs a gateway with this file.
 pub fn gateway_command(config: &Path) -> Command {
     let mut command = Command::new(program());
     command.arg("--config").arg(config).arg("gateway");
@@ -93,13 +86,11 @@ pub fn gateway_command(config: &Path) -> Command {
 }
 
 impl Gateway {
-    /// Runs the command with a log in this file, and waits until the process accepts requests.
     pub async fn spawned(mut command: Command, log_path: PathBuf) -> Self {
         command.stderr(File::create(&log_path).unwrap());
         Self::started(Daemon { child: command.spawn().unwrap(), log_path }).await
     }
 
-    /// Waits until the process accepts requests.
     pub async fn started(process: Daemon) -> Self {
         process.logged("\"gateway-started\"").await;
         let log = process.log();
@@ -112,12 +103,10 @@ impl Gateway {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
     }
 
-    /// Posts events.
     pub async fn post(&self, body: &str) -> Answer {
         self.send(&self.posted(body)).await
     }
 
-    /// Returns the text of the request that posts events.
     pub fn posted(&self, body: &str) -> String {
         let length = body.len();
         format!(
@@ -126,7 +115,6 @@ impl Gateway {
         )
     }
 
-    /// Sends the request, and reads the whole answer.
     pub async fn send(&self, request: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -134,7 +122,6 @@ impl Gateway {
     }
 }
 
-/// Reads an answer until the connection ends.
 pub async fn read(stream: &mut (impl AsyncReadExt + Unpin)) -> Answer {
     let mut answer = String::new();
     let read = timeout(ANSWER_MAX, stream.read_to_string(&mut answer)).await;

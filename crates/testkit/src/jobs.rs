@@ -9,12 +9,10 @@ use super::{World, eventually, eventually_each, stderr};
 const TRY_EVERY: Duration = Duration::from_millis(250);
 
 impl World {
-    /// Runs a command of the binary and returns its report.
     pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
         report_of(&self.tallyd(&[arguments, &["--format", "json"]].concat()))
     }
 
-    /// Runs a reconcile and returns its report. Waits while the daemon itself is running a reconcile.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let ended = std::cell::RefCell::new(None);
         eventually_each(TRY_EVERY, "no other run is running", || async {
@@ -32,7 +30,6 @@ impl World {
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&self.pool).await.unwrap();
     }
 
-    /// Waits until no run of any job holds its lock.
     pub async fn no_run(&self) {
         let held = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6)";
         eventually("no run is active", || async { self.count(held).await == 0 }).await;
@@ -56,7 +53,6 @@ impl World {
     }
 }
 
-/// Returns the report that a command has printed. If there is none, prints the command's error.
 #[track_caller]
 fn report_of(output: &Output) -> serde_json::Value {
     let code = output.status.code();

@@ -51,10 +51,8 @@ use tallyd_redis::Cache;
 /// How long a test waits for an expected state. The time is long, because the machine can be under heavy load.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
-/// The maximum number of unconfirmed messages of a publisher.
 const IN_FLIGHT: usize = 1_000;
 
-/// The number of worlds and daemons that this process has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// The environment variables that the systemd unit sets for the daemon. A build without optimization needs a larger
@@ -67,9 +65,7 @@ pub fn unit_environment() -> [(&'static str, String); 2] {
 pub struct World {
     pub name: String,
     pub folder: tempfile::TempDir,
-    /// The configuration with the accounts that have all rights.
     pub config: Config,
-    /// The configuration of an API server.
     pub api: Config,
     pub pool: MySqlPool,
     pub cache: Cache,
@@ -123,7 +119,6 @@ impl World {
         world
     }
 
-    /// Creates the schema with the account for migrations, as `tallyd migrate` does.
     async fn migrate(&self) {
         let mut mysql = self.config.mysql.clone();
         if let Some(accounts) = &self.accounts {
@@ -139,7 +134,6 @@ impl World {
         self.cache = patient_cache(&self.config);
     }
 
-    /// Writes `settings` to the configuration files that the tested programs read. The settings may be invalid.
     pub fn write(&self, settings: &str) {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }
@@ -176,7 +170,6 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
-    /// Runs a command of the binary and waits until it ends.
     pub fn tallyd(&self, arguments: &[&str]) -> Output {
         let mut command = self.command();
         if let (["migrate"], Some(accounts)) = (arguments, &self.accounts) {
@@ -197,12 +190,10 @@ impl World {
         command
     }
 
-    /// Starts the daemon with its own log.
     pub fn daemon(&self) -> Daemon {
         self.daemon_with(&[])
     }
 
-    /// Starts the daemon with further environment variables.
     pub fn daemon_with(&self, environment: &[(&str, &str)]) -> Daemon {
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let log_path = self.log_path(started);
@@ -212,7 +203,6 @@ impl World {
         Daemon { child, log_path }
     }
 
-    /// Returns the path of a daemon's log.
     fn log_path(&self, number: u32) -> PathBuf {
         self.folder.path().join(format!("daemon-{number}.log"))
     }
@@ -228,7 +218,6 @@ impl World {
         }
     }
 
-    /// Does the same as [`World::as_daemon`] for an API server.
     fn as_api(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => accounts.of_api(value),
@@ -243,14 +232,12 @@ impl World {
         client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
     }
 
-    /// Creates the exchanges and queues, as a daemon does, and connects a publisher.
     pub async fn publisher(&self) -> Publisher {
         let link = self.broker.connect("test").await.unwrap();
         self.broker.declare_for(&link, self.broker.partitions()).await.unwrap();
         self.broker.connect_publisher("test").await.unwrap()
     }
 
-    /// Publishes bodies in order, without waiting for each confirm.
     pub async fn publish(&self, publisher: &Publisher, bodies: &[(UserId, Vec<u8>)]) {
         let exchange = self.broker.exchange();
         stream::iter(bodies)
@@ -274,7 +261,6 @@ impl World {
         }
     }
 
-    /// Returns the counters in MySQL.
     pub async fn counters(&self) -> BTreeMap<Target, i64> {
         sqlx::query(
             "SELECT kind, target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 1 GROUP BY kind, target_id",
@@ -301,7 +287,6 @@ pub fn without_disk() -> Option<(&'static str, std::ffi::OsString)> {
     std::env::var_os("TALLYD_STACK_PRELOAD").map(|library| ("LD_PRELOAD", library))
 }
 
-/// The repository's folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
@@ -317,7 +302,6 @@ pub fn program() -> PathBuf {
     folder.parent().filter(|_| folder.ends_with("deps")).unwrap_or(folder).join("tallyd")
 }
 
-/// Waits until `fact` is true, but not longer than [`DEADLINE`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
     eventually_each(Duration::from_millis(20), what, fact).await;
 }
@@ -341,7 +325,6 @@ pub async fn drift(world: &World, target: Target, by: i64) {
     let _: i64 = redis::Script::new(script).key(key).arg(target.id.0).arg(by).invoke_async(&mut redis).await.unwrap();
 }
 
-/// Deletes every bucket of videos in Redis, as a flush does.
 pub async fn lose(world: &World) {
     let mut redis = world.redis().await;
     for bucket in 0..world.cache.keys.buckets() {
@@ -358,7 +341,6 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Returns each target's count of likes, as a reader gets it from Redis. A count is `None` if Redis doesn't have it.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
     let mut likes = Vec::with_capacity(targets.len());
     for some in targets.chunks(READ_TARGETS_MAX) {

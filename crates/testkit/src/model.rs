@@ -9,10 +9,8 @@ use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 type Pair = (Target, UserId);
 
-/// The time of the newest event, and whether it is an unlike.
 type State = (Micros, bool);
 
-/// The expected content of the tables: the newest event of each (target, user).
 #[derive(Default)]
 pub struct Model {
     pub rows: HashMap<Pair, State>,
@@ -34,12 +32,10 @@ impl Model {
     }
 }
 
-/// A video.
 pub fn target(id: u64) -> Target {
     Target { kind: Kind(1), id: TargetId(id) }
 }
 
-/// Returns an event as producers send it: the user's id for the routing key, and the body.
 pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
     (event.user, encode_like(event, "video", None))
 }
@@ -53,7 +49,6 @@ impl World {
         self.assert_redis_equals(model).await;
     }
 
-    /// Compares all rows and counters in MySQL with the model.
     pub async fn assert_rows_equal(&self, model: &Model) {
         let rows = self.like_records().await;
         let span = |some: &HashMap<Pair, State>, other: &HashMap<Pair, State>| {
@@ -101,7 +96,6 @@ impl World {
             .collect()
     }
 
-    /// Describes where unwritten messages can be: returns the count of dead letters and the depth of each queue.
     async fn whereabouts(&self) -> String {
         let letters = self.count("SELECT COUNT(*) FROM dead_letter").await;
         let link = self.broker.connect("test").await.unwrap();

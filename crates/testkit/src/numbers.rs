@@ -11,7 +11,6 @@ use tallyd_core::period::PeriodKind;
 use super::{Model, World};
 
 impl World {
-    /// Returns the likes in Redis that are not zero.
     pub async fn redis_counters(&self) -> BTreeMap<Target, i64> {
         let like = self.config.metrics.like();
         let numbers = self.redis_numbers(&mut self.redis().await, &self.cache.keys).await;
@@ -22,7 +21,6 @@ impl World {
             .collect()
     }
 
-    /// Returns the numbers of a layout that are not zero.
     pub async fn redis_numbers(&self, redis: &mut MultiplexedConnection, keys: &Keys) -> BTreeMap<CounterKey, i64> {
         let mut numbers = BTreeMap::new();
         for (name, code) in &self.config.kinds.0 {
@@ -72,7 +70,6 @@ impl World {
         }
     }
 
-    /// Returns the numbers in MySQL that are not zero.
     async fn numbers(&self) -> BTreeMap<CounterKey, i64> {
         let sql = "SELECT kind, target_id, metric, CAST(SUM(value) AS SIGNED) FROM counter \
                    GROUP BY kind, target_id, metric HAVING SUM(value) <> 0";
@@ -83,7 +80,6 @@ impl World {
     }
 }
 
-/// Fails unless both are equal, and prints how they differ.
 fn assert_same<K: Ord + Copy + std::fmt::Debug>(what: &str, found: &BTreeMap<K, i64>, expected: &BTreeMap<K, i64>) {
     let keys: std::collections::BTreeSet<&K> = found.keys().chain(expected.keys()).collect();
     let of = |numbers: &BTreeMap<K, i64>, key| numbers.get(key).copied().unwrap_or(0);
@@ -139,7 +135,6 @@ async fn plain(
     }
 }
 
-/// Returns the scores of a board whose members are targets.
 async fn scores(redis: &mut MultiplexedConnection, key: &str) -> BTreeMap<TargetId, i64> {
     let all = redis::cmd("ZRANGE").arg(key).arg(0).arg(-1).arg("WITHSCORES").to_owned();
     let scores: Vec<(String, f64)> = all.query_async(redis).await.unwrap();

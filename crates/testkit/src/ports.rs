@@ -8,7 +8,6 @@ use std::net::TcpListener;
 const FIRST: u16 = 10_000;
 const NUMBER: u64 = 10_000;
 
-/// Returns different free ports.
 pub fn free_ports<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| {
         loop {

@@ -17,12 +17,10 @@ pub struct Private {
 }
 
 impl Private {
-    /// Starts a server that keeps nothing on disk. `arguments` are further settings of the server.
     pub async fn start(arguments: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), arguments, None).await
     }
 
-    /// Starts a server whose clock is ahead.
     pub async fn start_ahead(ahead: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (library, source) = (folder.path().join("clock.so"), root().join("torture/clock.c"));
@@ -49,7 +47,6 @@ impl Private {
         redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
     }
 
-    /// Kills the server, and starts it again without data.
     pub async fn restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -14,7 +14,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Maps the address of each proxy of this process to the address of its server.
 static MADE_FOR: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
 /// If `address` belongs to a proxy of this process, returns the address of the server behind the proxy. A proxy can
@@ -29,12 +28,10 @@ pub fn behind(address: &str) -> String {
 }
 
 pub struct Proxy {
-    /// The address of the proxy.
     pub address: SocketAddr,
     line: Arc<Line>,
 }
 
-/// The state that all connections of a proxy share.
 struct Line {
     server: Mutex<String>,
     open: Mutex<CancellationToken>,
@@ -50,7 +47,6 @@ struct Line {
     answers_left: Mutex<Option<usize>>,
     /// Bytes that the proxy replaces, and the bytes that it passes instead.
     replaced: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
-    /// The number of pieces of data that the proxy has passed. The delays depend on this number.
     pieces: AtomicU64,
 }
 
@@ -62,7 +58,6 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy for that server.
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -112,7 +107,6 @@ impl Proxy {
         self.line.muted.store(true, Ordering::Relaxed);
     }
 
-    /// Holds back the bytes that clients send from now on.
     pub fn hold(&self) {
         *self.line.answers.lock().unwrap() = Some(Vec::new());
         self.line.held.send_replace(true);
@@ -123,7 +117,6 @@ impl Proxy {
         *self.line.last_words.lock().unwrap() = Some(words.to_vec());
     }
 
-    /// Returns whether the proxy holds the bytes of clients.
     pub fn holds(&self) -> bool {
         *self.line.held.borrow()
     }
@@ -133,7 +126,6 @@ impl Proxy {
         self.line.held.send_replace(false);
     }
 
-    /// Returns the bytes that the server sent since [`Proxy::hold`].
     pub fn answers(&self) -> Vec<u8> {
         self.line.answers.lock().unwrap().clone().unwrap_or_default()
     }
@@ -163,7 +155,6 @@ impl Proxy {
         self.line.replaced.lock().unwrap().push((from.to_vec(), to.to_vec()));
     }
 
-    /// Returns to normal. If the proxy holds bytes, the proxy closes the connections, and never sends these bytes.
     pub fn clear(&self) {
         *self.line.delay.lock().unwrap() = None;
         *self.line.answers_left.lock().unwrap() = None;
@@ -264,7 +255,6 @@ impl Line {
     }
 }
 
-/// Reads the next bytes. Returns `None` at the end.
 async fn some(from: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 16 * 1024];
     let read = from.read(&mut bytes).await.ok().filter(|read| *read > 0)?;

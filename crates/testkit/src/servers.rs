@@ -21,7 +21,6 @@ pub fn kill(server: &'static str) -> Killed {
 }
 
 impl Killed {
-    /// Starts the server again, and waits until it answers.
     pub fn start(self) {
         run("dev/up", &[self.0]);
         std::mem::forget(self);
@@ -38,7 +37,6 @@ impl Drop for Killed {
 #[must_use]
 pub struct Changed(Vec<String>);
 
-/// Calls rabbitmqctl to change a setting. `back` are the arguments that restore the setting.
 pub fn change(arguments: &[&str], back: &[&str]) -> Changed {
     let changed = Changed(back.iter().map(|argument| (*argument).to_owned()).collect());
     rabbitmqctl(arguments);

@@ -8,13 +8,11 @@ use tallyd::config::{Config, gateway_schema};
 use super::accounts::Accounts;
 use super::proxy::behind;
 
-/// Returns a variable of the stack's environment, as `dev/up --print-env` prints it.
 pub fn stack(name: &str) -> String {
     let variable = format!("TALLYD_STACK_{name}");
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
 }
 
-/// Returns the settings of a site whose API servers count likes in Redis. By default the daemon counts them.
 pub fn as_api(settings: &str) -> String {
     format!("{settings}\n[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n")
 }
@@ -80,7 +78,6 @@ pub(super) fn may_do_all(url: &str, admin_url: &str) -> bool {
     it.is_some() && [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")].iter().any(|admin| who_and_where(admin) == it)
 }
 
-/// Returns the gateway's settings: those of an API server that gateway.toml can have, and `[gateway]`.
 fn of_gateway(api: &toml::Table, gateway: toml::Value) -> toml::Table {
     let mut whole = api.clone();
     whole.retain(|section, value| {
@@ -92,7 +89,6 @@ fn of_gateway(api: &toml::Table, gateway: toml::Value) -> toml::Table {
     whole
 }
 
-/// Returns config.toml and the section `[gateway]`. Tests give both in one text.
 fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> (toml::Table, toml::Value) {
     let control = folder.join("control.sock");
     let control = control.display();

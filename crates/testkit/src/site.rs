@@ -29,7 +29,6 @@ impl Site {
         Self::of(&Arc::new(world.api_server()), CLICKERS, each)
     }
 
-    /// Starts `clickers` copies of the clicker `each`, each copy with a different number.
     pub fn of(server: &Arc<ApiServer>, clickers: u64, each: Clicker) -> Self {
         let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for number in 0..clickers {
@@ -39,13 +38,11 @@ impl Site {
         site
     }
 
-    /// Waits until the users have made `more` further clicks.
     pub async fn clicked(&self, more: u64) {
         let until = self.clicks.load(Ordering::Relaxed) + more;
         eventually("users click", || async { self.clicks.load(Ordering::Relaxed) >= until }).await;
     }
 
-    /// Stops the users and returns the expected state.
     pub async fn close(mut self) -> Model {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Model::default();
@@ -85,7 +82,6 @@ pub async fn reconciled(world: &World, drifts: &[i64]) {
     eventually("a reconcile ends", ended).await;
 }
 
-/// Returns, for each partition, the process that holds it.
 pub async fn owners(world: &World) -> BTreeMap<u16, String> {
     let rows: Vec<(u16, Option<String>)> =
         sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
@@ -95,7 +91,6 @@ pub async fn owners(world: &World) -> BTreeMap<u16, String> {
     rows.into_iter().filter_map(|(partition, owner)| Some((partition, owner?))).collect()
 }
 
-/// Waits until other processes hold every partition, and this process holds none.
 pub async fn taken_from(world: &World, gone: &Daemon) {
     let (pid, all) = (format!(":{}", gone.child.id()), usize::from(world.broker.partitions()));
     eventually("other daemons hold all partitions", || async {
@@ -105,7 +100,6 @@ pub async fn taken_from(world: &World, gone: &Daemon) {
     .await;
 }
 
-/// Waits until this process holds every partition.
 pub async fn has_all(world: &World, daemon: &Daemon) {
     let (pid, all) = (format!(":{}", daemon.child.id()), usize::from(world.broker.partitions()));
     eventually("the daemon holds all partitions", || async {
@@ -115,7 +109,6 @@ pub async fn has_all(world: &World, daemon: &Daemon) {
     .await;
 }
 
-/// Waits until every partition is held.
 pub async fn all_held(world: &World) {
     let all = usize::from(world.broker.partitions());
     eventually("all partitions are held", || async { owners(world).await.len() == all }).await;

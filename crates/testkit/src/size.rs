@@ -9,7 +9,6 @@ fn is_full() -> bool {
     std::env::var("TALLYD_TEST_SIZE").is_ok_and(|size| size == "full")
 }
 
-/// Returns the first number, or the second one with `TALLYD_TEST_SIZE=full`.
 pub fn size<T>(daily: T, full: T) -> T {
     if is_full() { full } else { daily }
 }

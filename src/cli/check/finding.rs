@@ -13,7 +13,6 @@ use tallyd_core::model::Micros;
 /// If two clocks differ by more than this number of microseconds, `config check` warns.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
 
-/// Advice for a certificate that is not trusted.
 const UNTRUSTED: &str =
     "correct the certificate or the TLS settings, as docs/operations/security.md says; meanwhile the daemon waits";
 
@@ -53,7 +52,6 @@ pub enum What {
 }
 
 impl What {
-    /// All checks, in order.
     pub const ALL: [Self; 29] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
@@ -86,7 +84,6 @@ impl What {
         Self::AdminPort,
     ];
 
-    /// Returns the check's name, for example `redis-clock`.
     pub fn name(self) -> String {
         let letters = format!("{self:?}");
         let mut name = String::new();
@@ -99,18 +96,14 @@ impl What {
         name
     }
 
-    /// Returns the checked server, for example `redis`. Returns `configuration` and `admin` for checks that concern no
-    /// server.
     fn server(self) -> String {
         self.name().split('-').next().unwrap_or_default().to_owned()
     }
 }
 
-/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Status {
-    /// The check found no problem.
     Ok,
     /// tallyd works, but it may lose data or become slow.
     Warning,
@@ -118,18 +111,15 @@ pub(in crate::cli) enum Status {
     Error,
 }
 
-/// A check and its result.
 #[derive(Clone, Debug, Serialize)]
 pub(in crate::cli) struct Check {
     #[serde(rename = "check")]
     pub(in crate::cli) what: What,
     pub(super) server: String,
-    /// The result.
     pub status: Status,
     pub(super) found: String,
     #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
-    /// The place of the problem in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<Problem>,
     /// True if the error is temporary, so a later check can succeed.
@@ -158,7 +148,6 @@ impl Check {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
     }
 
-    /// Reports that a server is unreachable or refuses access.
     pub(super) fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
         let error = error.into();
         let (passes, advice) = match fate(&error) {
@@ -169,7 +158,6 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
-    /// Reports that a value could not be read, because the account lacks the right or the server stopped answering.
     pub(super) fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
         let error = error.into();
         match fate(&error) {
@@ -178,15 +166,12 @@ impl Check {
         }
     }
 
-    /// Reports an error in the configuration.
     pub(super) fn problem(problem: Problem) -> Self {
         let found = problem.to_string();
         Self { at: Some(problem), ..Self::new(What::Configuration, Status::Error, found) }
     }
 }
 
-/// Prints the check, for example `warning  redis-eviction       maxmemory-policy is ...`, and the advice on a separate
-/// line.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = match self.status {
@@ -199,8 +184,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// Classifies `error` by its causes. If one of the causes is a configuration error, this cause decides the class.
-/// Otherwise the error that the server returned decides the class.
+/// A configuration error among the causes decides; otherwise the server's error.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)

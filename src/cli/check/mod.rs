@@ -112,7 +112,6 @@ pub(super) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check
     [rabbitmq, mysql, redis, vec![admin]].concat()
 }
 
-/// Prints errors to stderr, and the results of the other checks to stdout.
 fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
     let (mut out, mut wrong) = (std::io::stdout().lock(), std::io::stderr().lock());
     write!(out, "{told}")?;

@@ -19,7 +19,6 @@ const PACKET_MIN: u64 = 4 << 20;
 
 const AWAY: &str = "start MySQL, or correct [mysql] url; meanwhile the daemon waits";
 
-/// Advice for a server that stopped answering.
 const SILENT: &str = "look for long queries (SHOW FULL PROCESSLIST), and check again";
 
 const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER and GRANT as docs/operations/security.md says";
@@ -125,8 +124,6 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     });
 }
 
-/// Checks that the configuration has all partitions that are in use. Otherwise, no daemon with this configuration
-/// consumes the missing partitions.
 async fn partitions(config: &Config, servers: &Servers) -> Check {
     let here = config.amqp.partitions;
     match servers.store.noted_partitions().await {
@@ -163,7 +160,6 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
     }
 }
 
-/// Checks that the configured maps agree with the maps in use. Finds maps that are in use but not configured.
 async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     let in_use = match servers.store.noted_maps().await {
         Ok(in_use) => in_use,
@@ -242,7 +238,6 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
     }
 }
 
-/// Checks the queries of `[[recount]]`. If MySQL can't run a query, the configuration is wrong.
 async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, recount) in config.recounts.iter().enumerate() {
         let key = Key::from("recount").then(place).then("query");

@@ -58,7 +58,6 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     checks
 }
 
-/// Checks the site's exchange and the map's queue. The account must have the right to bind a queue to the exchange.
 async fn of_map(
     config: &Config,
     broker: &Broker,
@@ -87,8 +86,6 @@ async fn of_map(
     Ok(())
 }
 
-/// Returns a connection to a node that answers, and the check of each node. If no node answers, returns the check of
-/// each node as the error.
 async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let (mut links, mut failed) = (Vec::new(), Vec::new());
     for (name, asked) in broker.probe_nodes().await {

@@ -17,10 +17,8 @@ const MARKS_MAX: u16 = 32;
 /// The bytes that a mark takes in a compact bucket, as MEMORY USAGE reports them.
 const MARK_BYTES: u64 = 18;
 
-/// The Redis setting that limits the length of a field in a compact hash.
 const LISTPACK_VALUE: &str = "hash-max-listpack-value";
 
-/// The lowest tested version.
 const VERSION_MIN: u32 = 7;
 
 const AWAY: &str = "start Redis, or correct [redis] url; meanwhile the daemon still writes events to MySQL";
@@ -79,7 +77,6 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     checks
 }
 
-/// Checks that Redis, and a proxy in front of it, run tallyd's scripts.
 async fn scripts(config: &Config, cache: &Cache) -> Check {
     let also = cache.also(&config.redis, &config.metrics).ok().flatten();
     match cache.scripts().await {
@@ -184,8 +181,6 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
     Check::ok(What::RedisListpack, format!("{LISTPACK_ENTRIES} is {entries}, {LISTPACK_VALUE} is {bytes}"))
 }
 
-/// Compares the number of buckets with MySQL's estimate of the targets, and checks the fullest buckets and the
-/// partitions' marks.
 async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec<Check> {
     let (mut checks, mut largest) = (Vec::new(), 0);
     let limit = cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);

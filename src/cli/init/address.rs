@@ -10,7 +10,6 @@ use crate::config::ServerUrl;
 /// site's.
 pub(super) const ACCOUNT: &str = "tallyd";
 
-/// The default vhost and database.
 const VHOST: &str = "%2f";
 const DATABASE: &str = "tally";
 
@@ -52,7 +51,6 @@ pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String>
     Ok(url.as_str().into())
 }
 
-/// Returns true if the address contains a password.
 pub(super) fn has_password(url: &ServerUrl) -> bool {
     url.parts().is_ok_and(|parts| parts.password().is_some())
 }
@@ -63,7 +61,6 @@ pub(super) fn host_and_port(url: &ServerUrl, port: u16) -> String {
     format!("{host}:{}", parts.as_ref().and_then(Url::port).unwrap_or(port))
 }
 
-/// Returns true if the server is on this machine.
 pub(super) fn is_here(url: &ServerUrl) -> bool {
     let is_here = |host: &str| {
         host == "localhost" || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())

@@ -10,30 +10,24 @@ use super::plan::Server;
 use crate::cli::Usage;
 use crate::config::{Config, Secret, ServerUrl};
 
-/// Returns the name of the variable with a server's address. The daemon uses the same variable.
 pub(super) fn variable(server: Server) -> String {
     format!("TALLYD__{}__URL", server.section().to_uppercase())
 }
 
-/// Returns the name of the variable with an administrator's login. Only `tallyd init` reads this variable.
 fn admin_variable(server: Server) -> String {
     format!("TALLYD_INIT_{}_URL", server.section().to_uppercase())
 }
 
-/// A server's address with the daemon's account, and the same address with an administrator's account.
 pub(super) struct Addresses {
     pub daemon: ServerUrl,
     pub admin: Option<ServerUrl>,
 }
 
-/// Returns the name of the environment variable that gives the server's address, or `None` if no such variable is set.
-/// The variable contains the address, or the name of a file with the address.
 pub(super) fn given(server: Server) -> Option<String> {
     let name = variable(server);
     [format!("{name}_FILE"), name].into_iter().find(|name| std::env::var(name).is_ok())
 }
 
-/// Reads the addresses of a server from the environment. `loaded` is the configuration from the environment.
 pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option<Addresses>> {
     if given(server).is_none() {
         return Ok(None);
@@ -66,8 +60,6 @@ fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     Ok(url)
 }
 
-/// Returns the daemon's address with an administrator's login. `text` is `USER:PASSWORD`, or an address that contains
-/// both.
 fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<ServerUrl, String> {
     let mut url = daemon.parts()?;
     let refused = |()| "the address can't have a user".to_owned();
@@ -89,7 +81,6 @@ fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<Serve
     Ok(url)
 }
 
-/// Returns a warning if an administrator's login would cross the network as plain text.
 fn plain_text(server: Server, url: &ServerUrl) -> Option<String> {
     let tls = match (server, url.parts().ok()?.scheme()) {
         (Server::Rabbitmq, "amqp") => "amqps://",
@@ -101,12 +92,9 @@ fn plain_text(server: Server, url: &ServerUrl) -> Option<String> {
     (!is_here(url)).then(|| format!("{text} {tls}."))
 }
 
-/// A terminal for questions.
 pub(super) struct Terminal(Term);
 
 impl Terminal {
-    /// # Errors
-    /// Fails if there is no terminal.
     pub(super) fn open() -> Result<Self> {
         let term = Term::stderr();
         if !stdin().is_terminal() || !term.is_term() {
@@ -120,7 +108,6 @@ impl Terminal {
         self.0.write_line(text).context("write to the terminal")
     }
 
-    /// Returns the answer, or the default if the answer is empty.
     pub(super) fn ask(&self, question: &str, default: &str) -> Result<String> {
         let shown = if default.is_empty() { String::new() } else { format!(" [{default}]") };
         self.0.write_str(&format!("{question}{shown}: ")).context("write to the terminal")?;
@@ -134,7 +121,6 @@ impl Terminal {
         Ok(self.0.read_secure_line().context("read the answer")?.trim().to_owned())
     }
 
-    /// Repeats the question until the answer is a number.
     pub(super) fn number<T: std::str::FromStr + std::fmt::Display>(&self, question: &str, default: T) -> Result<T> {
         loop {
             match self.ask(question, &default.to_string())?.replace(['_', ',', ' '], "").parse() {

@@ -9,7 +9,6 @@ use super::plan::{Password, Plan, Server};
 use crate::config::{Amqp, Config, GatewayConfig, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
-/// The text of a configuration file.
 struct Text(String);
 
 impl Text {
@@ -30,7 +29,6 @@ impl Text {
         }
     }
 
-    /// Writes the settings of certificate files, if files are set.
     fn certificates(&mut self, files: [&Option<String>; 3]) {
         let names = ["tls_ca_file", "tls_cert_file", "tls_key_file"];
         let reasons = [
@@ -46,7 +44,6 @@ impl Text {
     }
 }
 
-/// Returns the text of config.toml.
 pub(super) fn config(plan: &Plan) -> String {
     let mut text = Text(
         "# Written by `tallyd init`. Other keys have their defaults: docs/configuration-reference.md explains every key.\n"
@@ -66,7 +63,6 @@ pub(super) fn config(plan: &Plan) -> String {
     text.0
 }
 
-/// Returns the text of migrate.toml, which contains the account for `tallyd migrate`.
 pub(super) fn migrate(plan: &Plan) -> String {
     let mut text = Text("# Written by `tallyd init`, only for `tallyd migrate`.\n".to_owned());
     let mut url = plan.config.mysql.url.expose().to_owned();
@@ -79,7 +75,6 @@ pub(super) fn migrate(plan: &Plan) -> String {
     text.0
 }
 
-/// Returns the text of gateway.toml, which contains the API servers' accounts.
 pub(super) fn gateway(plan: &Plan) -> String {
     let mut text = Text("# Written by `tallyd init`, only for `tallyd gateway`.\n".to_owned());
     text.section("gateway");
@@ -144,7 +139,6 @@ fn rabbitmq(plan: &Plan, text: &mut Text) {
     text.set(&reason, "partitions", i64::from(amqp.partitions));
 }
 
-/// Writes the section `[mysql]` for an account.
 fn mysql(plan: &Plan, url: &str, account: Password, text: &mut Text) {
     let Config { mysql, .. } = &plan.config;
     text.section("mysql");
@@ -193,7 +187,6 @@ fn redis(plan: &Plan, text: &mut Text) {
     text.set(&reason, "bucket_bits", i64::from(redis.bucket_bits));
 }
 
-/// Writes the other servers of Redis, and the prefix of its keys.
 fn nodes(plan: &Plan, text: &mut Text) {
     let (redis, default) = (&plan.config.redis, Config::default().redis);
     let list = |list: &[String]| list.iter().map(|it| Value::from(it.as_str())).collect::<Vec<_>>();
@@ -218,14 +211,12 @@ fn password(plan: &Plan, password: Password, text: &mut Text) {
     text.set("The account's password, set by accounts.sh.", "password_file", path.display().to_string());
 }
 
-/// Returns the version, for example `RabbitMQ 3.10.8`, or a text that says that the version is unknown.
 fn found(version: Option<&str>, server: Server) -> String {
     version.map_or_else(|| format!("{}, unknown version", server.name()), str::to_owned)
 }
 
 const PLAIN: &str = "Plain text: only for a private network.";
 
-/// Describes the security of the connection to RabbitMQ or Redis.
 fn way(url: &ServerUrl, tls: &str) -> String {
     let is_tls = url.parts().is_ok_and(|url| url.scheme() == tls);
     match (is_tls, is_here(url)) {

@@ -15,7 +15,6 @@ const CONFIG: &str = "config.toml";
 
 const GATEWAY: &str = "gateway.toml";
 
-/// The package's user. systemd runs the daemon as this user.
 const USER: &str = "tallyd";
 
 /// 40 letters and digits have 238 random bits. Such a password needs no quotes in shells and servers.
@@ -35,7 +34,6 @@ pub(super) fn check_writable(folder: &Path) -> Result<()> {
     tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))
 }
 
-/// Fails if one of the files exists.
 pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<()> {
     for name in names {
         let path = folder.join(&name);
@@ -50,7 +48,6 @@ pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>)
     Ok(())
 }
 
-/// Returns the names of all files that `tallyd init` can write.
 pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> {
     [CONFIG, "migrate.toml", GATEWAY, "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
 }
@@ -85,8 +82,6 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// Writes a file. If there is a config.toml in which all settings are defaults, first renames it to
-/// config.toml.example.
 fn create(path: &Path, file: &NewFile) -> Result<()> {
     if file.name != CONFIG || !sets_nothing(path) {
         return write_new(path, file);
@@ -117,7 +112,6 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     whole().inspect_err(|_| drop(fs::remove_file(path))).with_context(action)
 }
 
-/// Returns the user id and group id of the package's user, if this user exists and the process runs as root.
 pub(super) fn daemon_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -141,7 +135,6 @@ fn sets_nothing(path: &Path) -> bool {
     read.is_ok_and(|config| settings(&config) == settings(&Config::default()))
 }
 
-/// Creates a password from the system's random bytes.
 fn new_password() -> Result<Secret> {
     let mut password = String::new();
     while password.len() < PASSWORD_LENGTH {

@@ -32,11 +32,8 @@ const SHOWN: [What; 10] = [
 ];
 
 pub(super) struct Look {
-    /// The daemon's future configuration.
     pub daemon: Config,
-    /// The same configuration with the accounts of administrators.
     admin: Config,
-    /// True if the check of MySQL uses an administrator's account.
     sees_tables: bool,
     /// True if the check of the current server uses an administrator's account. In this case, a refused login is an
     /// error.
@@ -49,10 +46,6 @@ impl Look {
         Self { admin: daemon.clone(), daemon, sees_tables: false, is_admin: false, facts: Facts::default() }
     }
 
-    /// Checks a server.
-    ///
-    /// # Errors
-    /// Fails if the server is unreachable, if its certificate can't be verified, or if it refuses the administrator.
     pub(super) async fn at(&mut self, server: Server, addresses: Addresses) -> Result<()> {
         let Addresses { daemon, admin } = addresses;
         self.is_admin = admin.is_some();
@@ -68,7 +61,6 @@ impl Look {
         }
     }
 
-    /// Adds the authority in `file` to the trusted authorities for all later checks.
     pub(super) fn trust(&mut self, server: Server, file: &str, authorities: &str) {
         for config in [&mut self.daemon, &mut self.admin] {
             let (name, tls) = match server {
@@ -136,7 +128,6 @@ impl Look {
         }
     }
 
-    /// Returns the failed checks of the servers' settings.
     pub(super) async fn warnings(&self) -> Result<Vec<Check>> {
         let servers = Servers::new(&self.admin)?;
         let checks = check::ask_servers(&self.admin, &servers).await.into_iter();

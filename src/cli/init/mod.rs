@@ -27,7 +27,6 @@ use look::{Look, is_untrusted};
 use plan::{Load, Password, Plan, Server};
 use tallyd_redis::topology::Topology;
 
-/// The load to plan for, if the user gives no numbers.
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
@@ -81,7 +80,6 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
     })
 }
 
-/// Checks a server. On a terminal, asks for the server's address until the server answers.
 async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Result<()> {
     if let Some(addresses) = ask::from_environment(server, &look.daemon)? {
         let settings = variable(server).replace("__URL", "__*");
@@ -132,7 +130,6 @@ async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Resu
     })
 }
 
-/// Returns one line for each server. The line contains the facts that were found about the server.
 fn seen(plan: &Plan) -> String {
     let Plan { config, facts, .. } = plan;
     let unknown = || "answers; it shows its version only after a login".to_owned();

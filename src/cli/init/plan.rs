@@ -14,20 +14,14 @@ use tallyd_redis::topology::{Topology, Watched};
 /// Facts about the servers. If no account could read a fact from its server, the fact is `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// The server's name and version, for example `RabbitMQ 3.10.8`.
     pub rabbitmq: Option<String>,
-    /// True if RabbitMQ has enabled the plugin that several partitions need.
     pub plugin: Option<bool>,
-    /// MySQL's version, for example `10.11.14-MariaDB`.
     pub mysql: Option<String>,
-    /// The TLS version of the connection to MySQL.
     pub mysql_tls: Option<String>,
-    /// The server's name and version, for example `Redis 7.0.15`.
     pub redis: Option<String>,
     pub topology: Topology,
 }
 
-/// The expected load, and the kinds to count.
 #[derive(Clone, Debug)]
 pub(super) struct Load {
     pub targets: u64,
@@ -35,7 +29,6 @@ pub(super) struct Load {
     pub kinds: Vec<String>,
 }
 
-/// A server on which the daemon has an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Server {
     Rabbitmq,
@@ -46,7 +39,6 @@ pub(super) enum Server {
 impl Server {
     pub(super) const ALL: [Self; 3] = [Self::Rabbitmq, Self::Mysql, Self::Redis];
 
-    /// Returns the server's section of the configuration.
     pub(super) fn section(self) -> &'static str {
         match self {
             Self::Rabbitmq => "amqp",
@@ -80,20 +72,16 @@ impl Server {
     }
 }
 
-/// The program that reads a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     Daemon,
     Administrator,
 }
 
-/// A password to create, named after the account that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Password {
     Daemon(Server),
-    /// The account in MySQL for `tallyd migrate`.
     Migrate,
-    /// The API servers' accounts, on all three servers.
     Api,
 }
 
@@ -115,19 +103,15 @@ impl Password {
     }
 }
 
-/// The data from which all files are written.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub folder: PathBuf,
-    /// The configuration. The addresses have no passwords.
     pub config: Config,
     pub facts: Facts,
     pub load: Load,
 }
 
 impl Plan {
-    /// # Errors
-    /// Fails if a name would need quotes in a shell or in a server's command.
     pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
         let mut config = daemon.clone();
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);
@@ -138,13 +122,11 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The passwords to create.
     pub(super) fn passwords(&self) -> Vec<Password> {
         let of_servers = Server::ALL.into_iter().filter(|server| !self.is_by_certificate(*server));
         of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
     }
 
-    /// Returns true if RabbitMQ reads the user's name from a certificate. Then the account has no password.
     pub(super) fn is_by_certificate(&self, server: Server) -> bool {
         server == Server::Rabbitmq && is_external(&self.config.amqp.url)
     }
@@ -158,7 +140,6 @@ impl Plan {
         self.config.amqp.url.parts().map(vhost).unwrap_or_default()
     }
 
-    /// Returns all Redis servers on which the accounts must be created, as `host:port`.
     pub(super) fn redis_nodes(&self) -> Vec<String> {
         match &self.facts.topology {
             Topology::Cluster(nodes) => nodes.clone(),
@@ -208,7 +189,6 @@ impl Plan {
     }
 }
 
-/// Writes the topology that was found at `[redis] url` into the configuration.
 pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), String> {
     config.redis.cluster = false;
     config.redis.seeds.clear();
@@ -233,7 +213,6 @@ pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), Stri
     Ok(())
 }
 
-/// Returns the master to use: the only master, or the master that the configuration names.
 pub(super) fn chosen<'a>(config: &Config, found: &'a Topology) -> Result<Option<&'a Watched>, String> {
     let Topology::Sentinel(masters) = found else { return Ok(None) };
     let named = masters.iter().find(|watched| watched.name == config.redis.sentinel_master);

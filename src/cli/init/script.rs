@@ -20,10 +20,8 @@ const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
 /// The key patterns for an empty `[redis] key_prefix`. The pattern of an empty prefix would match every key.
 const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~board:* ~filter:*";
 
-/// The fixed parts of the script.
 const FRAME: &str = include_str!("accounts.sh");
 
-/// Returns the whole script.
 pub(super) fn accounts(plan: &Plan) -> String {
     FRAME
         .replace("@MYSQL_CLIENT@", &mysql_client(plan))
@@ -37,13 +35,11 @@ pub(super) fn accounts(plan: &Plan) -> String {
         .replace("@REDIS@\n", &redis(plan))
 }
 
-/// Returns the script's variable that contains a password.
 fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Returns lines of the script. Each line reads the password of one account of the server into a variable. If the
-/// script can't use a password file, the script stops where it reads this file.
+/// The script stops where it reads a password file that it can't use.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,

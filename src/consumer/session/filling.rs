@@ -16,18 +16,15 @@ use tallyd_core::event::{LIST_EVENTS_MAX, Message, Reason, Refusal, Terms};
 use tallyd_core::model::Micros;
 use tallyd_mysql::letters::DeadLetter;
 
-/// A batch that the session fills.
 #[derive(Default)]
 pub(super) struct Filling {
     pub batch: Batch,
     pub since: Option<Instant>,
-    /// The oldest `at` of the batch's events, for the metric of the lag.
     pub oldest: Option<Micros>,
     pub received: ReceivedCounts,
 }
 
 impl Filling {
-    /// Adds a message from `queue`.
     pub(super) fn take(&mut self, message: Arrived, map: Option<&Map>, (terms, now): (&Terms, Micros), queue: &str) {
         self.since.get_or_insert_with(Instant::now);
         self.received.messages += 1;
@@ -83,7 +80,6 @@ impl Filling {
     }
 }
 
-/// Adds the message's encoding to the error if the encoding can be the cause.
 fn with_encoding(refusal: Refusal, encoding: Option<&str>) -> Refusal {
     match encoding {
         Some(encoding) if refusal.reason == Reason::MalformedJson => {
@@ -95,7 +91,6 @@ fn with_encoding(refusal: Refusal, encoding: Option<&str>) -> Refusal {
     }
 }
 
-/// The refused events of one message.
 #[derive(Default)]
 struct Refused {
     letters: Vec<DeadLetter>,
@@ -120,7 +115,6 @@ impl Refused {
         }
     }
 
-    /// Returns a letter for each event. If there are too many, returns one letter for the whole message.
     fn letters(self, letter: impl FnOnce(Refusal) -> DeadLetter) -> Vec<DeadLetter> {
         match self.first {
             Some(Refusal { reason, error }) if self.all > LIST_EVENTS_MAX => {

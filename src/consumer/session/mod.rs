@@ -36,11 +36,10 @@ use tallyd_core::flow::{Flow, Step};
 use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::{Broker, Link};
 
-/// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
-/// The loop waits for this time before it reads the messages that have arrived. Without this wait, the runtime's thread
-/// would wake up for every few messages. These wake-ups would cost more than all other work on the messages.
+/// Without this wait, the runtime's thread would wake up for every few messages, which would cost more than all other
+/// work on them (docs/performance.md).
 const GATHER: Duration = Duration::from_millis(1);
 
 /// An idle loop wakes up at this interval to show that it is alive.
@@ -128,8 +127,6 @@ struct Session<'a> {
     partition: &'a Partition,
     config: &'a Config,
     link: &'a Link,
-    /// The token is cancelled at the stop, and when the session fails. The writer then stops waiting for an
-    /// unresponsive database.
     ends: CancellationToken,
     /// These settings are read again for each message, so that a reload of the configuration applies to the next
     /// message.
@@ -143,9 +140,8 @@ struct Session<'a> {
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
-    /// The current outage of the connection to the broker. The outage ends when a batch is written, or after some time
-    /// without a failure. Until then, a new session begins after a delay, because a connection can seem to work
-    /// although it does not.
+    /// Ends when a batch is written, or after some time without a failure. Until then, a new session begins after a
+    /// delay, because a connection can seem to work although it does not.
     outage: &'a mut Outage,
     began: Instant,
     /// True as soon as the connection has proved that it works. There are three proofs: a batch was written, a batch
@@ -160,7 +156,6 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Receives, writes and acknowledges until the session ends. Returns why it ended in order.
     async fn consume(&mut self) -> Result<SessionEnd, SessionEnd> {
         let mut tick = tokio::time::interval(TICK);
         let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
@@ -218,7 +213,6 @@ impl Session<'_> {
         }
     }
 
-    /// If the session is idle, checks that the queue really has nothing to deliver.
     async fn check_idle(&mut self) -> Result<(), SessionEnd> {
         if self.began.elapsed() > PROBATION {
             self.went_well();
@@ -247,7 +241,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Records that a batch was written, or that nothing failed for some time.
     fn went_well(&mut self) {
         self.outage.over();
         self.is_proven = true;
@@ -291,7 +284,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Adds a message to the open batch.
     fn push(&mut self, message: Arrived) {
         let now = clock::now();
         self.unacked.open.oldest.get_or_insert(now);

@@ -23,11 +23,9 @@ use crate::telemetry::{Close, Step, Unacked, telemetry};
 /// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
 
-/// A task returns the writer and the result of the batch.
 type Written = (BatchWriter, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
-    /// Hands the open batch to the idle writer, in a separate task.
     pub(super) fn start_writing(&mut self) -> Result<()> {
         let why = match self.is_full() {
             _ if self.flow.is_ending() => Close::Stop,
@@ -44,7 +42,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes the writer back.
     pub(super) fn committed(&mut self, written: Written) -> Result<(), SessionEnd> {
         let (writer, result) = written;
         self.writer = Some(writer);
@@ -84,10 +81,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Closes the channel. When the channel is closed, the broker requeues the unacknowledged messages and activates
-    /// the next consumer in one step. So no new fence message overtakes an event that this session has received. If the
-    /// session only cancelled this consumer, the consumer would keep its messages while the next consumer is active.
-    /// Also waits until the running transaction commits or fails. Returns the writer if no transaction was running.
+    /// Closing the channel requeues the unacknowledged messages and activates the next consumer in one step, so that no
+    /// new fence overtakes an event of this session. After a cancel, this consumer would keep its messages while the
+    /// next one is active. Waits for the running transaction. Returns the writer if there was none.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();
@@ -116,7 +112,6 @@ impl Session<'_> {
     }
 }
 
-/// Waits for the running transaction, or forever if there is none.
 pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     let Some(task) = writing else { return std::future::pending().await };
     let written = task.await;

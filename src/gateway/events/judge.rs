@@ -8,7 +8,6 @@ use super::super::answer::{Answer, Refused};
 use tallyd_core::event::{self, LIST_EVENTS_MAX, Message, Reason, Refusal, Terms};
 use tallyd_core::model::{Micros, TargetId, UserId};
 
-/// An event that the daemon would apply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judged<'a> {
     pub message: Message,
@@ -43,10 +42,6 @@ impl Judged<'_> {
     }
 }
 
-/// Judges the events of a body. A body is one event or a list of events.
-///
-/// # Errors
-/// Fails if the body is a list that is empty, too large or not JSON.
 pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Vec<Result<Judged<'a>, Refusal>>> {
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![judge_one(body, terms, now)]);
@@ -68,7 +63,6 @@ pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Ve
     Ok(events.into_iter().zip(times).map(|(event, at)| judge_one(event.get().as_bytes(), terms, at)).collect())
 }
 
-/// Judges one event. If a like has no `at`, it gets the time `now`.
 fn judge_one<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Result<Judged<'a>, Refusal> {
     let decode = |body: &[u8]| event::decode(body, terms, now).and_then(Message::of_publisher);
     match decode(body) {

@@ -24,7 +24,6 @@ pub(super) use verdict::Verdicts;
 /// A body of at most this number of bytes needs no permit for large bodies.
 pub(super) const BODY_SMALL: usize = 16 << 10;
 
-/// Time limit for a body to arrive.
 const BODY_MAX: Duration = Duration::from_secs(10);
 
 pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Response> {
@@ -65,7 +64,6 @@ async fn answer(gate: &Arc<Gate>, body: &[u8]) -> Answer<Response> {
     Ok(Verdicts { events: verdicts }.into())
 }
 
-/// Returns the length of the body, from the headers.
 fn body_length(headers: &HeaderMap) -> Answer<usize> {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = content_type.split(';').next().unwrap_or_default().trim();

@@ -17,10 +17,8 @@ use tallyd_core::site::Site;
 /// The reason for a like without `at` that API servers should have counted.
 const COUNTED_BY_API: &str = "counted-by-api";
 
-/// An event, and its index in the request.
 type Placed<'a> = (usize, Judged<'a>);
 
-/// Publishes the events that were not refused. Returns the verdicts in the order of the request.
 pub(super) async fn publish(gate: &Gate, site: &Site, events: Vec<Result<Judged<'_>, Refusal>>) -> Vec<Verdict> {
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(events.len());
     let mut accepted = Vec::new();
@@ -65,7 +63,6 @@ fn not_counted() -> Verdict {
     Verdict::refused(COUNTED_BY_API, message)
 }
 
-/// Returns the like that an event contains, if the daemon counts it.
 fn like_of_daemon(site: &Site, judged: &Judged<'_>) -> Option<LikeEvent> {
     let Message::Like(like) = judged.message else { return None };
     let writer = site.ruled(like.target.kind, site.metrics.like()).writer;
@@ -99,7 +96,6 @@ fn problem(error: &BrokerError) -> String {
     format!("the broker did not confirm the event: {error}")
 }
 
-/// Removes from `events` the likes of users who click too often, and returns verdicts for these likes.
 async fn limited(gate: &Gate, site: &Site, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     if !gate.has_limit {
         return Vec::new();

@@ -65,7 +65,6 @@ impl Verdict {
         Self::Limited { wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Returns the verdict's name in metrics and in the answer.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Confirmed { .. } => "confirmed",
@@ -93,8 +92,6 @@ impl From<Verdicts> for Response {
     }
 }
 
-/// Returns the status of an answer. If the client can send the request again, also returns the number of seconds to
-/// wait.
 fn outcome(events: &[Verdict]) -> (StatusCode, Option<u64>) {
     let has = |name: &str| events.iter().any(|verdict| verdict.name() == name);
     if has("unconfirmed") {

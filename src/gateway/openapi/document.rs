@@ -15,7 +15,6 @@ use super::super::ready::{Live, Ready};
 use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
 use tallyd_core::model::Micros;
 
-/// Returns the whole document.
 pub(super) fn document() -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
@@ -178,7 +177,6 @@ fn answer<T: JsonSchema>(types: &mut SchemaGenerator, description: &str) -> Valu
     json!({ "description": description, "content": { "application/json": { "schema": schema } } })
 }
 
-/// Returns the schema of an id as text.
 fn id() -> Value {
     json!({ "type": "string", "pattern": "^[1-9][0-9]{0,18}$", "description": format!("1 to {ID_MAX}.") })
 }
@@ -192,7 +190,6 @@ fn ids() -> Value {
     json!({ "name": "ids", "in": "query", "required": true, "style": "form", "explode": false, "schema": schema })
 }
 
-/// Returns the schema of each event type, with the decoder's bounds.
 fn events() -> [(&'static str, Value); 6] {
     let reference = |name: &str| json!({ "$ref": format!("#/components/schemas/{name}") });
     let any = ["LikeEvent", "CountEvent", "SetEvent", "ResetEvent"].map(reference);

@@ -19,7 +19,6 @@ pub(super) async fn look(config: &Config, store: &Store, cache: &Cache, now: Mic
     Ok(boards)
 }
 
-/// Returns a board's name. If the configuration contains several boards of that name, appends the period's length.
 fn label(config: &Config, board: &config::Board) -> String {
     match config.boards.iter().filter(|other| other.name == board.name).count() {
         1 => board.name.clone(),

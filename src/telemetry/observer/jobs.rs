@@ -17,8 +17,6 @@ use tallyd_mysql::run_state::{RunRow, RunningRow};
 /// For each job and mode, this number of runs is kept.
 const RUNS_MAX: u64 = 50;
 
-/// The last runs of each job and mode, the oldest first. A run that has ended does not change, so only newer runs are
-/// read.
 #[derive(Default)]
 pub(super) struct Runs(BTreeMap<(String, String), Last>);
 
@@ -29,7 +27,6 @@ struct Last {
     asked: bool,
 }
 
-/// A run, and the counts in its report if it is a reconcile.
 struct Read {
     ended: Ended,
     found: Reconciled,

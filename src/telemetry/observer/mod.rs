@@ -56,7 +56,6 @@ const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
 const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_millis(500);
 
-/// A server that has not answered within this time counts as unreachable.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 pub(crate) struct Observer {

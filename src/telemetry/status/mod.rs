@@ -32,26 +32,21 @@ use tallyd_mysql::partitions::Owner;
 #[serde(default)]
 pub(crate) struct Status {
     pub version: String,
-    /// The daemon's name as the owner of locks and partitions: host and process id.
     pub owner: String,
     pub started_at: i64,
     /// Time of this status, by the daemon's clock.
     pub now: i64,
-    /// `starting`, `running` or `draining`.
     pub state: State,
     pub ready: bool,
     pub not_ready: Vec<String>,
     pub troubles: Vec<Trouble>,
     pub reload_refused: Option<(i64, String)>,
-    /// The time since which this daemon's settings differ from the site card, and the differences.
     pub site_differs: Option<(i64, String)>,
     pub rate: Option<Point>,
     pub events_committed: u64,
     pub memory_bytes: u64,
     pub observed_at: Option<i64>,
     pub servers: Vec<ServerStatus>,
-    /// The partitions of this daemon's configuration, and partitions that only other daemons have in their
-    /// configuration. Sorted by number.
     pub partitions: Vec<Partition>,
     pub partitions_in_use: Option<u16>,
     pub outbox_rows: Option<u64>,
@@ -60,11 +55,9 @@ pub(crate) struct Status {
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The fullest partition uses this share of its dead-letter quota. At 1, the quota is full.
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
-    /// The operators' orders (pause, throttle). All daemons follow these orders.
     pub orders: Vec<Order>,
 }
 
@@ -81,30 +74,25 @@ pub(crate) struct ServerStatus {
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
-    /// The name of the partition's map. `None` if the partition belongs to no map.
     pub map: Option<String>,
     pub queue: String,
     pub standing: Standing,
-    /// The daemon that wrote the partition last and has not released it.
     pub owner: Option<String>,
     /// How often daemons have acquired the partition. `None` if no daemon has acquired it yet.
     pub epoch: Option<u64>,
     pub taken_at: Option<i64>,
     /// Messages in the queue that no daemon has received. `None` if the broker did not answer.
     pub messages: Option<u64>,
-    /// Messages that this daemon has received and not acknowledged.
     pub held: u64,
     pub consumers: Option<u64>,
     pub oldest_unacked_s: f64,
 }
 
 impl Partition {
-    /// Returns the partition's name, as log lines and reports show it.
     pub(crate) fn name(&self) -> PartitionName {
         PartitionName { number: self.partition, map: self.map.clone() }
     }
 
-    /// Returns the number of messages that are not written, in the queue and in this daemon.
     pub(crate) fn waiting(&self) -> Option<u64> {
         self.messages.map(|messages| messages + self.held)
     }
@@ -157,16 +145,13 @@ pub(crate) struct Reconciled {
     pub repaired: u64,
     /// Number of counters that were wrong only at the first measurement, because events were in flight.
     pub transient: u64,
-    /// Number of counters in buckets that are not loaded.
     pub unknown: u64,
     /// Number of busy counters. The run had to capture their events to decide whether these counters are correct.
     pub busy: u64,
-    /// Number of counters that were correct at the first measurement.
     pub exact: u64,
     /// Number of counters without a result: at each measurement, it was unknown whether an event was before or after
     /// the sample.
     pub undecided: u64,
-    /// Number of wrong counters that were left for the next run.
     pub left: u64,
 }
 
@@ -185,12 +170,9 @@ pub(crate) struct Board {
     /// Periods that are closed, past `archive_grace`, and not archived. Periods that Redis has lost are not included.
     pub unarchived: Vec<String>,
     pub oldest_unarchived_at: Option<i64>,
-    /// The last archived period, and the number of its rows.
     pub archived: Option<(String, u64)>,
 }
 
-/// The state of the servers, queues, jobs and boards at the last query. A field is empty or `None` until its query is
-/// answered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
     pub at: Option<Micros>,
@@ -208,7 +190,6 @@ pub(crate) struct Observed {
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The share of its dead-letter quota that the fullest partition uses.
     pub dead_letters_full: Option<f64>,
 }
 

@@ -184,7 +184,6 @@ fn abandoned(status: &Status) -> Option<Trouble> {
     })
 }
 
-/// Reports maps that MySQL lists but that no daemon has.
 fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
     elsewhere(status).filter(|it| it.consumers == Some(0)).filter_map(|it| {
         let map = it.map.as_ref()?;

@@ -24,7 +24,6 @@ pub(crate) enum Standing {
     Writing,
     /// The daemon has messages of the partition, and has failed to commit them for some seconds.
     Failing,
-    /// An operator has paused the consumers of all daemons.
     Paused,
     Stopped,
     /// This daemon's configuration does not contain the partition.
@@ -32,7 +31,6 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// Returns true if a daemon can write the partition's events, or if an operator has paused the consumers.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Listening | Self::Writing | Self::Paused | Self::Elsewhere)
     }
@@ -61,7 +59,6 @@ impl Outcome {
         serde_json::from_value(word.into()).unwrap_or_default()
     }
 
-    /// Returns true if the run succeeded or was stopped, and false if it failed.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }

@@ -13,11 +13,9 @@ pub use snapshot::{Snapshot, are_of_board, members_min};
 use crate::model::{Freeze, Micros};
 use crate::tally::Tally;
 
-/// The input of [`decide`].
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     pub keys: BoardKeys,
-    /// The period's row in MySQL; `None` if the period was never frozen.
     pub row: Option<PeriodRow>,
     pub backup: Backup,
     /// The time that the period's zset stays in Redis; `None` if the configuration no longer has the board.
@@ -25,7 +23,6 @@ pub struct Facts {
     pub now: Micros,
 }
 
-/// The next steps of a run for a closed period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// The board does not exist, or all steps for its period are done.
@@ -33,21 +30,26 @@ pub enum Plan {
     /// The board has no members left, so the run must delete its snapshot.
     Forget,
     /// The run must freeze, merge, copy and verify the board, or continue with these steps.
-    Archive { expire_after: Duration },
+    Archive {
+        expire_after: Duration,
+    },
     /// Redis went back to the board's state before the freeze. The run must raise the scores to the archive's scores,
     /// and archive the board again.
-    Raise { row: PeriodRow, expire_after: Duration },
-    /// The period is archived. `left` is the time for which its zset stays in Redis.
-    Wait { left: Duration },
-    /// The period is archived, and its time in Redis is over.
-    End { row: PeriodRow },
-    /// The period is archived and no longer in Redis.
+    Raise {
+        row: PeriodRow,
+        expire_after: Duration,
+    },
+    Wait {
+        left: Duration,
+    },
+    End {
+        row: PeriodRow,
+    },
     NoteEnded,
     /// A problem that only an operator can resolve.
     Keep(Reason),
 }
 
-/// Decides what to do with a closed period.
 pub fn decide(facts: Facts) -> Plan {
     match facts.row {
         None => decide_first(facts),
@@ -55,7 +57,6 @@ pub fn decide(facts: Facts) -> Plan {
     }
 }
 
-/// Decides what to do with a period that has no row in MySQL.
 fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
     // A part of a board must not be archived as the complete board. A frozen zset was complete when it was frozen.
     match (live || frozen, backup, expire_after) {
@@ -104,13 +105,10 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-/// A frozen zset that a run archives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frozen {
     row: Option<PeriodRow>,
-    /// Identifies the zset.
     pub freeze: Freeze,
-    /// How many late members earlier runs have moved into the zset.
     pub late_members: u64,
 }
 
@@ -123,29 +121,24 @@ pub enum Note {
 }
 
 impl Frozen {
-    /// Returns the zset that an earlier run has frozen.
     pub fn found(keys: BoardKeys, row: Option<PeriodRow>) -> Self {
         Self { row, freeze: keys.freeze, late_members: keys.late_members }
     }
 
-    /// Returns the live zset of a period without a row, after the run has frozen it.
     pub fn first(keys: BoardKeys) -> Self {
         Self { row: None, freeze: Freeze { note: Some(0), ..keys.freeze }, late_members: 0 }
     }
 
-    /// Returns the live zset after the run has raised and frozen it. This zset has all late members of the archive.
     pub fn raised(keys: BoardKeys, row: PeriodRow) -> Self {
         let freeze = Freeze { generation: keys.freeze.generation, ..row.frozen };
         let row = PeriodRow { state: PeriodState::Frozen, late_members: 0, ..row };
         Self { row: Some(row), freeze, late_members: 0 }
     }
 
-    /// Returns the row of the archive, if the zset lacks late members of this archive.
     pub fn lacks_late_members_of(&self) -> Option<PeriodRow> {
         self.row.filter(|row| row.copy.is_some() && row.late_members > self.late_members)
     }
 
-    /// Returns the note that MySQL must have before a run changes the zset.
     pub fn note(&self) -> Note {
         match self.lacks_late_members_of() {
             Some(_) => Note::LateMembersMissing,
@@ -165,7 +158,6 @@ impl Frozen {
         self.row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1)
     }
 
-    /// Returns the result of a verification. This run has moved `merged` late members into the zset.
     pub fn done(&self, tally: Tally, left_out: u64, merged: u64) -> Done {
         // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
         let restored = self.row.filter(|row| row.restored_at.is_some());

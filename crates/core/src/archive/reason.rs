@@ -1,6 +1,5 @@
 //! Why a run leaves a period as it is.
 
-/// The reason why a period is not changed. The text is a sentence for an operator, and says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     // Found by a run.
@@ -77,7 +76,6 @@ pub enum Reason {
     WrittenJustNow,
     #[error("MySQL cannot store the member {0}: its score is infinite, or its name has more than 255 bytes")]
     Unstorable(String),
-    /// The error that a server returned about this period's rows or keys.
     #[error("{0}")]
     Server(String),
 
@@ -107,7 +105,6 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether Redis has a zset of a period that has ended. Runs leave such a zset to an operator.
     pub fn is_of_zset_that_returned(&self) -> bool {
         matches!(self, Self::Late | Self::LatePruned | Self::CameBack)
     }

@@ -6,31 +6,22 @@ use crate::model::Micros;
 /// only if Redis evicts boards.
 const FEW_MEMBERS: u64 = 10;
 
-/// A row of `leaderboard_snapshot_period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Snapshot {
-    /// The run that began the last snapshot.
     pub number: u64,
-    /// The generation of the data in Redis, as in [`crate::model::Freeze`].
     pub generation: u64,
-    /// The number of rows at the time when the snapshot was last complete.
     pub members: u64,
-    /// The time when the last snapshot began.
     pub began_at: Micros,
-    /// The time when the last complete snapshot began.
     pub taken_at: Option<Micros>,
 }
 
 impl Snapshot {
-    /// Returns true if the board's mark in Redis shows that the board in Redis is at least as new as this snapshot. A
-    /// run first writes the snapshot's number to Redis, as the board's mark. Then the run writes the same number to
-    /// MySQL. So if the mark is lower than the number in MySQL, Redis has lost data.
+    /// A run writes its number first to Redis, as the board's mark, and then to MySQL. So a lower mark means that Redis
+    /// has lost data.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
 
-    /// Returns a tag. When a run restores the zset from this snapshot to Redis, this tag becomes a part of the zset's
-    /// name.
     pub fn tag(&self) -> String {
         format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
     }
@@ -42,7 +33,6 @@ impl Snapshot {
     }
 }
 
-/// Returns the least number of members that a board with `saved` members must still have.
 pub fn members_min(saved: u64) -> u64 {
     if saved < FEW_MEMBERS { 0 } else { saved / 2 }
 }

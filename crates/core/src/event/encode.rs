@@ -3,13 +3,10 @@
 use super::LikeEvent;
 use crate::model::{Micros, TargetId};
 
-/// Returns the body of a fence, the marker message that a job sends directly to each partition's queue.
 pub fn encode_fence(number: u64) -> Vec<u8> {
     format!("{{\"type\":\"fence\",\"fence\":{number}}}").into_bytes()
 }
 
-/// Returns a like's body in the producers' format. `kind` is the name of the target's kind. `count` is the counter's
-/// value in Redis after the event, if known.
 pub fn encode_like(event: &LikeEvent, kind: &str, count: Option<i64>) -> Vec<u8> {
     let event_type = if event.liked { "like" } else { "unlike" };
     // Ids are strings, because JavaScript's numbers lose precision above 2^53.
@@ -26,8 +23,6 @@ pub fn encode_like(event: &LikeEvent, kind: &str, count: Option<i64>) -> Vec<u8>
     body.to_string().into_bytes()
 }
 
-/// Returns the body of a `count` event in the producers' format. `kind` and `metric` are names of the configuration.
-/// `count` is the counter's value in Redis after the event, if known.
 pub fn encode_count(
     target_id: TargetId,
     (kind, metric): (&str, &str),
@@ -51,7 +46,6 @@ pub fn encode_count(
     body.to_string().into_bytes()
 }
 
-/// Returns the body of an event that sets a counter, in the producers' format.
 pub fn encode_set(target_id: TargetId, (kind, metric): (&str, &str), value: i64, at: Micros) -> Vec<u8> {
     let body = serde_json::json!({
         "type": "set",
@@ -64,7 +58,6 @@ pub fn encode_set(target_id: TargetId, (kind, metric): (&str, &str), value: i64,
     body.to_string().into_bytes()
 }
 
-/// Returns the body of an event that sets a counter to zero, in the producers' format.
 pub fn encode_reset(target_id: TargetId, (kind, metric): (&str, &str), at: Micros) -> Vec<u8> {
     let body = serde_json::json!({
         "type": "reset",

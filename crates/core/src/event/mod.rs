@@ -33,32 +33,24 @@ use crate::rules::Rules;
 /// The maximum size of an event's JSON, in bytes. Real events have about 120 bytes.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// The maximum size of a list of events, in bytes.
 pub const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// The maximum number of events in a list.
 pub const LIST_EVENTS_MAX: usize = 1_000;
 
 /// The largest id: the maximum of signed 64-bit integers in MySQL and most languages.
 pub const ID_MAX: u64 = i64::MAX as u64;
 
-/// The largest absolute value of `delta`.
 pub const DELTA_MAX: u64 = 1 << 31;
 
 /// The largest absolute value of `value`. JavaScript and Lua represent every integer up to this limit exactly.
 pub const VALUE_MAX: u64 = 1 << 53;
 
-/// The maximum length of an `event_id`, in characters.
 pub const EVENT_ID_MAX: usize = 64;
 
-/// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A user likes a target, or takes the like back.
     Like(LikeEvent),
-    /// A target's counter changes by an amount.
     Count(CountEvent),
-    /// An event sets a target's counter to a value.
     Set(SetEvent),
     /// A fence: a marker message with a number, which a job sends to a queue. When a fence is committed, every event
     /// that was published before the fence is also committed.
@@ -67,9 +59,6 @@ pub enum Message {
 
 impl Message {
     /// Returns the message if a producer is allowed to send it. Only tallyd is allowed to send fences.
-    ///
-    /// # Errors
-    /// Fails if the message is a fence.
     pub fn of_publisher(self) -> Result<Self, Refusal> {
         if matches!(self, Self::Fence(_)) { Err(not_a_fence()) } else { Ok(self) }
     }
@@ -78,14 +67,11 @@ impl Message {
 /// `like` and `unlike`: they *set* a state and never toggle it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeEvent {
-    /// The target that is liked.
     pub target: Target,
-    /// The user who likes it.
     pub user: UserId,
     /// The time of the click by Redis' clock if `writer = "api"`, otherwise by the sender's clock. The newer event
     /// wins.
     pub at: Micros,
-    /// The new state: true for `like`.
     pub liked: bool,
 }
 
@@ -99,7 +85,6 @@ pub struct CountEvent {
     pub delta: i64,
     /// The producer's time. If a producer sends the event again, this time must not change.
     pub at: Micros,
-    /// The event's id.
     pub id: EventId,
 }
 
@@ -123,7 +108,6 @@ pub struct SetEvent {
 pub struct EventId(pub [u8; 16]);
 
 impl EventId {
-    /// Returns the key for this target, this metric and the `event_id` in `text`.
     pub fn of(target: Target, metric: Metric, text: &str) -> Self {
         let of = format!("{}:{}:{}:{text}", target.kind.0, target.id.0, metric.0);
         let digest: [u8; 32] = Sha256::digest(of.as_bytes()).into();
@@ -133,14 +117,11 @@ impl EventId {
     }
 }
 
-/// The rules for checking events.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// Whether the names of kinds and metrics, and the rules, are checked. A client without a site card checks neither.
     pub is_checked: bool,
-    /// `[kinds]`.
     pub kinds: BTreeMap<String, u8>,
-    /// `[metrics]`.
     pub metrics: BTreeMap<String, u8>,
     /// The earliest `at`. A time in a wrong unit is far earlier.
     pub at_min: Micros,
@@ -149,9 +130,7 @@ pub struct Terms {
     pub future_max: Duration,
     /// The maximum age of a count or set event. The ledger keeps applied events for this duration.
     pub applied_event_keep: Duration,
-    /// The rules of the metrics, for example whether a metric can be set.
     pub rules: Rules,
-    /// How to choose the partition of a like that tallyd sends again.
     pub partition_by: PartitionBy,
 }
 
@@ -162,8 +141,7 @@ impl Terms {
     }
 }
 
-/// Checks a message's body. The body is one event or a list of events. Calls `each` for every event, with the result and
-/// the event's place in the body. A refused event in a list does not affect the other events.
+/// Calls `each` for every event, with its place in the body. A refused event in a list does not affect the others.
 pub fn decode_all(
     body: &[u8],
     terms: &Terms,
@@ -190,16 +168,11 @@ pub(crate) fn without_mark(body: &[u8]) -> &[u8] {
     body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
 }
 
-/// Returns the place of `part`, which is a slice of `body`.
 pub(crate) fn place_in(body: &[u8], part: &[u8]) -> Range<usize> {
     let from = (part.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
     from..from + part.len()
 }
 
-/// Splits a body into its events. The body must be a list.
-///
-/// # Errors
-/// Fails if the body is not a JSON list or is too large.
 pub fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
         let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());
@@ -230,7 +203,6 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
     judge(&raw, terms, now)
 }
 
-/// Returns the fence's number if the body is a fence.
 pub fn fence_of(body: &[u8]) -> Option<u64> {
     let raw: Raw<'_> = serde_json::from_slice(body).ok().filter(|_| body.len() <= BODY_BYTES_MAX)?;
     match (raw.event_type.text(), &raw.fence) {
@@ -239,7 +211,6 @@ pub fn fence_of(body: &[u8]) -> Option<u64> {
     }
 }
 
-/// Checks the fields.
 pub(crate) fn judge(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     match raw.event_type.text() {
         Some("like") => like(raw, true, terms, now),

@@ -26,7 +26,6 @@ pub(crate) struct Raw<'a> {
     pub(crate) event_id: Scalar<'a>,
     #[serde(default, borrow)]
     pub(crate) fence: Scalar<'a>,
-    /// The unit in which the producer wrote `at`.
     #[serde(skip)]
     pub(crate) unit: Unit,
 }

@@ -16,7 +16,6 @@ pub(crate) enum Scalar<'a> {
     Unsigned(u64),
     Negative(i64),
     Text(Cow<'a, str>),
-    /// A number that is not an integer, or that is too large to be exact.
     Fraction(f64),
     /// A value that no field allows: a boolean, null, a list or an object. The text is the name of the value's type.
     Other(&'static str),

@@ -7,7 +7,6 @@ use super::{Reason, Refusal, Terms, decimal};
 use crate::model::Micros;
 use crate::unit::Unit;
 
-/// Checks the `at` of a count or set. The ledger keeps such an event for `applied_event_keep`.
 pub(super) fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
     let at = at(raw, terms, now)?;
     if at < now.before(terms.applied_event_keep) {
@@ -62,7 +61,6 @@ pub(crate) fn unit_hint(number: i128, unit: Unit, now: Micros) -> String {
     }
 }
 
-/// Returns the time as text in UTC.
 fn instant(at: Micros) -> String {
     jiff::Timestamp::from_microsecond(at.0).map_or_else(|_| at.to_string(), |at| at.to_string())
 }

@@ -19,7 +19,6 @@ use crate::event::{
 };
 use crate::model::Micros;
 
-/// The inputs that decide about a mapped event, beside the event.
 struct On<'a> {
     map: &'a Map,
     envelope: &'a Envelope,
@@ -49,7 +48,6 @@ pub fn decode_all(
     }
 }
 
-/// Returns the list of events in the body, or `None` if the body is one event.
 fn list_of<'a>(body: &'a [u8], map: &Map) -> Result<Option<&'a [u8]>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
         let error = format!("the body has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());
@@ -78,7 +76,6 @@ fn is_list(body: &[u8]) -> bool {
     body.trim_ascii_start().first() == Some(&b'[')
 }
 
-/// Checks one event. Returns `None` if the map ignores the event's type.
 fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
     if body.len() > BODY_BYTES_MAX {
         let error = format!("the event has {} bytes, at most {BODY_BYTES_MAX} are allowed", body.len());
@@ -126,13 +123,11 @@ fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
     judge(&raw, on.terms, on.now).map(Some).map_err(|refusal| with_place(refusal, map, &raw))
 }
 
-/// Whether the event has a value at the place of its type.
 fn has_type(event: &Value, on: &On<'_>) -> bool {
     let places = on.map.event_type.pointer.as_ref();
     places.and_then(|places| places.find(event, on.envelope)).is_some_and(|value| !value.is_null())
 }
 
-/// Reads a field of the event. The map says where the field is and what its values mean.
 fn mapped<'a>(
     (event, envelope): (&'a Value, &'a Envelope),
     name: &'static str,
@@ -179,7 +174,6 @@ fn scalar(value: &Value) -> Scalar<'_> {
     }
 }
 
-/// Converts text that contains a number to a number.
 fn number(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar.text().and_then(|text| text.parse::<i64>().ok()) {
         Some(number) => u64::try_from(number).map_or(Scalar::Negative(number), Scalar::Unsigned),
@@ -187,7 +181,6 @@ fn number(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// Converts a number to text.
 fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar {
         Scalar::Unsigned(number) => Scalar::Text(Cow::Owned(number.to_string())),
@@ -196,7 +189,6 @@ fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// Removes blanks and leading zeros of an id.
 fn lenient(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar.text().map(|text| text.trim().trim_start_matches('0')) {
         Some(text) => Scalar::Text(Cow::Owned(text.to_owned())),
@@ -204,8 +196,6 @@ fn lenient(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// Returns the time in microseconds. If the event's time has a coarser unit, for example seconds, returns the first
-/// microsecond of that second.
 fn at<'a>(found: Option<&Value>, time: &Time, now: Micros) -> Result<Scalar<'a>, Refusal> {
     let found = found.map_or(Scalar::Missing, scalar);
     let (pointer, unit) = (&time.pointer, time.unit);
@@ -229,7 +219,6 @@ fn at<'a>(found: Option<&Value>, time: &Time, now: Micros) -> Result<Scalar<'a>,
     Err(refuse(Reason::AtOutOfRange, error))
 }
 
-/// Returns a field's name as error messages show it.
 fn said(name: &str, source: Option<&Source>) -> String {
     match source.map(|source| source.pointer.as_ref()) {
         Some(Some(places)) => format!("{name} from {places}"),
@@ -238,7 +227,6 @@ fn said(name: &str, source: Option<&Source>) -> String {
     }
 }
 
-/// Adds the place of the rejected field to the error. If an id is a UUID, also adds advice to the error.
 fn with_place(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
     let fields = map.fields().map(|(name, source)| (name, said(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));

@@ -23,10 +23,8 @@ pub use trial::Trial;
 
 use crate::partition::MAPS_FROM;
 
-/// The largest number that a map can have.
 pub const MAP_NUMBER_MAX: u8 = 99;
 
-/// The event types that a map can produce.
 pub const TYPES: [&str; 5] = ["like", "unlike", "count", "set", "reset"];
 
 /// Events in another JSON format, on an exchange that tallyd does not own.
@@ -95,19 +93,16 @@ fn all_keys() -> Vec<String> {
 }
 
 impl Map {
-    /// Returns the number of the map's partition.
     pub fn partition(&self) -> u16 {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// Returns the places of fields that can be outside of the body.
     pub fn places_outside(&self) -> Vec<&Place> {
         let of_fields = self.fields().into_iter().filter_map(|(_, source)| source?.pointer.as_ref());
         let places = of_fields.chain([&self.at.pointer]).flat_map(Places::iter);
         places.filter(|place| !matches!(place, Place::Pointer(_))).collect()
     }
 
-    /// Returns all configured fields except `at`, with their names.
     pub fn fields(&self) -> [(&'static str, Option<&Source>); 8] {
         [
             ("type", Some(&self.event_type)),
@@ -140,7 +135,6 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns all values that the source can produce, or `None` if the source uses the event's value unchanged.
     pub fn possible(&self) -> Option<Vec<&str>> {
         match &self.constant {
             Some(constant) => Some(vec![constant]),
@@ -150,7 +144,6 @@ impl Source {
     }
 }
 
-/// If the value contains "toggle", returns the end of a sentence that says why this value cannot be mapped.
 pub fn no_toggle(value: &str) -> Option<&'static str> {
     let toggles = value.to_ascii_lowercase().contains("toggle");
     toggles.then_some(
@@ -159,7 +152,6 @@ pub fn no_toggle(value: &str) -> Option<&'static str> {
     )
 }
 
-/// If the value is a UUID, returns advice to append to the error message.
 pub fn no_uuid(value: &str) -> Option<&'static str> {
     let bytes = value.as_bytes();
     let is_uuid = bytes.len() == 36

@@ -35,7 +35,6 @@ pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) 
     last.map(meets).unzip()
 }
 
-/// Returns the state that the row gets when an event arrives.
 fn after(state: Option<State>, event: &LikeEvent, unit: Unit) -> State {
     let (from, until) = (event.at, unit.end(event.at));
     match state {

@@ -14,16 +14,12 @@ use sha2::{Digest, Sha256};
 /// have a colon.
 pub const ROUTING_KEY: &str = "property:routing_key";
 
-/// The key of the AMQP property `type`.
 pub const TYPE: &str = "property:type";
 
-/// The key of the AMQP property `timestamp`.
 pub const TIMESTAMP: &str = "property:timestamp";
 
-/// The key of a hash that tells messages with equal bodies apart.
 pub const APART: &str = "property:apart";
 
-/// A message's headers, and its properties under the keys of this module.
 #[derive(Clone, Debug, Default)]
 pub struct Envelope(pub Map<String, Value>);
 
@@ -46,23 +42,17 @@ impl Envelope {
 /// The bytes of the hash. Two of 10^15 letters have the same hash with a probability of 10^-9.
 pub const APART_BYTES: usize = 16;
 
-/// One place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A JSON pointer into the body, such as `/actor/id`.
     Pointer(String),
-    /// `header:NAME`.
     Header(String),
-    /// `property:type`.
     Type,
     /// `property:timestamp`, in seconds since 1970.
     Timestamp,
-    /// `routing_key`.
     RoutingKey,
 }
 
 impl Place {
-    /// Returns the key in an [`Envelope`], or `None` for a place in the body.
     fn key(&self) -> Option<&str> {
         match self {
             Self::Pointer(_) => None,
@@ -91,7 +81,6 @@ impl FromStr for Place {
     }
 }
 
-/// The text is not a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "write a JSON pointer, for example \"/actor/id\", or \"header:NAME\", \"property:type\", \"property:timestamp\" or \"routing_key\""
@@ -116,7 +105,6 @@ impl fmt::Display for Place {
 pub struct Places(Vec<Place>);
 
 impl Places {
-    /// Returns the value of the first place that the message has.
     pub(super) fn find<'a>(&self, event: &'a Value, envelope: &'a Envelope) -> Option<&'a Value> {
         let found = |place: &Place| match place {
             Place::Pointer(pointer) => event.pointer(pointer),
@@ -141,7 +129,6 @@ impl fmt::Display for Places {
     }
 }
 
-/// In the schema, the format of a [`Place`].
 pub const PLACE: &str = "place";
 
 #[derive(Serialize, Deserialize)]

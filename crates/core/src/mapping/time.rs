@@ -11,7 +11,6 @@ use crate::event::scalar::Scalar;
 use crate::model::Micros;
 use crate::unit::Unit;
 
-/// The digits of a fraction that the parser takes.
 const FRACTION_MAX: usize = 9;
 
 /// Where an event contains its time.
@@ -29,7 +28,6 @@ pub struct Time {
 }
 
 impl Time {
-    /// Returns the time, or `None` if the value is no time.
     pub(super) fn read(&self, value: &Scalar<'_>) -> Option<Micros> {
         match value {
             Scalar::Unsigned(number) => self.unit.read(&number.to_string()),
@@ -62,7 +60,6 @@ fn without_wire_format(text: &str) -> String {
     }
 }
 
-/// Removes digits of a fraction that are too small to matter.
 fn shortened(text: &str) -> String {
     let Some((before, after)) = text.split_once('.') else { return text.to_owned() };
     let digits = after.len() - after.trim_start_matches(|it: char| it.is_ascii_digit()).len();

@@ -1,33 +1,26 @@
 //! The trial of a new map. A wrong map refuses nearly all events, so it is stopped before it fills the dead letters.
 //! Pure.
 
-/// The trial decides after this number of events.
 const EVENTS: u32 = 1_000;
 
 /// The map is stopped if at least this number of ten events is refused.
 const REFUSED_OF_TEN: u32 = 9;
 
-/// The first events of a map, since its definition last changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trial {
-    /// The events that were applied.
     pub taken: u32,
-    /// The events that became dead letters.
     pub refused: u32,
     /// Whether nearly all events were refused. Then no daemon consumes the map's queue.
     pub is_stopped: bool,
 }
 
 impl Trial {
-    /// The trial of a map that an operator has resumed.
     pub const PASSED: Self = Self { taken: EVENTS, refused: 0, is_stopped: false };
 
-    /// Whether the map needs no further trial.
     pub fn is_over(self) -> bool {
         self.all() >= EVENTS
     }
 
-    /// Adds the events of a batch.
     #[must_use]
     pub fn with(self, taken: usize, refused: usize) -> Self {
         let sum = |old: u32, new: usize| old.saturating_add(u32::try_from(new).unwrap_or(u32::MAX));

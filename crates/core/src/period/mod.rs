@@ -59,7 +59,6 @@ impl PeriodKind {
         }
     }
 
-    /// An SQL LIKE pattern for the names of such periods.
     pub const fn like(self) -> &'static str {
         match self {
             Self::Day => "____-__-__",
@@ -82,7 +81,6 @@ impl PeriodKind {
 /// 2097.
 pub const TOTAL_ENDS_S: i64 = 60 << 26;
 
-/// One day, week or month, or all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
     kind: PeriodKind,
@@ -91,7 +89,6 @@ pub struct Period {
     first_day: Date,
 }
 
-/// A text that is not the name of a period.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is not a period: write a day as 2026-11-21, an ISO week as 2026-W47, a month as 2026-11, all time as total"
@@ -115,12 +112,10 @@ impl Period {
         if period.end(calendar) <= at { period.next().unwrap_or(period) } else { period }
     }
 
-    /// The period's length.
     pub fn kind(self) -> PeriodKind {
         self.kind
     }
 
-    /// The period's first instant.
     pub fn start(self, calendar: &Calendar) -> Micros {
         match self.kind {
             PeriodKind::Total => Micros(0),
@@ -129,24 +124,20 @@ impl Period {
         }
     }
 
-    /// The first instant after the period.
     pub fn end(self, calendar: &Calendar) -> Micros {
         self.next().map_or(Micros::MAX, |next| next.start(calendar))
     }
 
-    /// The next period, or `None` at the calendar's end.
     #[must_use]
     pub fn next(self) -> Option<Self> {
         Some(Self { first_day: self.first_day.checked_add(self.length()?).ok()?, ..self })
     }
 
-    /// The previous period, or `None` at the calendar's beginning.
     #[must_use]
     pub fn previous(self) -> Option<Self> {
         Some(Self { first_day: self.first_day.checked_sub(self.length()?).ok()?, ..self })
     }
 
-    /// Returns the length, or `None` for all time.
     fn length(self) -> Option<Span> {
         match self.kind {
             PeriodKind::Day => Some(1.day()),
@@ -164,7 +155,6 @@ impl Period {
         }
     }
 
-    /// Returns the [`PeriodKind::look_back`] latest periods that ended at least `grace` before `now`, newest first.
     pub fn closed(kind: PeriodKind, calendar: &Calendar, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
         let open = Self::containing(kind, now.before(grace), calendar);
         iter::successors(open.previous(), |period| period.previous()).take(kind.look_back())
@@ -261,7 +251,6 @@ impl WeekStart {
     }
 }
 
-/// The days and weeks of a time zone.
 #[derive(Clone, Debug)]
 pub struct Calendar {
     zone: TimeZone,
@@ -272,17 +261,14 @@ impl Calendar {
     /// ISO weeks in UTC.
     pub const UTC: Self = Self::new(TimeZone::UTC, WeekStart::Monday);
 
-    /// The calendar of the zone.
     pub const fn new(zone: TimeZone, week_starts: WeekStart) -> Self {
         Self { zone, week_starts }
     }
 
-    /// The date on the zone's clocks.
     fn date(&self, at: Micros) -> Date {
         self.zone.to_datetime(Timestamp::from_microsecond(at.0).unwrap_or(Timestamp::MAX)).date()
     }
 
-    /// The first instant of a date.
     fn midnight(&self, date: Date) -> Micros {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
@@ -299,14 +285,13 @@ impl Calendar {
         first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// Finds the board's week that contains the day. An ISO week gives this week its name. Returns the Monday of the
-    /// ISO week. The subtractions fail only at the first and last days of the calendar.
+    /// The Monday of the ISO week that names the board's week. The subtractions fail only at the first and last days of
+    /// the calendar.
     fn monday(&self, day: Date) -> Date {
         let shifted = day.checked_sub(self.week_starts.shift()).unwrap_or(day);
         shifted.checked_sub(shifted.weekday().to_monday_zero_offset().days()).unwrap_or(shifted)
     }
 
-    /// Returns the first day of a board's week. `monday` begins the ISO week that gives the board's week its name.
     fn first_of_week(&self, monday: Date) -> Date {
         monday.checked_add(self.week_starts.shift()).unwrap_or(monday)
     }

@@ -7,33 +7,25 @@ use tallyd_core::model::BoardPeriod;
 use crate::boards::begin;
 use crate::{Context, Result, Store, boards, jobs};
 
-/// A member's place in a copy of an archive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     pub copy: u8,
-    /// The place, from 1.
     pub place: u64,
     pub score: f64,
 }
 
-/// A planned replacement of a member's name in a verified archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved<'a> {
-    /// The member's place.
     pub from: Place,
     /// The place of the new name. As in Redis, members with equal scores are ordered by their bytes.
     pub to: u64,
     pub member: &'a [u8],
-    /// The new name.
     pub by: &'a [u8],
-    /// The period's checksum before the change.
     pub former: u64,
-    /// The period's checksum after the change.
     pub new: u64,
 }
 
 impl Store {
-    /// Lists the board's periods in MySQL.
     pub async fn known_periods(&self, board: &str) -> Result<Vec<String>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -64,7 +56,6 @@ impl Store {
         .await
     }
 
-    /// Lists the names that have replaced erased members, in all copies of the period's archive.
     pub async fn placeholders_of(&self, at: &BoardPeriod) -> Result<Vec<Vec<u8>>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -76,8 +67,6 @@ impl Store {
         .await
     }
 
-    /// The name `by` replaces the name of the member at the place `from`. Returns the place that the member has under
-    /// its new name.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
         const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \
@@ -90,12 +79,8 @@ impl Store {
         .await
     }
 
-    /// Replaces a member's name and updates the checksum, in one transaction. All members between the member's old
-    /// place and new place move up or down by one place. The scores of all these members are equal. Returns `false` if
-    /// the archive has changed since it was read.
-    ///
-    /// # Errors
-    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
+    /// In one transaction. The members between the old and the new place, which have the same score, move by one place.
+    /// `false` if the archive has changed since it was read.
     pub async fn move_member(&self, run: u64, at: &BoardPeriod, moved: Moved<'_>) -> Result<bool> {
         const ACTION: &str = "replace a member of an archived board";
         let mut conn = self.acquire().await?;
@@ -113,10 +98,6 @@ impl Store {
         .await
     }
 
-    /// Replaces the member's name in copies that are not verified. The next archiving overwrites these copies.
-    ///
-    /// # Errors
-    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn rename_unverified(&self, run: u64, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_archive SET member = ? WHERE copy = ? AND place = ? AND board = ? AND period = ?";
@@ -124,7 +105,6 @@ impl Store {
         self.note("replace a member of a copy", run, at, query).await
     }
 
-    /// Returns true if the period's snapshot contains the member.
     pub async fn is_saved(&self, at: &BoardPeriod, member: &[u8]) -> Result<bool> {
         const ACTION: &str = "find a member of a snapshot";
         let mut conn = self.acquire().await?;
@@ -137,10 +117,6 @@ impl Store {
         .await
     }
 
-    /// Deletes a member from the period's snapshot, and reduces the snapshot's number of members.
-    ///
-    /// # Errors
-    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn erase_saved(&self, run: u64, at: &BoardPeriod, member: &[u8]) -> Result<()> {
         const ACTION: &str = "delete a member of a snapshot";
         let mut conn = self.acquire().await?;

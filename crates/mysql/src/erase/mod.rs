@@ -18,13 +18,11 @@ use super::{Context, Result, Store, jobs, micros, placeholders};
 /// The erase job. A run must hold this job's lock before the run can delete data.
 pub const JOB: &str = CommandName::Erase.name();
 
-/// A like record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeRow {
     pub target: Target,
     pub user: UserId,
     pub liked: bool,
-    /// The row's version.
     pub at: Micros,
 }
 
@@ -41,7 +39,6 @@ impl Store {
         .await
     }
 
-    /// Reads the user's next rows, which come after the target `after`. The query uses the index `index`.
     pub async fn likes_by_index(&self, index: &str, user: UserId, after: Target, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a user";
         let index = index.replace('`', "``");
@@ -58,7 +55,6 @@ impl Store {
         .await
     }
 
-    /// Reads the user's rows for these targets by the primary key.
     pub async fn likes_among(&self, user: UserId, kind: Kind, targets: &[TargetId]) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "find the likes of a user";
         let mut conn = self.acquire().await?;
@@ -80,7 +76,6 @@ impl Store {
         .await
     }
 
-    /// Reads the target's next rows, which come after the user `after`.
     pub async fn likes_of_target(&self, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a target";
         let mut conn = self.acquire().await?;
@@ -103,9 +98,6 @@ impl Store {
 
     /// Deletes those rows of `pairs` that are unlikes. A row that has become a like meanwhile is not deleted. `pairs`
     /// must be sorted by key. Returns the number of deleted rows.
-    ///
-    /// # Errors
-    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn erase_unlikes(&self, run: u64, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "delete like records";
         let mut erased = 0;
@@ -125,8 +117,6 @@ impl Store {
         Ok(erased)
     }
 
-    /// Runs one statement in a transaction of the run. If another transaction blocks the statement, the transaction is
-    /// repeated. Returns the number of changed rows.
     async fn erase(
         &self,
         action: &'static str,

@@ -5,15 +5,11 @@ use tallyd_core::model::Target;
 
 use crate::{Context, Result, Store};
 
-/// Tables whose keys begin with the target.
 const BY_TARGET: [&str; 4] = ["counter", "number_set", "recent_delta", "drift_seen"];
 
-/// The maximum number of rows that one statement deletes.
 const DELETED_ROWS: u64 = 1_000;
 
 impl Store {
-    /// Counts the rows about the target's counters in each table. The counts do not include rows that a running
-    /// reconcile has logged.
     pub async fn count_numbers(&self, target: Target) -> Result<Vec<(&'static str, u64)>> {
         const ACTION: &str = "count the rows of a target";
         let mut conn = self.acquire().await?;
@@ -31,10 +27,6 @@ impl Store {
         .await
     }
 
-    /// Deletes the rows about the target's counters. Returns the number of deleted rows per table.
-    ///
-    /// # Errors
-    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn erase_numbers(&self, run: u64, target: Target) -> Result<Vec<(&'static str, u64)>> {
         const ACTION: &str = "delete the rows of a target";
         let mut counts = Vec::new();
@@ -51,8 +43,8 @@ impl Store {
         Ok(counts)
     }
 
-    /// Deletes the target's rows of `repair`. The table has no index by target, so this function first finds the rows
-    /// with a scan. The scan takes no locks. So a reconcile that inserts rows into `repair` does not wait for the scan.
+    /// The table has no index by target, so a scan without locks finds the rows first, and a reconcile that inserts
+    /// rows does not wait.
     async fn erase_repairs(&self, run: u64, target: Target) -> Result<u64> {
         const ACTION: &str = "delete the repairs of a target";
         let mut conn = self.acquire().await?;

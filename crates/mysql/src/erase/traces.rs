@@ -7,10 +7,8 @@ use tallyd_core::model::Target;
 
 use crate::{Context, Result, Store};
 
-/// The maximum number of outbox rows in one read.
 const OUTBOX_PAGE: u64 = 100;
 
-/// An outbox row whose body possibly contains the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRow {
     pub partition: u16,
@@ -18,19 +16,14 @@ pub struct NamedRow {
     pub body: String,
 }
 
-/// A run whose report or checkpoint possibly contains the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
     pub run: u64,
-    /// The report as JSON. The text is empty if the run has no report.
     pub report: String,
-    /// The checkpoint as JSON. The text is empty if the run has no checkpoint.
     pub checkpoint: String,
 }
 
 impl Store {
-    /// Reads the next outbox rows of the partition, and returns the rows that may contain the subject. Also returns the
-    /// number of the last row that was read. This number is `None` if the outbox has no more rows.
     pub async fn outbox_naming(
         &self,
         partition: u16,
@@ -68,11 +61,6 @@ impl Store {
         .await
     }
 
-    /// Replaces the body of an outbox row, or deletes the row if the new body is empty. Leaves the row unchanged if it
-    /// has not been applied to Redis yet.
-    ///
-    /// # Errors
-    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn rewrite_outbox(&self, run: u64, NamedRow { partition, number, body }: &NamedRow) -> Result<u64> {
         const ACTION: &str = "rewrite a row of the outbox";
         const APPLIED: &str = "number <= (SELECT applied FROM outbox_state WHERE `partition` = ?)";
@@ -86,9 +74,8 @@ impl Store {
             .await
     }
 
-    /// Replaces the body of a dead letter. Returns false, and changes nothing, if the letter no longer has the body
-    /// `former`. If another letter already has the new body, this letter is deleted. If the deleted letter was open,
-    /// the other letter then becomes open too.
+    /// Returns false, and changes nothing, if the letter no longer has the body `former`. If another letter has the new
+    /// body already, this one is deleted, and the other becomes open if this one was.
     pub async fn rewrite_dead_letter(&self, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
         const ACTION: &str = "rewrite a dead letter";
         let mut conn = self.acquire().await?;
@@ -148,8 +135,6 @@ impl Store {
         .await
     }
 
-    /// Finds runs other than `run` whose report or checkpoint contains the digits of an id. The table has few runs,
-    /// because old runs are deleted.
     pub async fn runs_naming(&self, run: u64, id: &str) -> Result<Vec<NamedRun>> {
         const ACTION: &str = "search the reports of runs";
         let id = format!("%{id}%");
@@ -173,10 +158,6 @@ impl Store {
         .await
     }
 
-    /// Replaces a run's report and checkpoint. If the run has no report or no checkpoint, that column stays NULL.
-    ///
-    /// # Errors
-    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn rewrite_run(&self, by: u64, NamedRun { run, report, checkpoint }: &NamedRun) -> Result<u64> {
         let sql = "UPDATE job_run SET report = IF(report IS NULL, NULL, ?), \
                    checkpoint = IF(checkpoint IS NULL, NULL, ?) WHERE run = ?";

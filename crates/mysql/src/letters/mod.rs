@@ -12,21 +12,15 @@ pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
 use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 
-/// A message that can never be applied, with the columns of its new row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
-    /// The message's body.
     pub body: Vec<u8>,
-    /// The message's headers as JSON, shared by all letters of the message.
     pub headers: Arc<str>,
     /// A hash that tells letters with equal bodies apart, or empty.
     pub apart: String,
     pub reason: &'static str,
-    /// A sentence that explains the reason.
     pub error: String,
-    /// The queue that the message came from.
     pub queue: String,
-    /// The time when the message was refused.
     pub first_seen: Micros,
 }
 
@@ -98,7 +92,6 @@ impl Store {
         .await
     }
 
-    /// Stores dead letters in a separate transaction.
     pub async fn keep_dead_letters(&self, letters: &[DeadLetter]) -> Result<()> {
         const ACTION: &str = "store dead letters";
         let mut conn = self.acquire().await?;

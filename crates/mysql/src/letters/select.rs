@@ -8,58 +8,39 @@ use tallyd_core::model::Micros;
 
 use crate::{Context, Result, Store, datetime, micros};
 
-/// A dead letter in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     pub id: u64,
     /// The message's body, or only its first [`HEAD_BYTES`] bytes if the letter is part of a list.
     pub body: Vec<u8>,
-    /// The length of the body.
     pub bytes: u64,
-    /// The message's headers as JSON. Empty in a list.
     pub headers: String,
-    /// The message's header `traceparent`, which is not validated here.
     pub traceparent: Option<String>,
     pub reason: String,
-    /// A sentence that explains the reason.
     pub error: String,
-    /// The queue that the message came from.
     pub queue: String,
-    /// The time when the message was first refused.
     pub first_seen: Micros,
-    /// The time when the letter was replayed, or `None` while the letter is open.
     pub replayed_at: Option<Micros>,
-    /// The number of times that the message was refused.
     pub refusals: u32,
 }
 
-/// A selection of dead letters. It contains the letters that meet all of these conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     pub reason: Option<String>,
-    /// Selects only letters that were first seen at this time or later.
     pub since: Option<Micros>,
-    /// Selects only letters that were first seen before this time.
     pub before: Option<Micros>,
-    /// Selects only replayed letters if true, and only open letters if false.
     pub replayed: Option<bool>,
 }
 
-/// The numbers of open and replayed dead letters with the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Total {
     pub reason: String,
-    /// The number of open letters.
     pub open: u64,
-    /// The number of replayed letters.
     pub replayed: u64,
-    /// The time when the oldest letter was first seen.
     pub oldest: Micros,
-    /// The time when the newest letter was first seen.
     pub newest: Micros,
 }
 
-/// In a list, each body is cut to this number of bytes.
 pub const HEAD_BYTES: u32 = 200;
 
 /// The condition of a [`Selection`] in SQL. The function `selected` binds its parameters. There is no index for this
@@ -71,7 +52,6 @@ const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, repla
                        IF(JSON_VALID(headers), JSON_UNQUOTE(JSON_EXTRACT(headers, '$.traceparent')), NULL)";
 
 impl Store {
-    /// Returns the newest dead letters, newest first, with the beginnings of their bodies.
     pub async fn dead_letters(&self, selection: &Selection, limit: u64) -> Result<Vec<Letter>> {
         const ACTION: &str = "list dead letters";
         let sql = format!(
@@ -85,7 +65,6 @@ impl Store {
         .await
     }
 
-    /// Returns these dead letters with their whole bodies, in the order of their ids. Skips missing letters.
     pub async fn whole_dead_letters(&self, ids: &[u64]) -> Result<Vec<Letter>> {
         const ACTION: &str = "read dead letters";
         if ids.is_empty() {
@@ -103,7 +82,6 @@ impl Store {
         .await
     }
 
-    /// Counts the dead letters by reason.
     pub async fn dead_letter_totals(&self, selection: &Selection) -> Result<Vec<Total>> {
         const ACTION: &str = "count dead letters";
         let sql = format!(
@@ -128,7 +106,6 @@ impl Store {
         .await
     }
 
-    /// The id of the newest dead letter, or 0 if there is none.
     pub async fn newest_dead_letter(&self) -> Result<u64> {
         const ACTION: &str = "find the newest dead letter";
         let mut conn = self.acquire().await?;
@@ -140,8 +117,6 @@ impl Store {
         .await
     }
 
-    /// Returns the selected letters whose ids are in a range, in order. Each id comes with the length of the letter's
-    /// body.
     pub async fn dead_letters_after(
         &self,
         selection: &Selection,
@@ -160,7 +135,6 @@ impl Store {
         .await
     }
 
-    /// Returns the ids that exist, in order. Each id comes with the length of the letter's body.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
         const ACTION: &str = "find dead letters";
         if ids.is_empty() {
@@ -176,9 +150,7 @@ impl Store {
         .await
     }
 
-    /// Records that dead letters were replayed. Each id comes with the letter's number of refusals at the time when the
-    /// caller read the letter. A letter that was refused again since then stays open. Returns how many letters were
-    /// marked as replayed.
+    /// Each id comes with the refusals that the caller has read. A letter that was refused again since then stays open.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
         const ACTION: &str = "record replayed dead letters";
         if letters.is_empty() {
@@ -201,7 +173,6 @@ impl Store {
         .await
     }
 
-    /// Deletes those of the given dead letters that still match the selection. Returns how many letters were deleted.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {

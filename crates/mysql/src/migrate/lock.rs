@@ -17,13 +17,10 @@ use super::{LOCK_WAIT_S, MigrateError};
 /// waits for longer than this.
 const LEASE_S: u64 = 20;
 
-/// How often the owner renews the lease.
 const RENEWED_EVERY: Duration = Duration::from_secs(5);
 
-/// The pause between two attempts to get the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
 
-/// Waits for the lock, and takes it.
 pub(super) async fn take(store: &Store) -> std::result::Result<(), MigrateError> {
     create(store).await?;
     let wait = async {
@@ -80,7 +77,6 @@ pub(super) async fn release(store: &Store) -> Result<()> {
     set_lease(store, 0).await.map(drop)
 }
 
-/// Lets the lease end after `seconds`. Returns false if another process has the lock.
 async fn set_lease(store: &Store, seconds: u64) -> Result<bool> {
     const ACTION: &str = "renew the lock of `tallyd migrate`";
     const SQL: &str = "UPDATE migrate_lock SET lease_until = NOW(6) + INTERVAL ? SECOND WHERE one = 1 AND token = ?";

@@ -1,9 +1,9 @@
-//! Creates or upgrades the schema in steps. Daemons can continue to write meanwhile.
+//! Creates or upgrades the schema in steps, while daemons write.
 //!
-//! A statement that changes a table waits for every transaction that has read the table. All later statements on the
-//! table wait until that statement has run. So a step waits only a few seconds for the table. After that, the step
-//! pauses, so that the waiting statements can run, and then tries again. MySQL never rolls DDL back, so an interrupted
-//! step stays partly done. The next run repeats the whole step, and each step allows such a repetition (decision 0059).
+//! A statement that changes a table waits for every transaction that has read the table, and all later statements on
+//! the table wait for it. So a step waits only a few seconds, pauses so that the others can run, and tries again. MySQL
+//! never rolls DDL back, so an interrupted step stays partly done: the next run repeats it, and each step allows that
+//! (decision 0059).
 
 mod lock;
 
@@ -18,7 +18,6 @@ use tracing::warn;
 use super::schema::{HISTORY, MIGRATIONS, Schema, applied, has_table};
 use super::{Context, Result, Store, StoreError};
 
-/// The maximum number of seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: u64 = 30;
 
 /// A step waits for a table at most this number of seconds. While the step waits, other statements on this table are
@@ -31,7 +30,6 @@ const TABLE_REST: Duration = Duration::from_secs(3);
 /// The maximum number of attempts for a step. All attempts together take five minutes.
 const TABLE_TRIES: u32 = 60;
 
-/// MySQL's error number if a lock was not acquired in time.
 const LOCK_TIMEOUT: u16 = 1205;
 
 /// MySQL's error number if an account lacks a right to the database.
@@ -40,43 +38,31 @@ const NO_DATABASE_RIGHT: u16 = 1044;
 /// MySQL's error number if an account lacks a right to the table.
 const NO_TABLE_RIGHT: u16 = 1142;
 
-/// The reason why the schema was not created.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// Another `tallyd migrate` is running.
     #[error(
         "another `tallyd migrate` has held the lock for {LOCK_WAIT_S} s: wait until it ends, then run `tallyd migrate` again"
     )]
     Locked,
-    /// A newer version created the schema.
     #[error("{}", Schema::TooNew.problem().unwrap_or_default())]
     TooNew,
-    /// A query to MySQL failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another session has locked a table for several minutes.
     #[error(
         "another session has locked one of tallyd's tables for minutes: end that session (see information_schema.innodb_trx), then run `tallyd migrate` again"
     )]
     TableBusy(#[source] Whole<Sqlx>),
-    /// The account has no right to change tables.
     #[error(
         "this account has no right to change tables: use the account for migrations, for example tallyd --config /etc/tallyd/migrate.toml migrate after `tallyd init`"
     )]
     Denied(#[source] Whole<Sqlx>),
-    /// A step failed.
     #[error("create the schema")]
     Step(#[source] Whole<Sqlx>),
 }
 
 impl Store {
-    /// Upgrades the schema to this version of tallyd, and returns how many steps were run. Uses tallyd's own lock,
-    /// because sqlx's lock does nothing on MariaDB. If the schema is newer and this version works with it, the schema
-    /// stays unchanged.
-    ///
-    /// # Errors
-    /// Fails if another process holds the lock, if this version does not work with the newer schema, if MySQL is
-    /// unreachable, or if a step failed. The completed steps stay, and the next run continues after these steps.
+    /// Uses tallyd's own lock, because sqlx's lock does nothing on MariaDB. A newer schema that this version works with
+    /// stays. After a failed step the completed steps stay, and the next run continues after them.
     pub async fn migrate(&self) -> std::result::Result<usize, MigrateError> {
         match self.schema().await? {
             Schema::Current | Schema::Newer(_) => return Ok(0),
@@ -95,7 +81,6 @@ impl Store {
         Ok(steps)
     }
 
-    /// Runs the missing steps, and returns how many they were.
     async fn make(&self) -> std::result::Result<usize, MigrateError> {
         // There is no time limit, because a step on a large table takes long. The connection is not released to the
         // pool, because its session has other settings.
@@ -149,7 +134,6 @@ async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     Ok(())
 }
 
-/// Returns MySQL's error number for the error that stopped a step.
 fn number(error: &Sqlx) -> Option<u16> {
     let (Sqlx::Execute(error) | Sqlx::ExecuteMigration(error, _)) = error else { return None };
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())

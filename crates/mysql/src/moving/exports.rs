@@ -18,14 +18,12 @@ pub struct LikeRow {
     pub at: Micros,
 }
 
-/// Formats a time as an SQL literal, in UTC.
 pub fn time_literal(at: Micros) -> String {
     format!("'{}'", datetime(at).format("%Y-%m-%d %H:%M:%S%.6f"))
 }
 
 impl Store {
-    /// Returns at most `limit` rows of these targets, in the order of their keys. Includes only rows with a key above
-    /// `after` and with a version of `since` or later. The targets must be sorted by id.
+    /// The targets must be sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,

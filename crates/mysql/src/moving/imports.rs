@@ -14,40 +14,29 @@ use tallyd_core::outbox::IMPORTS;
 
 use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, micros, placeholders};
 
-/// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = CommandName::Import.name();
 
 /// The maximum number of rows of one plain INSERT. If one row of an INSERT already exists, all rows of this INSERT are
 /// first read and then written.
 const INSERT_ROWS: usize = 1_000;
 
-/// The counts of written rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// New rows.
     pub added: u64,
-    /// Rows that replaced an older row.
     pub changed: u64,
     /// Rows that were skipped because the existing row is newer or has the same version.
     pub kept: u64,
-    /// The sum of all changes to counters.
     pub likes: i64,
 }
 
-/// A row of `like_record` that is a like (not an unlike).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liked {
     pub key: Key,
-    /// The row's version.
     pub at: Micros,
 }
 
 impl Store {
-    /// Writes the rows that are newer than the existing rows, and adds the changes to the counters. The rows must be
-    /// sorted by key. `is_signed`: see [`before_import`].
-    ///
-    /// # Errors
-    /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
+    /// The rows must be sorted by key. `is_signed`: see [`before_import`].
     pub async fn write_import(
         &self,
         run: u64,
@@ -72,11 +61,7 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Turns likes into unlikes if they still have the given version, and subtracts these likes from the counters. The
-    /// rows must be sorted by key. Returns how many rows were changed.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
+    /// Only likes that still have the given version. The rows must be sorted by key.
     pub async fn take_out(&self, run: u64, metric: Metric, rows: &[(Pair, Micros)], checkpoint: &str) -> Result<u64> {
         const ACTION: &str = "remove imported rows";
         let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
@@ -97,12 +82,7 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Makes each counter equal to the site's counter. For this, the call changes only the counter's row in the
-    /// import's slot. The counters must be sorted by target. Returns how many counters changed.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a counter would be out of
-    /// range.
+    /// Changes only the rows in the import's slot. The counters must be sorted by target.
     pub async fn level_numbers(
         &self,
         run: u64,
@@ -141,7 +121,6 @@ impl Store {
         rows.await?.iter().map(read_liked).collect()
     }
 
-    /// Returns how many likes imports have added, less those that imports have removed.
     pub async fn imported_likes(&self, kind: Kind, metric: Metric) -> Result<u64> {
         const ACTION: &str = "sum imported likes";
         let mut conn = self.acquire().await?;
@@ -154,7 +133,6 @@ impl Store {
         Ok(u64::try_from(sum).unwrap_or(0))
     }
 
-    /// Counts the users who like the target, from the target's rows in `like_record`.
     pub async fn count_likes(&self, kind: Kind, target: TargetId) -> Result<i64> {
         const ACTION: &str = "count like records";
         let mut conn = self.acquire().await?;
@@ -165,7 +143,7 @@ impl Store {
         .await
     }
 
-    /// Returns the counters of `targets`. The targets must be sorted. A missing counter is 0.
+    /// The targets must be sorted. A missing counter is 0.
     pub async fn numbers_of(&self, (kind, metric): (Kind, Metric), targets: &[TargetId]) -> Result<Vec<i64>> {
         let keys: Vec<CounterKey> = targets.iter().map(|id| (Target { kind, id: *id }, metric)).collect();
         let mut conn = self.acquire().await?;
@@ -174,9 +152,8 @@ impl Store {
     }
 }
 
-/// Returns an SQL condition with its parameters. The condition selects the rows after the first key and up to the
-/// second key. The condition consists of a few ranges of the primary key. So MySQL reads each row of a target once,
-/// even if the target's rows fill several pages.
+/// A few ranges of the primary key, so that MySQL reads each row of a target once, even if the target's rows fill
+/// several pages.
 pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static str, Vec<u64>) {
     const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
     const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
@@ -237,7 +214,6 @@ fn written(rows: &[(Pair, State)], met: &[Before]) -> Written {
     written
 }
 
-/// Adds the changes to the counters' rows in the import's slot.
 async fn add(connection: &mut MySqlConnection, differences: Vec<Difference>) -> Result<()> {
     let mut differences = differences;
     differences.retain(|difference| difference.delta != 0);

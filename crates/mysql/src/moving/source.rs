@@ -14,71 +14,55 @@ use crate::ranges::LAST;
 use crate::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use crate::{Context, Store, micros};
 
-/// The columns of a query for likes, and the format of the times in these columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LikeColumns {
     target: usize,
     user: usize,
     deleted: Option<usize>,
     at: Option<(usize, Option<Unit>)>,
-    /// The SQL expressions that compute the count and checksum of a page.
     pub(super) sums: String,
 }
 
 impl LikeColumns {
-    /// Whether the table has a column with the time of each row.
     pub fn has_times(&self) -> bool {
         self.at.is_some()
     }
 
-    /// Whether the table has a column for deleted rows.
     pub fn has_deleted(&self) -> bool {
         self.deleted.is_some()
     }
 }
 
-/// The columns of a query for counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberColumns {
     target: usize,
     value: usize,
 }
 
-/// The limits of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The last row of the previous page.
     pub after: Key,
-    /// The maximum number of rows.
     pub limit: usize,
     /// If a row of the site has a time later than this, the import rejects the row. A row with a wrong time in the
     /// future would win against later events with correct times.
     pub latest: Micros,
 }
 
-/// A page of the site's rows.
 #[derive(Clone, Debug, Default)]
 pub struct SitePage<T> {
-    /// The rows, in order and without duplicates.
     pub rows: Vec<T>,
-    /// The number of rows in the answer.
     pub answered: usize,
-    /// The number of duplicate rows. These rows were skipped.
     pub repeated: u64,
-    /// The number of rows that were not in order. These rows were skipped.
     pub unordered: u64,
-    /// A sentence about the first duplicate or unordered row.
     pub fault: Option<String>,
 }
 
 impl Store {
-    /// Finds the columns of a query for likes by their names. Also returns the server's plan for the query.
     pub async fn like_columns(&self, statement: &Statement, unit: Option<Unit>) -> Told<(LikeColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         Ok((like_columns(&columns, unit)?, plan))
     }
 
-    /// Finds the columns of a query for counters by their names. Also returns the server's plan for the query.
     pub async fn number_columns(&self, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         let known = ["target", "value"];
@@ -98,7 +82,6 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// Reads the next likes, in order.
     pub async fn site_likes(
         &self,
         statement: &Statement,
@@ -109,7 +92,6 @@ impl Store {
         self.site_page(statement, bounds, |like| like.key, read).await
     }
 
-    /// Reads the next counters, in the order of their targets.
     pub async fn site_numbers(
         &self,
         statement: &Statement,
@@ -179,7 +161,6 @@ fn lacks(columns: &[Column], name: &str) -> QueryError {
     wrong(format!("the query has no column {name}: it returns {}; add ... AS {name}", names.join(", ")))
 }
 
-/// Returns the index of the column `name`.
 fn place(columns: &[Column], name: &str, known: &[&str]) -> Told<Option<usize>> {
     if let Some(other) = columns.iter().find(|column| !known.contains(&column.name.to_ascii_lowercase().as_str())) {
         return Err(wrong(format!(
@@ -208,7 +189,6 @@ fn like_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
     Ok(LikeColumns { target, user, deleted, at, sums })
 }
 
-/// Returns the unit of the times in a column, or `None` if the times are dates.
 fn time_of(column: &Column, unit: Option<Unit>) -> Told<Option<Unit>> {
     let is_date = matches!(column.kind.as_str(), "DATETIME" | "TIMESTAMP");
     match unit {

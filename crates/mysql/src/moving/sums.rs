@@ -1,17 +1,14 @@
-//! Counts and checksums of a range of rows. The servers compute these sums, so an import can compare two tables without
+//! Counts and checksums of a range of rows, computed by the servers, so that an import compares two tables without
 //! reading their rows.
 //!
-//! Each row contributes the product `CRC32("target.user") * CRC32("user.target")`, which has 64 bits. The checksum of a
-//! range is the XOR of these products. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and (2,11) have
-//! the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs stays the
-//! same for about one of 30,000 such swaps. A multiplication of two different CRCs carries bits into higher places, so
-//! the product is not linear. If two rows swap their users, the XOR of the products changes in all bits as if at
-//! random. In an XOR, a row and its duplicate cancel each other. But the count includes both rows, and `like_record`
-//! has no duplicates. A sum of the products would detect the same errors. But MariaDB needs twice as long for the sum
-//! as for the XOR, because MariaDB computes sums with decimals.
+//! The checksum of a range is the XOR of `CRC32("target.user") * CRC32("user.target")` over its rows. CRC32 alone is
+//! linear: the rows (1,10) and (2,11) have the same XOR as (1,11) and (2,10), in which the users are swapped, and even
+//! the same sum for one of 30,000 such swaps. A product is not linear. In an XOR, a row and its duplicate cancel each
+//! other, but the count includes both. A sum of the products would take MariaDB twice as long, because it computes sums
+//! with decimals.
 //!
-//! The checksum uses each id as text, exactly as the site's database returns the id. If the site spells an id as 042,
-//! the checksums of the two tables differ, and the import reads the row.
+//! The checksum uses each id as the site's database spells it. If a site spells an id as 042, the checksums differ, and
+//! the import reads the row.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
@@ -24,12 +21,9 @@ use super::source::{LikeColumns, too_many};
 use crate::site_query::{self, Column, QueryError, Statement, Told};
 use crate::{Context, Result, Store};
 
-/// The count and checksum of a page of the site's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SiteSums {
-    /// The number of rows in the answer.
     pub answered: usize,
-    /// The count and checksum of the rows that are likes.
     pub sums: Sums,
     /// The largest key. The value is `None` if a row is invalid, because an id is not a number or `deleted` is neither
     /// 0 nor 1.
@@ -40,8 +34,7 @@ pub struct SiteSums {
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
-    /// Reads the site's next rows, and returns the count and the checksum of the likes in these rows. The statement
-    /// contains the site's query as a subquery, which must return at most `limit` rows.
+    /// The statement's query must return at most `limit` rows.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
         // Without the line break, a comment in the query's last line would hide the rest of the statement.
@@ -54,7 +47,6 @@ impl Store {
         site_query::within_its_time(&mut conn, statement, ask).await
     }
 
-    /// Returns the sums of the likes whose keys are above `after` and at most `until`.
     pub async fn liked_sums(&self, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
         let (of_range, bounds) = of_range(after, until);
         let checksum = checksum("target_id", "user_id");
@@ -74,7 +66,6 @@ impl Store {
     }
 }
 
-/// Returns an SQL expression. For one row, this expression computes the product of two CRCs.
 fn checksum(target: &str, user: &str) -> String {
     format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
 }
@@ -119,7 +110,6 @@ fn key(number: u128) -> Option<Key> {
     Some((TargetId(target.filter(is_id)?), UserId(user.filter(is_id)?)))
 }
 
-/// Parses a number of any size. Returns `None` if the number does not fit the type.
 fn integer<T: std::str::FromStr>(row: &MySqlRow, place: usize) -> Result<Option<T>> {
     let text: Option<&str> = row.try_get_unchecked(place).context("read sums of rows")?;
     Ok(text.and_then(|text| site_query::number(text).ok()))

@@ -10,11 +10,6 @@ use super::{ApiServer, OnBoard, Result};
 impl ApiServer {
     /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the
     /// board's `score`.
-    ///
-    /// # Errors
-    ///
-    /// The settings have no such board or column, or Redis is unreachable, or Redis refused the addition because the score
-    /// cannot hold the new value of the column.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;
         self.cache.eval("add to a board", &[call]).await?;

@@ -8,10 +8,8 @@ use tallyd_redis::{Cache, Call, text};
 
 use super::{ApiServer, COUNT, CountError, OnBoard, Result, TakenBack};
 
-/// The error for an unexpected answer of count.lua.
 const OTHER: ClientError = ClientError::Answer("count.lua returned an unexpected answer");
 
-/// A change of a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     pub target: Target,
@@ -26,7 +24,6 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Returns the event to publish.
     fn event(&self) -> Event {
         let Self { target, metric, change, at, .. } = self.clone();
         Event::Change(tallyd_client::Changed { target, metric, change, at })
@@ -37,10 +34,8 @@ impl Changed {
 /// can be set. If the number was set after that time, count.lua changes nothing.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
-/// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// The change was counted, and its event is published.
     Counted(Changed),
     /// The number would have gone below zero, and its rule does not say `below_zero`. Nothing was changed or published.
     BelowZero {
@@ -50,7 +45,6 @@ pub enum Counting {
 }
 
 impl Counting {
-    /// Returns the counted change, if there is one.
     pub fn counted(self) -> Option<Changed> {
         if let Self::Counted(changed) = self { Some(changed) } else { None }
     }
@@ -110,7 +104,6 @@ impl ApiServer {
         }
     }
 
-    /// Counts a change and publishes its event. The event's time is `at`, or the time of counting if `at` is missing.
     async fn change(
         &self,
         target: Target,
@@ -189,7 +182,6 @@ impl ApiServer {
         Ok(TakenBack::Yes)
     }
 
-    /// Adds the change to the metric's board (`board` in its rule). If this fails, the change still counts.
     async fn feed(&self, (target, metric): (Target, Metric), delta: i64) {
         let Some(board) = self.rules.board(target.kind, metric).filter(|_| delta != 0) else { return };
         let member = target.id.to_string();

@@ -22,7 +22,6 @@ pub enum LikeError {
     #[error("publish the like")]
     NotPublished {
         counted: Counted,
-        /// Whether the like was taken back in Redis.
         taken_back: TakenBack,
         #[source]
         source: ClientError,

@@ -16,7 +16,6 @@ const EPOCH_KEPT: Duration = Duration::from_secs(1);
 /// The number of seconds for which Redis keeps the note about a user if the target has no filter.
 const NOTED_S: u64 = 7 * 86_400;
 
-/// The known filters.
 #[derive(Default)]
 pub(super) struct Shapes {
     /// The last known shape of each target's filter. If a shape is outdated, Redis answers with the filter's new shape.

@@ -20,10 +20,8 @@ use super::{
 /// The value that replaces the missing row of a user who never clicked.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
-/// The error for an unexpected answer of like.lua.
 const OTHER: ClientError = ClientError::Answer("like.lua returned an unexpected answer");
 
-/// The answer of like.lua.
 enum Answer {
     Counted {
         at: Micros,
@@ -49,11 +47,6 @@ impl ApiServer {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// Removes the user's like of the target. Apart from this, the call works like [`ApiServer::like`].
-    ///
-    /// # Errors
-    ///
-    /// As [`ApiServer::like`].
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }

@@ -29,7 +29,6 @@ use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError, Script};
 
-/// The largest number of connections to MySQL.
 const CONNECTIONS: u32 = 16;
 
 /// How many seconds Redis remembers a click, as docs/scripts.md recommends.
@@ -45,27 +44,22 @@ static COUNT: Script = Script::new(include_str!("../../../../lua/count.lua"));
 static REMEMBER: Script = Script::new(include_str!("../../../../lua/remember.lua"));
 static NOTE_BESIDE: Script = Script::new(include_str!("../../../../lua/note_beside.lua"));
 
-/// The result of a call.
 type Result<T, E = ClientError> = std::result::Result<T, E>;
 
 /// An API server that counts before it publishes. It reads as its client does.
 pub struct ApiServer {
     client: Client,
     cache: Cache,
-    /// The second layout.
     also: Option<Cache>,
     kinds: Kinds,
     names: KindNames,
-    /// The metric of likes.
     metric: Metric,
     boards: Vec<Board>,
     rules: Rules,
     store: Store,
     /// The instant until which the server does not ask MySQL, because MySQL failed to answer.
     unasked: Mutex<Option<Instant>>,
-    /// How many seconds Redis remembers a click.
     recent_keep: u64,
-    /// `None` if there are no filters.
     shapes: Option<Shapes>,
 }
 
@@ -77,51 +71,38 @@ impl Deref for ApiServer {
     }
 }
 
-/// A member of a board. A like also adds to this member's score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnBoard<'a> {
-    /// The name of a `[[board]]`. The like is added in the current periods of all boards with that name.
     pub board: &'a str,
     /// The ranked user or object, for instance a video's id in decimal. Any bytes.
     pub member: &'a [u8],
 }
 
-/// A like that was counted in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// The event, with the `at` that Redis gave it.
     pub event: LikeEvent,
     /// The target's count of likes after the click. `None` if Redis has lost the number. Also `None` after
     /// [`ApiServer::count`] in some layouts.
     pub count: Option<i64>,
-    /// The number of boards to which the like could not be added.
     pub boards_failed: usize,
 }
 
-/// The result of a click.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clicked {
-    /// The daemon counts these likes. The event of the click is published.
     Published(LikeEvent),
-    /// The click changed what the user likes. The click was counted, and its event is published.
     Counted(Counted),
     /// The click changed nothing, and was not counted. The server published the user's last event again, because an
     /// earlier request may have failed to publish this event.
     Same {
-        /// The target's count of likes. `None` if Redis has lost the number.
         count: Option<i64>,
-        /// The `at` of the user's last event.
         at: Micros,
     },
-    /// The user clicks too often: nothing was counted or published.
     Limited {
-        /// How long the user must wait.
         wait: Duration,
     },
 }
 
 impl Clicked {
-    /// Returns the counted like, if there is one.
     pub fn counted(self) -> Option<Counted> {
         if let Self::Counted(counted) = self { Some(counted) } else { None }
     }
@@ -140,7 +121,6 @@ pub enum TakenBack {
 }
 
 impl ApiServer {
-    /// Makes an API server with that configuration. It connects with the first call.
     pub fn new(config: &Config) -> Self {
         let Config { redis, metrics, kinds, .. } = config;
         let cache = Cache::new(redis, metrics).unwrap();
@@ -160,21 +140,15 @@ impl ApiServer {
         }
     }
 
-    /// Makes an API server like [`ApiServer::new`], with a limit of clicks.
     pub fn limited(config: &Config, limits: ClickLimits) -> Self {
         Self { client: limited_client_of(config, limits), ..Self::new(config) }
     }
 
-    /// Makes Redis remember a click for this many seconds.
     #[must_use]
     pub fn remembering(self, recent_keep: u64) -> Self {
         Self { recent_keep, ..self }
     }
 
-    /// Publishes the event of a like that [`ApiServer::count`] has counted. A repeated event changes nothing.
-    ///
-    /// # Errors
-    /// The broker did not confirm the event.
     pub async fn publish_counted(&self, counted: &Counted) -> Result<()> {
         self.client.publish(&Event::Like(counted.event), counted.count).await
     }
@@ -183,7 +157,6 @@ impl ApiServer {
         self.rules.of(kind, metric).writer == Writes::Daemon
     }
 
-    /// Asks MySQL. Returns `None` if MySQL fails to answer in time, or failed recently.
     async fn ask_mysql<T>(&self, question: impl Future<Output = tallyd_mysql::Result<T>>) -> Option<T> {
         let unasked = || self.unasked.lock().unwrap_or_else(PoisonError::into_inner);
         if unasked().is_some_and(|until| until > Instant::now()) {

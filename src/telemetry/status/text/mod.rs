@@ -221,7 +221,6 @@ fn between(from: i64, until: i64) -> Duration {
     Duration::from_micros(until.saturating_sub(from).max(0).unsigned_abs())
 }
 
-/// Returns a duration as text, for example `3 ms`, `1.2 s` or `4 min 10 s`.
 fn seconds(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 1.0 => format!("{:.0} ms", seconds * 1e3),
