@@ -10,8 +10,9 @@ use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progre
 use crate::boards::Boards;
 use crate::config::Config;
 use crate::jobs::archive::{self, Archiver, Scope};
+use crate::jobs::run::RunReport as _;
 use crate::jobs::run::{self, Ended, RunOptions};
-use crate::jobs::runner::{Ran, Report};
+use crate::jobs::runner::Ran;
 use crate::jobs::snapshots::{Restore, Snapshots};
 use crate::runtime::clock;
 use crate::runtime::shutdown;

@@ -11,6 +11,7 @@ pub(crate) mod pages;
 pub mod reconcile;
 pub mod recount;
 pub mod run;
+mod run_report;
 pub mod runner;
 pub(crate) mod schedule;
 pub mod snapshots;

@@ -2,7 +2,6 @@
 //! rest: pauses, lock, progress, stop, deadline, and the end.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 use super::JobError;
 use super::fence::{self, Fences};
 use super::pages::Pages;
-use super::runner::{self, LockRequest, Outcome, Ran, run_once};
+pub use super::run_report::{Ended, RunHead, RunReport, Waits};
+use super::runner::{LockRequest, Ran, run_once};
 use crate::config::Config;
 use crate::runtime::progress::{ProgressSink, RunProgress, follow};
 use crate::servers::Servers;
 use crate::servers::control::READ_EVERY;
-pub use crate::servers::pace::Waits;
 use tallyd_core::control::Task;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::jobs::number_of;
@@ -105,67 +104,6 @@ pub struct Run<'a, J: Job + ?Sized> {
     used: AtomicU64,
 }
 
-/// How a run ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Ended {
-    #[default]
-    Done,
-    /// The run reached its `--run-time`.
-    TimeOver,
-    Stopped,
-    /// The run would have changed more than the safety limit allows without `--force`.
-    #[serde(rename = "braked")]
-    LimitExceeded,
-}
-
-/// The part that all reports have in common.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct RunHead {
-    /// Whether the run was a dry run, which compares and changes nothing.
-    pub dry_run: bool,
-    pub ended: Ended,
-    /// The reason why the run ended before its work was done. `None` if the run did everything.
-    pub ended_early: Option<String>,
-    /// The seconds that the run waited because a server was busy.
-    pub waited_s: u64,
-    /// For each reason to wait: how often the run waited.
-    pub waits: Waits,
-    /// The last reason for waiting, as text.
-    pub waited_for: Option<String>,
-}
-
-impl RunHead {
-    pub fn end(&mut self, ended: Ended, why: impl Into<String>) {
-        self.ended = ended;
-        self.ended_early = Some(why.into());
-    }
-
-    pub fn outcome(&self) -> Outcome {
-        match self.ended {
-            _ if self.dry_run => Outcome::DryRun,
-            Ended::Done => Outcome::Done,
-            Ended::TimeOver | Ended::Stopped => Outcome::Stopped,
-            Ended::LimitExceeded => Outcome::LimitExceeded,
-        }
-    }
-}
-
-/// Writes the end of a report's line.
-impl fmt::Display for RunHead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.dry_run {
-            f.write_str("; a dry run: nothing was changed")?;
-        }
-        self.ended_early.as_ref().map_or(Ok(()), |why| write!(f, "; ended early: {why}"))
-    }
-}
-
-/// A report with a [`RunHead`].
-pub trait RunReport: runner::Report + Send {
-    fn head(&mut self) -> &mut RunHead;
-}
-
 /// Runs the job once, unless it is paused or another process runs it.
 ///
 /// # Errors
@@ -216,7 +154,7 @@ pub async fn run_as<J: Job>(
         how_to_continue,
         used: AtomicU64::new(0),
     };
-    run.report.head().dry_run = options.dry_run;
+    run.report.head_mut().dry_run = options.dry_run;
     let worked = tokio::select! {
         // On the heap, because the future of an unoptimized run is too large for the stack.
         worked = Box::pin(job.work(&mut run)) => worked,
@@ -231,19 +169,19 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         match worked {
             Ok(()) => {}
             Err(JobError::NotNow(_)) if self.stop.is_cancelled() => {
-                if self.report.head().ended == Ended::Done {
+                if self.report.head_mut().ended == Ended::Done {
                     self.end(Ended::Stopped, "it was stopped");
                 }
             }
             Err(JobError::LimitExceeded(LimitExceeded(reason))) => {
                 job.log_limit(&reason);
-                self.report.head().end(Ended::LimitExceeded, reason);
+                self.report.head_mut().end(Ended::LimitExceeded, reason);
             }
             Err(error) => return Err(error),
         }
         if let Some(pages) = self.pages {
             let (waited, waits, waited_for) = pages.pace.waited();
-            let head = self.report.head();
+            let head = self.report.head_mut();
             (head.waited_s, head.waits, head.waited_for) = (waited.as_secs(), waits, waited_for);
         }
         Ok(self.report)
@@ -252,7 +190,7 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
     /// Writes into the report why the run ends early, and how to continue.
     pub fn end(&mut self, ended: Ended, why: &str) {
         let how = self.how_to_continue.map_or_else(String::new, |how| format!(": {how}"));
-        self.report.head().end(ended, format!("{why}{how}"));
+        self.report.head_mut().end(ended, format!("{why}{how}"));
     }
 
     pub fn deadline(&self) -> Option<Instant> {

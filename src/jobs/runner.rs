@@ -4,17 +4,16 @@
 //! most one run at a time, across all daemons and commands. `schedule` decides which modes are due.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
+use super::run_report::RunReport;
 use super::schedule::{Entry, RetryAfter, Schedule, Wait};
 use super::table::{Requests, specs};
 use super::{JobError, Work};
@@ -28,7 +27,6 @@ use crate::servers::control::needed_by;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_connect::pace::pace;
 use tallyd_core::job_name::JobName;
-use tallyd_core::model::Micros;
 pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
 use tallyd_mysql::{Store, StoreError};
@@ -54,22 +52,6 @@ pub struct LockRequest<'a> {
     pub keep: Duration,
 }
 
-/// The report of a run, for operators and for programs.
-pub trait Report: Serialize + Display {
-    fn outcome(&self) -> Outcome;
-
-    /// Returns whether the run did all its work. If the run did not, the mode is still due, and the daemon runs the
-    /// mode again.
-    fn is_done(&self) -> bool {
-        self.outcome() == Outcome::Done
-    }
-
-    /// The time up to which a reconcile has compared everything.
-    fn cut(&self) -> Option<Micros> {
-        None
-    }
-}
-
 /// The result of a request for a run.
 #[derive(Debug)]
 pub enum Ran<R> {
@@ -84,7 +66,7 @@ pub enum Ran<R> {
 
 /// Runs `work` once under the job's lock. `work` gets the run's number as the fencing token. The number grows from run
 /// to run.
-pub async fn run_once<R: Report, F, E>(
+pub async fn run_once<R: RunReport, F, E>(
     store: &Store,
     job: LockRequest<'_>,
     work: impl FnOnce(u64) -> F,
@@ -146,7 +128,12 @@ async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
     }
 }
 
-async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result<R, JobError>) -> Result<(), JobError> {
+async fn note_end<R: RunReport>(
+    store: &Store,
+    job: &str,
+    run: u64,
+    worked: &Result<R, JobError>,
+) -> Result<(), JobError> {
     let noted = match worked {
         Ok(report) => {
             let text = serde_json::to_string(report).context("write the report")?;

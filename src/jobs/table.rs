@@ -7,8 +7,8 @@ use super::archive::{self, Archiver, Scope};
 use super::filters::{self, Filters};
 use super::reconcile::{Mode, Reconciler};
 use super::recount::Recounter;
-use super::run::{self, RunOptions};
-use super::runner::{Outcome, Ran, Report};
+use super::run::{self, RunOptions, RunReport};
+use super::runner::{Outcome, Ran};
 use super::schedule::RetryAfter;
 use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
@@ -116,7 +116,7 @@ async fn recounted(Work { servers, config, mode, stop }: Work) -> Result<RetryAf
     run::once(&servers, &config, &recounter, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
 }
 
-fn retry_after<R: Report>(ran: Ran<R>) -> RetryAfter {
+fn retry_after<R: RunReport>(ran: Ran<R>) -> RetryAfter {
     match ran {
         Ran::Held { .. } => RetryAfter::Pause,
         Ran::Ended(report) => match report.outcome() {

@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::Reason;
 use crate::jobs::run::{Ended, RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome as RunOutcome};
+use crate::jobs::runner::Outcome as RunOutcome;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
 
@@ -131,7 +131,15 @@ impl PeriodReport {
     }
 }
 
-impl runner::Report for Report {
+impl RunReport for Report {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
+        &mut self.head
+    }
+
     fn outcome(&self) -> RunOutcome {
         let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
         let mut kept = self.periods.iter().filter(|period| period.outcome == Outcome::Kept).peekable();
@@ -147,12 +155,6 @@ impl runner::Report for Report {
         } else {
             RunOutcome::Done
         }
-    }
-}
-
-impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
-        &mut self.head
     }
 }
 
@@ -243,7 +245,7 @@ impl RunProgress for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::runner::Report as _;
+    use crate::jobs::run::RunReport as _;
 
     fn report(outcomes: &[Outcome]) -> Report {
         let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W46".to_owned() };

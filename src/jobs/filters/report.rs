@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::jobs::run::{Ended, RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
+use crate::jobs::runner::Outcome;
 use crate::runtime::progress::RunProgress;
 use tallyd_core::job_name::JobName;
 
@@ -46,19 +46,21 @@ pub struct Mark {
     pub full: i64,
 }
 
-impl runner::Report for Report {
+impl RunReport for Report {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
+        &mut self.head
+    }
+
     fn outcome(&self) -> Outcome {
         if self.head.ended == Ended::Done && self.left_because.is_some() {
             return Outcome::Failed;
         }
         // If a filter could not be built, a run tries again when the filter's target changes, and once a day.
         self.head.outcome()
-    }
-}
-
-impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
-        &mut self.head
     }
 }
 
@@ -100,7 +102,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::runner::Report as _;
+    use crate::jobs::run::RunReport as _;
 
     #[test]
     fn what_was_left_is_said_and_stays_due() {

@@ -7,7 +7,6 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::jobs::run::{RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::job_name::JobName;
 
@@ -51,14 +50,12 @@ pub struct TargetReport {
     pub added: i64,
 }
 
-impl runner::Report for Report {
-    fn outcome(&self) -> Outcome {
-        self.head.outcome()
-    }
-}
-
 impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
         &mut self.head
     }
 }

@@ -9,7 +9,6 @@ use tracing::info;
 use super::Subject;
 use super::sides::Look;
 use crate::jobs::run::{RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::job_name::CommandName;
 use tallyd_core::model::TargetId;
@@ -96,14 +95,12 @@ impl Report {
     }
 }
 
-impl runner::Report for Report {
-    fn outcome(&self) -> Outcome {
-        self.head.outcome()
-    }
-}
-
 impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
         &mut self.head
     }
 }

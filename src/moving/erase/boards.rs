@@ -17,7 +17,8 @@ use serde::Serialize;
 use super::{Erasing, LOOK_EVERY};
 use crate::config::Rules;
 use crate::jobs::JobError;
-use crate::jobs::runner::{self, LockRequest, Outcome, Ran, run_once};
+use crate::jobs::run::{RunHead, RunReport};
+use crate::jobs::runner::{LockRequest, Ran, run_once};
 use crate::runtime::fault;
 use tallyd_core::archive::{PeriodRow, PeriodState};
 use tallyd_core::erase::{Subject, placeholder};
@@ -38,6 +39,8 @@ pub(super) struct Members {
     places: u64,
     /// The number of deleted snapshot rows.
     saved: u64,
+    #[serde(flatten)]
+    head: RunHead,
 }
 
 /// Maps each period to the member's places in the archive, and to the zsets that contain the member.
@@ -49,7 +52,7 @@ impl Erasing<'_, '_> {
         if boards.is_empty() {
             return Ok(());
         }
-        let Members { zsets, places, saved } = match self.run.options.dry_run {
+        let Members { zsets, places, saved, .. } = match self.run.options.dry_run {
             true => self.foresee_members(&boards).await?,
             false => self.erase_under_lock(&boards).await?,
         };
@@ -225,15 +228,19 @@ fn taken(changed: Changed) -> Result<u64> {
     }
 }
 
-impl runner::Report for Members {
-    fn outcome(&self) -> Outcome {
-        Outcome::Done
+impl RunReport for Members {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 }
 
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { zsets, places, saved } = self;
+        let Self { zsets, places, saved, .. } = self;
         write!(f, "a member was erased from {zsets} zsets, {places} archive rows and {saved} snapshot rows")
     }
 }

@@ -8,7 +8,6 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::jobs::run::{Ended, RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
 /// Places that can still contain data about the subject after an erase, and for how long.
@@ -85,14 +84,12 @@ impl Report {
     }
 }
 
-impl runner::Report for Report {
-    fn outcome(&self) -> Outcome {
-        self.head.outcome()
-    }
-}
-
 impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
         &mut self.head
     }
 }

@@ -9,7 +9,6 @@ use tracing::info;
 
 use crate::config::Export;
 use crate::jobs::run::{RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate, spoken};
 use tallyd_core::job_name::CommandName;
 
@@ -40,14 +39,12 @@ impl Report {
     }
 }
 
-impl runner::Report for Report {
-    fn outcome(&self) -> Outcome {
-        self.head.outcome()
-    }
-}
-
 impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
         &mut self.head
     }
 }

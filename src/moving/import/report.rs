@@ -7,7 +7,6 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::jobs::run::{RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
@@ -86,14 +85,12 @@ impl Report {
     }
 }
 
-impl runner::Report for Report {
-    fn outcome(&self) -> Outcome {
-        self.head.outcome()
-    }
-}
-
 impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
         &mut self.head
     }
 }

@@ -2,7 +2,7 @@
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
 use tallyd::jobs::run::Ended;
-use tallyd::jobs::runner::Report as _;
+use tallyd::jobs::run::RunReport as _;
 use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,7 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Report};
-use tallyd::jobs::runner::Report as _;
+use tallyd::jobs::run::RunReport as _;
 use tallyd::jobs::snapshots::{NotRestored, Restore};
 use tallyd_core::model::Micros;
 use tokio_util::sync::CancellationToken;

@@ -4,7 +4,7 @@
 use redis::AsyncCommands;
 use sqlx::Row;
 use tallyd::jobs::archive::{Outcome, Report, Scope};
-use tallyd::jobs::runner::Report as _;
+use tallyd::jobs::run::RunReport as _;
 use tallyd::jobs::snapshots::Snapshots;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tokio_util::sync::CancellationToken;

@@ -9,7 +9,6 @@ use serde::Serialize;
 use super::Mode;
 pub(super) use crate::jobs::run::LISTED_MAX;
 use crate::jobs::run::{RunHead, RunReport};
-use crate::jobs::runner::{self, Outcome};
 pub use crate::telemetry::Verdict;
 use tallyd_core::model::Micros;
 use tallyd_core::sizes::Sizes;
@@ -238,19 +237,17 @@ impl TargetReport {
     }
 }
 
-impl runner::Report for Report {
-    fn outcome(&self) -> Outcome {
-        self.head.outcome()
+impl RunReport for Report {
+    fn head(&self) -> &RunHead {
+        &self.head
+    }
+
+    fn head_mut(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 
     fn cut(&self) -> Option<Micros> {
         self.cut.map(Micros)
-    }
-}
-
-impl RunReport for Report {
-    fn head(&mut self) -> &mut RunHead {
-        &mut self.head
     }
 }
 
