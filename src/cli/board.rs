@@ -6,19 +6,17 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::consent::{ARCHIVE, BOARD_RESTORE, BOARD_SNAPSHOT, Consent};
-use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink, was_paused};
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, are_paused, ended, print, progress_sink};
 use crate::boards::Boards;
 use crate::config::Config;
 use crate::jobs::archive::{self, Archiver, Scope};
-use crate::jobs::run::RunReport as _;
-use crate::jobs::run::{self, Ended, RunOptions};
+use crate::jobs::run::{self, Ended, Job as _, RunOptions, RunReport as _};
 use crate::jobs::runner::Ran;
 use crate::jobs::snapshots::{Restore, Snapshots};
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_core::archive::Snapshot;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::BoardPeriod;
 use tallyd_redis::ranks::Ranking;
 
@@ -144,7 +142,7 @@ pub(super) async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
     let ran = run::once(&servers, config, &archiver, RunOptions::default(), progress_sink(), &stop).await?;
     let is_stopped = matches!(&ran, Ran::Ended(report) if report.head.ended == Ended::Stopped);
     let code = report(ran, args.dry_run, args.format)?;
-    Ok(if is_stopped && was_paused(&servers, config, JobName::Archive)? { EXIT_TRY_LATER } else { code })
+    Ok(if is_stopped && are_paused(&servers, archiver.needs(config))? { EXIT_TRY_LATER } else { code })
 }
 
 pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {

@@ -42,7 +42,7 @@ use crate::runtime::{log, process};
 use crate::version;
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
-use shared::{Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink, was_paused};
+use shared::{Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink};
 use verbosity::Verbosity;
 
 /// Keep like counts correct: write like events to MySQL, repair Redis counters, archive leaderboards.

@@ -7,15 +7,14 @@ use clap::Args;
 
 use super::consent::RECONCILE;
 use super::{
-    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, parse_target, parse_time, print, progress_sink,
-    was_paused,
+    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, are_paused, ended, parse_target, parse_time, print,
+    progress_sink,
 };
 use crate::config::Config;
 use crate::jobs::reconcile::{Mode, Reconciler};
-use crate::jobs::run::{self, Ended, RunOptions};
+use crate::jobs::run::{self, Ended, Job as _, RunOptions};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
-use tallyd_core::job_name::JobName;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct ReconcileArgs {
@@ -88,7 +87,7 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
-        _ if report.head.ended == Ended::Stopped && was_paused(&servers, config, JobName::Reconcile)? => EXIT_TRY_LATER,
+        _ if report.head.ended == Ended::Stopped && are_paused(&servers, reconciler.needs(config))? => EXIT_TRY_LATER,
         _ if matches!(report.head.ended, Ended::Stopped | Ended::LimitExceeded) => EXIT_FAILED,
         // Unknown counters are drift, too: without --dry-run, the run would load them.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,

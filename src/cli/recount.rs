@@ -9,12 +9,13 @@ use serde::Serialize;
 
 use super::consent::RECOUNT;
 use super::{
-    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, progress_sink,
+    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, are_paused, ended, exit_code, print,
+    progress_sink,
 };
 use crate::config::{Config, Recount};
 use crate::jobs::recount::Recounter;
 use crate::jobs::recount::report::Report;
-use crate::jobs::run::{self, Ended, RunOptions};
+use crate::jobs::run::{self, Ended, Job as _, RunOptions};
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 
@@ -63,7 +64,9 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
         match run::once(&servers, config, &recounter, options, progress_sink(), &stop).await {
             Ok(ran) => match ended(ran)? {
                 Some(report) => {
-                    codes.push(code(&report));
+                    let is_paused =
+                        report.head.ended == Ended::Stopped && are_paused(&servers, recounter.needs(config))?;
+                    codes.push(if is_paused { EXIT_TRY_LATER } else { code(&report) });
                     recounts.push(report);
                 }
                 None => codes.push(EXIT_TRY_LATER),

@@ -8,16 +8,14 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::Usage;
-use crate::config::{self, Config, Kinds};
+use crate::config::{self, Kinds};
 use crate::jobs::JobError;
 use crate::jobs::runner::Ran;
 use crate::runtime::clock;
 use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
-use crate::servers::control::needed_by;
 use tallyd_core::control::Task;
 use tallyd_core::event::ID_MAX;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Micros, Target, TargetId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -50,11 +48,7 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-pub(super) fn was_paused(servers: &Servers, config: &Config, job: JobName) -> Result<bool> {
-    are_paused(servers, needed_by(job, config))
-}
-
-/// Like [`was_paused`], for a run that needs these tasks.
+/// If one of these tasks is paused, says so and returns true.
 pub(super) fn are_paused(servers: &Servers, tasks: &[Task]) -> Result<bool> {
     let Some(order) = servers.control.paused(tasks) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;

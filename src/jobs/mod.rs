@@ -28,7 +28,7 @@ pub use table::{Requests, modes};
 use crate::config::Config;
 use crate::servers::Servers;
 use schedule::RetryAfter;
-use tallyd_core::control::Order;
+use tallyd_core::control::{Order, Task};
 use tallyd_core::job_name::JobName;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::StoreError;
@@ -45,6 +45,8 @@ pub struct JobSpec {
     pub first_run: FirstRun,
     /// If several modes of one job are due, the one with the lowest rank runs first.
     pub rank: usize,
+    /// While one of these tasks is paused, the mode does not run.
+    pub needs: &'static [Task],
     pub run: Run,
 }
 
@@ -53,9 +55,9 @@ pub type Run = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
     /// Makes a mode that becomes due only by its schedule. Its rank is 0.
-    fn new(job: JobName, mode: &str, pattern: &str, run: Run) -> Self {
+    fn new(job: JobName, mode: &str, pattern: &str, needs: &'static [Task], run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
-        Self { job, mode: mode.to_owned(), pattern: pattern.to_owned(), request, first_run, rank: 0, run }
+        Self { job, mode: mode.to_owned(), pattern: pattern.to_owned(), request, first_run, rank: 0, needs, run }
     }
 }
 

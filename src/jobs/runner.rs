@@ -23,7 +23,6 @@ use crate::runtime::lock::locked;
 use crate::runtime::retry::Outage;
 use crate::runtime::ticker::Ticks;
 use crate::servers::Servers;
-use crate::servers::control::needed_by;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_connect::pace::pace;
 use tallyd_core::job_name::JobName;
@@ -240,7 +239,7 @@ async fn run_due(
     stop: &CancellationToken,
 ) -> Option<Wait> {
     let (control, config) = (&servers.control, live.current());
-    let needs = needed_by(entry.spec.job, &config);
+    let needs = entry.spec.needs;
     if let Some(order) = control.paused(needs) {
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
         info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");

@@ -4,8 +4,9 @@
 use futures_util::FutureExt;
 
 use super::archive::{self, Archiver, Scope};
+use super::board_run::NEEDS;
 use super::filters::{self, Filters};
-use super::reconcile::{Mode, Reconciler};
+use super::reconcile::{self, Mode, Reconciler};
 use super::recount::Recounter;
 use super::run::{self, RunOptions, RunReport};
 use super::runner::{Outcome, Ran};
@@ -14,7 +15,10 @@ use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
 use crate::config::{Config, Reconcile, Recount};
 use crate::runtime::progress::ProgressSink;
+use tallyd_core::control::Task;
 use tallyd_core::job_name::{JobMode, JobName};
+
+const CONSUMER: &[Task] = &[Task::Consumer];
 
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
@@ -37,21 +41,21 @@ pub fn modes(config: &Config) -> Vec<JobMode> {
 
 pub(super) fn specs(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSpec> {
     match job {
-        JobName::Reconcile => reconcile(config, requests),
+        JobName::Reconcile => reconciles(config, requests),
         JobName::Archive => archive(config, requests),
         JobName::Filters if config.filter.is_on() => {
-            vec![JobSpec::new(job, filters::MODE, config.filter.schedule(), |work| filtered(work).boxed())]
+            vec![JobSpec::new(job, filters::MODE, config.filter.schedule(), CONSUMER, |work| filtered(work).boxed())]
         }
         JobName::Filters => Vec::new(),
         JobName::Recount => recounts(config),
     }
 }
 
-fn reconcile(config: &Config, requests: &Requests) -> Vec<JobSpec> {
+fn reconciles(config: &Config, requests: &Requests) -> Vec<JobSpec> {
     let Reconcile { changed_cron, full_cron, scrub_cron, .. } = &config.reconcile;
     let row = |rank, mode: Mode, pattern: &str, run: Run| JobSpec {
         rank,
-        ..JobSpec::new(JobName::Reconcile, mode.name(), pattern, run)
+        ..JobSpec::new(JobName::Reconcile, mode.name(), pattern, reconcile::needs(config), run)
     };
     vec![
         row(3, Mode::Changed, changed_cron, |work| reconciled(work, Mode::Changed).boxed()),
@@ -66,7 +70,7 @@ fn reconcile(config: &Config, requests: &Requests) -> Vec<JobSpec> {
 }
 
 fn archive(config: &Config, requests: &Requests) -> Vec<JobSpec> {
-    let row = |mode: &str, pattern: &str, run: Run| JobSpec::new(JobName::Archive, mode, pattern, run);
+    let row = |mode: &str, pattern: &str, run: Run| JobSpec::new(JobName::Archive, mode, pattern, &NEEDS, run);
     vec![
         row(archive::MODE, &config.archive.cron, |work| archived(work).boxed()),
         JobSpec { rank: 1, request: requests.snapshot.clone(), ..row(SNAPSHOT_MODE, "", |work| saved(work).boxed()) },
@@ -77,7 +81,7 @@ fn recounts(config: &Config) -> Vec<JobSpec> {
     let row = |(rank, recount): (usize, &Recount)| JobSpec {
         first_run: FirstRun::AtItsTime,
         rank,
-        ..JobSpec::new(JobName::Recount, &recount.name(), &recount.cron, |work| recounted(work).boxed())
+        ..JobSpec::new(JobName::Recount, &recount.name(), &recount.cron, CONSUMER, |work| recounted(work).boxed())
     };
     config.recounts.iter().enumerate().map(row).collect()
 }

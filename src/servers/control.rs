@@ -11,28 +11,13 @@ use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::config::{Config, Rules};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::telemetry::telemetry;
 use tallyd_core::control::{Command, Order, Task};
-use tallyd_core::job_name::JobName;
 use tallyd_mysql::{Store, StoreError};
 
 pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
-
-/// The tasks that a job needs. While one of these tasks is paused, the job does not run. Fences need consumers, and a
-/// board is complete only after the outbox has added all events of its period.
-pub(crate) fn needed_by(job: JobName, config: &Config) -> &'static [Task] {
-    match job {
-        JobName::Reconcile if Rules::from(config).has_counts_by_api(&config.kinds, &config.metrics) => {
-            &[Task::Reconcile, Task::Consumer]
-        }
-        JobName::Reconcile => &[Task::Reconcile],
-        JobName::Archive => &[Task::Archive, Task::Outbox],
-        JobName::Filters | JobName::Recount => &[Task::Consumer],
-    }
-}
 
 /// The current orders. `None` before the first read of MySQL.
 type Known = Option<Vec<InForce>>;
@@ -169,7 +154,6 @@ mod tests {
     use tallyd_core::model::Micros;
 
     use super::*;
-    use crate::config::{Rule, Writes};
 
     fn pause(task: Task, lasts: Duration) -> InForce {
         let (since, until) = (Micros(0), Micros(1));
@@ -182,7 +166,7 @@ mod tests {
         let control = Control::default();
         assert!(!control.allows(&[Task::Outbox]), "MySQL was not read");
         control.note(vec![pause(Task::Outbox, Duration::from_secs(60))]);
-        assert!(control.allows(&[Task::Consumer]) && !control.allows(needed_by(JobName::Archive, &Config::default())));
+        assert!(control.allows(&[Task::Consumer]) && !control.allows(&[Task::Archive, Task::Outbox]));
         control.until_paused(&[Task::Outbox]).await;
         let waits = tokio::spawn({
             let control = control.clone();
@@ -190,17 +174,6 @@ mod tests {
         });
         control.note(Vec::new());
         waits.await.unwrap();
-    }
-
-    #[test]
-    fn a_reconcile_needs_consumers_only_for_numbers_of_api_servers() {
-        let mut config = Config::default();
-        assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile]);
-        config.rules = vec![Rule { writer: Writes::Api, ..Rule::of("like") }];
-        assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile, Task::Consumer]);
-        let of_each_kind = |kind: &String| Rule { kind: Some(kind.clone()), ..Rule::of("like") };
-        config.rules.extend(config.kinds.0.keys().map(of_each_kind).collect::<Vec<_>>());
-        assert_eq!(needed_by(JobName::Reconcile, &config), [Task::Reconcile], "no kind follows the rule for all");
     }
 
     #[tokio::test]

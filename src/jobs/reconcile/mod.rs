@@ -65,9 +65,7 @@ use tracing::warn;
 
 use crate::config::{Config, Rules};
 use crate::jobs::run::{Ended, Job, Run};
-use crate::servers::control::needed_by;
 use tallyd_core::control::Task;
-use tallyd_core::job_name::JobName;
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
 
@@ -124,6 +122,15 @@ impl Reconciler {
     }
 }
 
+/// The tasks that a reconcile needs: its fences need consumers.
+pub fn needs(config: &Config) -> &'static [Task] {
+    if Rules::from(config).has_counts_by_api(&config.kinds, &config.metrics) {
+        &[Task::Reconcile, Task::Consumer]
+    } else {
+        &[Task::Reconcile]
+    }
+}
+
 impl Job for Reconciler {
     const NAME: &'static str = JOB;
     const SENDS_FENCES: bool = true;
@@ -131,7 +138,7 @@ impl Job for Reconciler {
     type Progress = Progress;
 
     fn needs(&self, config: &Config) -> &'static [Task] {
-        needed_by(JobName::Reconcile, config)
+        needs(config)
     }
 
     fn mode(&self) -> Cow<'_, str> {
@@ -196,5 +203,22 @@ impl Comparer<'_> {
             Mode::Scrub => scan::compare_slice(self).await,
             _ => scan::compare_changed(self).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Rule, Writes};
+
+    #[test]
+    fn a_reconcile_needs_consumers_only_for_numbers_of_api_servers() {
+        let mut config = Config::default();
+        assert_eq!(needs(&config), [Task::Reconcile]);
+        config.rules = vec![Rule { writer: Writes::Api, ..Rule::of("like") }];
+        assert_eq!(needs(&config), [Task::Reconcile, Task::Consumer]);
+        let of_each_kind = |kind: &String| Rule { kind: Some(kind.clone()), ..Rule::of("like") };
+        config.rules.extend(config.kinds.0.keys().map(of_each_kind).collect::<Vec<_>>());
+        assert_eq!(needs(&config), [Task::Reconcile], "no kind follows the rule for all");
     }
 }
