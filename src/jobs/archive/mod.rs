@@ -128,7 +128,7 @@ pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgettin
 const PRUNED_MAX: usize = 100;
 
 pub struct Archiver {
-    pub scope: Scope,
+    scope: Scope,
     /// The time of the run. `None` in a daemon or command: then MySQL's clock decides.
     pub now: Option<Micros>,
     boards: Vec<Board>,

@@ -27,7 +27,6 @@ use tallyd_mysql::{Store, StoreError};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::{Cache, CacheError};
 
-/// The tasks that a scheduled run needs. A board is complete only after the outbox has added all events of its period.
 /// A board is complete only after the outbox has added all events of its period.
 pub(super) const NEEDS: [Task; 2] = [Task::Archive, Task::Outbox];
 

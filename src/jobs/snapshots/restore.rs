@@ -55,7 +55,7 @@ pub struct NotRestored {
 pub struct Restore {
     /// Whether the restore adds the current scores in Redis to the snapshot's scores. If the snapshot already includes
     /// such a score, the score then counts twice.
-    pub add: bool,
+    add: bool,
     /// The time of the run. `None` in a command: then MySQL's clock decides.
     pub now: Option<Micros>,
     candidate: Candidate,

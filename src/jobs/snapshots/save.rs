@@ -50,9 +50,9 @@ const NEW_MEMBERS: usize = 900;
 /// Takes snapshots of boards.
 pub struct Snapshots {
     /// The boards to save, even if they are not due. `None` saves the boards that are due.
-    pub scope: Option<Scope>,
+    scope: Option<Scope>,
     /// Whether a snapshot is taken even if Redis has lost the board, or most of the board.
-    pub force: bool,
+    force: bool,
     /// The time of the run. `None` in a daemon or command: then MySQL's clock decides.
     pub now: Option<Micros>,
     boards: Vec<Board>,

@@ -16,7 +16,7 @@ impl Stage {
     }
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
-        let mut restore = Restore::new(&self.world.config, ("likes", period), add).unwrap();
+        let mut restore = Restore::new(&self.world.config, ("likes", period), add)?;
         restore.now = Some(now);
         self.run(&restore).await
     }
