@@ -35,6 +35,6 @@ EXPOSE 8255
 # The daemon writes its open batches before it stops. Set a stop timeout longer than [daemon] drain_max_s: docker stop --time 90.
 STOPSIGNAL SIGTERM
 # Checks only the daemon, not its servers: an unreachable MySQL is no reason to restart the container.
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/usr/bin/tallyd", "healthcheck", "--live"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/usr/bin/tallyd", "admin", "healthcheck", "--live"]
 ENTRYPOINT ["/usr/bin/tallyd"]
 CMD ["run"]

@@ -1,4 +1,4 @@
-//! `tallyd after-restore`: corrects Redis after MySQL was restored from a backup. MySQL remains the source of truth.
+//! `tallyd admin after-restore`: corrects Redis after MySQL was restored from a backup. MySQL remains the source of truth.
 
 use anyhow::Result;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! `tallyd compare`: compares an old site's numbers with tallyd's.
+//! `tallyd admin compare`: compares an old site's numbers with tallyd's.
 
 use anyhow::Result;
 use clap::Args;

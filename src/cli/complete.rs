@@ -1,4 +1,4 @@
-//! `tallyd completions` and `tallyd man`: completion scripts and manual pages for packages, generated from the command
+//! `tallyd admin completions` and `tallyd admin man`: completion scripts and manual pages for packages, generated from the command
 //! line's definition.
 
 use std::fs;

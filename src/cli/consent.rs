@@ -55,7 +55,7 @@ pub const RULES: [Rule; 14] = [
 
 pub(super) const IMPORT_DELETIONS: Rule =
     Rule::new("import --deletions", "likes that the old table lacks", REPAIR_LIMITS, "import again");
-pub(super) const ERASE: Rule = Rule::new("erase", "a user or a target", "", NONE);
+pub(super) const ERASE: Rule = Rule::new("admin erase", "a user or a target", "", NONE);
 pub(super) const ARCHIVE: Rule =
     Rule::new("archive --period", "a board in Redis", "the archive is verified", "`board restore`");
 pub(super) const BOARD_RESTORE: Rule = Rule::new("board restore", "a board's scores in Redis", "", NONE);
@@ -63,24 +63,24 @@ pub(super) const BOARD_SNAPSHOT: Rule = Rule::new("board snapshot --force", "a b
 pub(super) const DEAD_PURGE: Rule =
     Rule::new("dead purge", "dead letters", "only replayed letters, without `--open`", NONE);
 pub(super) const MAP_REMOVE: Rule = Rule::new(
-    "map remove",
+    "admin map remove",
     "a map's queue",
     "no daemon has the map; no messages, without `--with-messages`",
     "configure the map again; its messages are lost",
 );
 pub(super) const PARTITIONS_LOWER: Rule =
-    Rule::new("partitions lower", "empty queues", ALL_STOPPED, "raise `[amqp] partitions`");
+    Rule::new("admin partitions lower", "empty queues", ALL_STOPPED, "raise `[amqp] partitions`");
 pub(super) const FILTERS_DROP: Rule =
-    Rule::new("filters drop", "all Bloom filters", "no daemon has filters", "configure `[filter]`");
+    Rule::new("admin filters drop", "all Bloom filters", "no daemon has filters", "configure `[filter]`");
 pub(super) const LAYOUT_DROP: Rule =
-    Rule::new("layout drop", "a layout's numbers", "the layout is not configured", "configure it");
+    Rule::new("admin layout drop", "a layout's numbers", "the layout is not configured", "configure it");
 pub(super) const NAMES_RENAME: Rule =
-    Rule::new("names rename", "a kind's or metric's old name", ALL_STOPPED, "rename it back");
+    Rule::new("admin names rename", "a kind's or metric's old name", ALL_STOPPED, "rename it back");
 pub(super) const RECONCILE: Rule =
     Rule::new("reconcile --force", "numbers in Redis that MySQL lacks", REPAIR_LIMITS, NONE);
 pub(super) const RECOUNT: Rule =
-    Rule::new("recount --force", "numbers in `counter` that the table lacks", REPAIR_LIMITS, NONE);
-pub(super) const AFTER_RESTORE: Rule = Rule::new("after-restore", "numbers in Redis that MySQL lacks", "", NONE);
+    Rule::new("admin recount --force", "numbers in `counter` that the table lacks", REPAIR_LIMITS, NONE);
+pub(super) const AFTER_RESTORE: Rule = Rule::new("admin after-restore", "numbers in Redis that MySQL lacks", "", NONE);
 
 impl Rule {
     pub(super) fn ends(&self, plan: &[String], yes: bool) -> Result<Option<u8>> {

@@ -31,6 +31,10 @@ pub(super) enum ControlCommand {
         #[arg(value_enum)]
         task: TaskArg,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum RareControl {
     /// Throttle reconciles, including a reconcile that is running.
     #[command(group(ArgGroup::new("how").required(true)))]
     Throttle {
@@ -95,15 +99,27 @@ fn parse_lasts(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-pub(super) async fn run(config: &Path, command: ControlCommand) -> Result<u8> {
-    let (task, command, lasts) = match command {
-        ControlCommand::Pause { task, lasts } => (task.into(), Command::Pause, Some(lasts)),
-        ControlCommand::Resume { task } => (task.into(), Command::Pause, None),
-        ControlCommand::Throttle { task: ThrottledArg::Reconcile, targets_per_second, lasts, .. } => {
-            let command = Command::Throttle { targets_per_second: targets_per_second.unwrap_or_default() };
-            (Task::Reconcile, command, targets_per_second.map(|_| lasts))
+/// An operator's order: the task, the command, and how long it lasts. `None` ends the command.
+pub(super) type Ordered = (Task, Command, Option<Lasts>);
+
+impl From<ControlCommand> for Ordered {
+    fn from(command: ControlCommand) -> Self {
+        match command {
+            ControlCommand::Pause { task, lasts } => (task.into(), Command::Pause, Some(lasts)),
+            ControlCommand::Resume { task } => (task.into(), Command::Pause, None),
         }
-    };
+    }
+}
+
+impl From<RareControl> for Ordered {
+    fn from(command: RareControl) -> Self {
+        let RareControl::Throttle { task: ThrottledArg::Reconcile, targets_per_second, lasts, .. } = command;
+        let command = Command::Throttle { targets_per_second: targets_per_second.unwrap_or_default() };
+        (Task::Reconcile, command, targets_per_second.map(|_| lasts))
+    }
+}
+
+pub(super) async fn run(config: &Path, (task, command, lasts): Ordered) -> Result<u8> {
     let (lasts_s, reason) = lasts.map_or_else(Default::default, |it| (Some(it.time.as_secs()), it.reason));
     let done = order(config, &Wanted { task, command, lasts_s, by: user(), reason }).await?;
     writeln!(std::io::stdout(), "{}", said(task, command, &done)).context("print")?;

@@ -1,4 +1,4 @@
-//! `tallyd erase`: deletes all data of a user or a target.
+//! `tallyd admin erase`: deletes all data of a user or a target.
 
 use std::collections::BTreeSet;
 

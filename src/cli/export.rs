@@ -1,4 +1,4 @@
-//! `tallyd export`: keeps an old table current after the cut-over.
+//! `tallyd admin export`: keeps an old table current after the cut-over.
 
 use std::time::Duration;
 

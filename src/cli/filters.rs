@@ -1,4 +1,4 @@
-//! `tallyd filters`: rebuilds or deletes the Bloom filters.
+//! `tallyd admin filters`: rebuilds or deletes the Bloom filters.
 
 use std::io::Write;
 use std::time::Duration;

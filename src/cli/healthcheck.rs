@@ -1,4 +1,4 @@
-//! `tallyd healthcheck`: reports whether a daemon is ready, for containers and scripts.
+//! `tallyd admin healthcheck`: reports whether a daemon is ready, for containers and scripts.
 
 use std::io::Write;
 use std::path::Path;

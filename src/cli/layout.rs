@@ -1,4 +1,4 @@
-//! `tallyd layout`: moves counters to another layout.
+//! `tallyd admin layout`: moves counters to another layout.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

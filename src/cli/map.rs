@@ -1,4 +1,4 @@
-//! `tallyd map`: tests a map on sample events, and removes a map.
+//! `tallyd admin map`: tests a map on sample events, and removes a map.
 
 use std::fmt;
 use std::io::Write;

@@ -33,7 +33,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::config::{self, Config, ConfigError, Log};
@@ -76,6 +76,18 @@ enum Any {
     Configured(Command),
     #[command(flatten)]
     Alone(Alone),
+    /// Rare work: other counters, old sites, layouts, names, filters, partitions.
+    #[command(subcommand)]
+    Admin(Admin),
+}
+
+/// The rare commands, which `tallyd --help` does not list.
+#[derive(Debug, Subcommand)]
+enum Admin {
+    #[command(flatten)]
+    Configured(Rare),
+    #[command(flatten)]
+    Alone(RareAlone),
 }
 
 /// Commands that need a valid configuration.
@@ -85,15 +97,8 @@ enum Command {
     Run,
     /// Compare the counters in Redis with MySQL once, and repair drift.
     Reconcile(reconcile::ReconcileArgs),
-    /// Compare `counter` with the tables that [[recount]] names, and correct `counter`.
-    Recount(recount::RecountArgs),
     /// Copy an old table into tallyd, or compare it with tallyd.
     Import(import::ImportArgs),
-    /// Compare the numbers in an old site's keys with `counter`. Change nothing.
-    Compare(compare::CompareArgs),
-    /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
-    /// table.
-    Export(export::ExportArgs),
     /// Archive the boards of finished periods, and remove expired boards from Redis.
     Archive(board::ArchiveArgs),
     /// List, show, replay and delete dead letters: messages that could not be applied.
@@ -111,6 +116,24 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
+    /// Create or update the tables in MySQL, with an account that has the right to create tables.
+    Migrate,
+}
+
+/// Rare commands that need a valid configuration.
+#[derive(Debug, Subcommand)]
+enum Rare {
+    /// Compare `counter` with the tables that [[recount]] names, and correct `counter`.
+    Recount(recount::RecountArgs),
+    /// Compare the numbers in an old site's keys with `counter`. Change nothing.
+    Compare(compare::CompareArgs),
+    /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
+    /// table.
+    Export(export::ExportArgs),
+    /// Delete a user or a target: undo all its likes, and delete all its data.
+    Erase(erase::EraseArgs),
+    /// Test a map on sample events, or remove a map.
+    Map(map::MapArgs),
     /// Rebuild or delete the Bloom filters.
     #[command(subcommand)]
     Filters(filters::FiltersCommand),
@@ -120,17 +143,11 @@ enum Command {
     /// Lower the number of partitions.
     #[command(subcommand)]
     Partitions(partitions::PartitionsCommand),
-    /// Test a map on sample events, or remove a map.
-    Map(map::MapArgs),
     /// Rename kinds and metrics.
     #[command(subcommand)]
     Names(names::NamesCommand),
     /// Bring Redis to the state of MySQL after restoring MySQL from a backup.
     AfterRestore(after_restore::AfterRestoreArgs),
-    /// Delete a user or a target: undo all its likes, and delete all its data.
-    Erase(erase::EraseArgs),
-    /// Create or update the tables in MySQL, with an account that has the right to create tables.
-    Migrate,
 }
 
 /// Commands that need no valid configuration, or only a part of the configuration.
@@ -144,14 +161,21 @@ enum Alone {
     Status(status::StatusArgs),
     #[command(flatten)]
     Control(control::ControlCommand),
-    /// Check whether a daemon is ready. Exit with 0 if it is ready, otherwise with 1.
-    Healthcheck(healthcheck::HealthcheckArgs),
     /// Serve the HTTP API until SIGTERM: publish events, read numbers, likes and boards.
     Gateway {
         /// Print the description of the API (OpenAPI 3.1) instead of serving it.
         #[arg(long)]
         openapi: bool,
     },
+}
+
+/// Rare commands that need no valid configuration.
+#[derive(Debug, Subcommand)]
+enum RareAlone {
+    #[command(flatten)]
+    Control(control::RareControl),
+    /// Check whether a daemon is ready. Exit with 0 if it is ready, otherwise with 1.
+    Healthcheck(healthcheck::HealthcheckArgs),
     /// Print the completion script for a shell.
     Completions {
         /// Complete for this shell.
@@ -180,7 +204,8 @@ pub fn main<F>(daemon: impl FnOnce(PathBuf, Config) -> F + Send + 'static) -> u8
 where
     F: Future<Output = Result<()>>,
 {
-    let cli = match Cli::try_parse() {
+    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             // --help and --version are not errors. For real errors, the library's own exit code would be 2.
@@ -196,7 +221,7 @@ where
         return EXIT_USAGE;
     }
     if cli.command.is_none() && !cli.reconcile_once && is_typed() {
-        let _ = write!(std::io::stderr(), "{}", Cli::command().render_help());
+        let _ = write!(std::io::stderr(), "{}", command_line().render_help());
         return EXIT_USAGE;
     }
     cli.verbosity.apply();
@@ -225,12 +250,16 @@ where
 {
     let command = match cli.command {
         Some(Any::Alone(command)) => return run_alone(command, cli.config.as_deref()),
+        Some(Any::Admin(Admin::Alone(command))) => return run_rare_alone(command, cli.config.as_deref()),
+        Some(Any::Admin(Admin::Configured(command))) => {
+            let config = loaded(cli.config.unwrap_or_else(|| config::DEFAULT_PATH.into()).as_path())?;
+            return start_runtime()?.block_on(run_rare(&config, command));
+        }
         Some(Any::Configured(command)) => Some(command),
         None => None,
     };
     let path = cli.config.unwrap_or_else(|| config::DEFAULT_PATH.into());
-    let config = config::load(&path)?;
-    start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+    let config = loaded(&path)?;
     start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile::run(&config, &reconcile::ReconcileArgs::default()).await,
@@ -239,24 +268,35 @@ where
                 daemon(path, config).await.map(|()| EXIT_DONE)
             }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
-            Some(Command::Recount(args)) => recount::run(&config, &args).await,
             Some(Command::Import(args)) => import::run(&config, &args).await,
-            Some(Command::Compare(args)) => compare::run(&config, &args).await,
-            Some(Command::Export(args)) => export::run(&config, &args).await,
             Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,
             Some(Command::Show { target, format }) => once::show(&config, &target, format).await,
-            Some(Command::Filters(command)) => filters::run(&config, &command).await,
-            Some(Command::Layout(command)) => layout::run(&config, command).await,
-            Some(Command::Partitions(command)) => partitions::run(&config, &command).await,
-            Some(Command::Map(args)) => map::run(&config, &args).await,
-            Some(Command::Names(command)) => names::run(&config, &command).await,
-            Some(Command::AfterRestore(args)) => after_restore::run(&config, &args).await,
-            Some(Command::Erase(args)) => erase::run(&config, &args).await,
             Some(Command::Migrate) => once::migrate(&config).await,
         }
     })
+}
+
+fn loaded(path: &Path) -> Result<Config> {
+    let config = config::load(path)?;
+    start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+    Ok(config)
+}
+
+async fn run_rare(config: &Config, command: Rare) -> Result<u8> {
+    match command {
+        Rare::Recount(args) => recount::run(config, &args).await,
+        Rare::Compare(args) => compare::run(config, &args).await,
+        Rare::Export(args) => export::run(config, &args).await,
+        Rare::Erase(args) => erase::run(config, &args).await,
+        Rare::Map(args) => map::run(config, &args).await,
+        Rare::Filters(command) => filters::run(config, &command).await,
+        Rare::Layout(command) => layout::run(config, command).await,
+        Rare::Partitions(command) => partitions::run(config, &command).await,
+        Rare::Names(command) => names::run(config, &command).await,
+        Rare::AfterRestore(args) => after_restore::run(config, &args).await,
+    }
 }
 
 fn start_log(log: &Log) -> Result<()> {
@@ -282,8 +322,7 @@ fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
         Alone::Config(ConfigCommand::Show(args)) => configuration::show(path, &args),
         Alone::Config(ConfigCommand::Schema) => configuration::print_schema(),
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),
-        Alone::Control(command) => start_runtime()?.block_on(control::run(path, command)),
-        Alone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
+        Alone::Control(command) => start_runtime()?.block_on(control::run(path, command.into())),
         Alone::Gateway { openapi: true } => {
             write!(std::io::stdout(), "{}", gateway::DOCUMENT).context("print the description of the API")?;
             Ok(EXIT_DONE)
@@ -293,13 +332,49 @@ fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
             start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
             start_runtime()?.block_on(gateway::run(&config)).map(|()| EXIT_DONE)
         }
-        Alone::Completions { shell } => complete::completions(shell),
-        Alone::Man { dir } => complete::man(dir.as_deref()),
     }
+}
+
+fn run_rare_alone(command: RareAlone, given: Option<&Path>) -> Result<u8> {
+    let path = given.unwrap_or(Path::new(config::DEFAULT_PATH));
+    match command {
+        RareAlone::Control(command) => start_runtime()?.block_on(control::run(path, command.into())),
+        RareAlone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
+        RareAlone::Completions { shell } => complete::completions(shell),
+        RareAlone::Man { dir } => complete::man(dir.as_deref()),
+    }
+}
+
+/// The commands that `tallyd --help` lists, by what an operator wants.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Run", &["run", "gateway"]),
+    ("Look", &["status", "show", "board", "dead"]),
+    ("Repair", &["reconcile", "archive", "pause", "resume"]),
+    ("Move and set up", &["init", "config", "migrate", "import"]),
+];
+
+/// The command line. The library lists all commands under one heading, so the groups are part of the template.
+fn command_line() -> clap::Command {
+    let command = Cli::command();
+    let about = |name: &str| {
+        let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+        about.map_or_else(String::new, ToString::to_string)
+    };
+    let line = |name: &str| format!("  {name:<10} {}\n", about(name));
+    let group = |(title, names): &(&str, &[&str])| {
+        format!("{title}:\n{}\n", names.iter().map(|name| line(name)).collect::<String>())
+    };
+    let groups: String = GROUPS.iter().map(group).collect();
+    let rare = format!("Rare:\n{}", line("admin"));
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}{rare}\nOptions:\n{{options}}{{after-help}}"
+    ))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -317,6 +392,15 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn the_first_help_lists_each_command_that_is_not_rare_in_one_group() {
+        let command = command_line();
+        let all = command.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "admin");
+        let listed = GROUPS.iter().flat_map(|(_, names)| names.iter().copied());
+        assert_eq!(all.collect::<BTreeSet<_>>(), listed.clone().collect());
+        assert!(listed.count() <= 14);
     }
 }

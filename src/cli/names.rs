@@ -1,4 +1,4 @@
-//! `tallyd names`: renames a kind or a metric. Its code stays the same.
+//! `tallyd admin names`: renames a kind or a metric. Its code stays the same.
 
 use std::collections::BTreeMap;
 use std::io::Write;

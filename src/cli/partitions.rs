@@ -1,4 +1,4 @@
-//! `tallyd partitions`: lowers the number of partitions. To raise the number, start a daemon with a higher `[amqp]
+//! `tallyd admin partitions`: lowers the number of partitions. To raise the number, start a daemon with a higher `[amqp]
 //! partitions`.
 
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `tallyd recount`: compares the table `counter` with the tables that determine its counters.
+//! `tallyd admin recount`: compares the table `counter` with the tables that determine its counters.
 
 use std::fmt;
 use std::io::Write;

@@ -22,7 +22,7 @@ pub struct Admin {
     /// `ADDRESS:PORT`, or `unix:` and a socket's path. Empty: no port. Daemons on one machine need different addresses.
     /// An address reachable from other machines requires a token.
     pub listen: String,
-    /// Control socket for `tallyd pause`, `resume` and `throttle`, open to the daemon's user and group. Empty: none.
+    /// Control socket for `tallyd pause`, `resume` and `admin throttle`, open to the daemon's user and group. Empty: none.
     pub control: String,
     /// Allowed `Host` names besides `localhost` and IP addresses, against DNS rebinding.
     pub hosts: Vec<String>,

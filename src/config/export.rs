@@ -1,4 +1,4 @@
-//! `[[export]]`: an old table that `tallyd export` keeps current.
+//! `[[export]]`: an old table that `tallyd admin export` keeps current.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -18,7 +18,7 @@ pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 pub struct Filter {
     /// Likes that a target needs for a filter. 0: no filters. All daemons need the same number.
     pub likes_min: u64,
-    /// Whether clients ask the filters before MySQL. Set it when all daemons have `likes_min` and `tallyd filters rebuild`
+    /// Whether clients ask the filters before MySQL. Set it when all daemons have `likes_min` and `tallyd admin filters rebuild`
     /// has ended.
     pub asked: bool,
     /// Largest share of wrong "yes" answers for users without a like. At 0.00001 a filter takes 3 to 6 bytes per like.

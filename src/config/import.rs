@@ -124,7 +124,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say("metric", "its [[rule]] is settable: publish a `set` event for each counter instead");
         }
         if config.recounts.iter().any(|recount| (&recount.kind, &recount.metric) == (kind, metric)) {
-            say("metric", "a [[recount]] corrects this counter from another table: run `tallyd recount` instead");
+            say("metric", "a [[recount]] corrects this counter from another table: run `tallyd admin recount` instead");
         }
         if let Err((key, problem)) = import.reads() {
             say(key, &problem);
@@ -209,7 +209,7 @@ mod tests {
             (block("like", &likes.replace(":rows", "9")), "query lacks :rows"),
             (block("share", &likes.replace("AND user > :after_user", "")), "the metric share is not in [metrics]"),
             (block("unread", "keys = \"unread:{id}\""), "publish a `set` event for each counter"),
-            (block("comment", "keys = \"comments:{id}\""), "run `tallyd recount` instead"),
+            (block("comment", "keys = \"comments:{id}\""), "run `tallyd admin recount` instead"),
             (block("view", "keys = \"views:{id}\"\nunit = \"s\""), "unit is only for the time of likes: remove unit"),
             (
                 block("view", "keys = \"views:{id}\"\nkeeps_deleted = true"),

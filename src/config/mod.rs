@@ -115,7 +115,7 @@ pub struct Config {
     /// Exceptions to how metrics are counted.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
-    /// Numbers that another table determines. `tallyd recount` corrects them.
+    /// Numbers that another table determines. `tallyd admin recount` corrects them.
     #[serde(rename = "recount")]
     pub recounts: Vec<Recount>,
     /// Old tables that `tallyd import` copies.
@@ -124,7 +124,7 @@ pub struct Config {
     /// Events in your own JSON, from your own exchange.
     #[serde(rename = "map")]
     pub maps: Vec<Map>,
-    /// Old tables that `tallyd export` keeps current after the cut-over.
+    /// Old tables that `tallyd admin export` keeps current after the cut-over.
     #[serde(rename = "export")]
     pub exports: Vec<Export>,
     /// Leaderboards, one block for each board and period.

@@ -20,7 +20,7 @@ pub struct Recount {
     /// SELECT of target id and number, for up to `:limit` ids above `:after`, in id order. The query can use any
     /// database that the account of `[mysql]` can read.
     pub query: String,
-    /// When to run. Empty: only with `tallyd recount`.
+    /// When to run. Empty: only with `tallyd admin recount`.
     #[serde(default)]
     pub cron: String,
     /// Targets per query. Fewer targets make each query faster.

@@ -88,6 +88,6 @@ pub(super) fn stopped_map(name: &str, Trial { taken, refused, .. }: Trial) -> St
     let all = taken + refused;
     format!(
         "the map {name} is stopped, because {refused} of its first {all} events were refused: correct the map and restart the \
-         daemons, or run `tallyd map resume {name}`; `tallyd dead list` shows the events"
+         daemons, or run `tallyd admin map resume {name}`; `tallyd dead list` shows the events"
     )
 }

@@ -60,7 +60,7 @@ pub(crate) struct Left {
 /// If API servers count likes, a replay adds no likes to the Bloom filters, which get only likes that lua/like.lua
 /// counted recently.
 const REBUILD: &str =
-    "the replayed letters contain likes: after the daemon has written these likes, run `tallyd filters rebuild`";
+    "the replayed letters contain likes: after the daemon has written these likes, run `tallyd admin filters rebuild`";
 
 impl Replay<'_> {
     /// Replays at most `limit` letters, in the order in which they were stored. Skipped letters don't count towards the

@@ -115,7 +115,7 @@ pub(super) struct Ready {
     pub state: &'static str,
     /// The reasons why the gateway is not ready.
     pub reasons: Vec<String>,
-    /// Always empty. Only a daemon fills this field, for `tallyd healthcheck`.
+    /// Always empty. Only a daemon fills this field, for `tallyd admin healthcheck`.
     pub servers: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Ready {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Live {
     pub live: bool,
-    /// Always empty. Only a daemon fills this field, for `tallyd healthcheck`.
+    /// Always empty. Only a daemon fills this field, for `tallyd admin healthcheck`.
     pub stuck: Vec<String>,
 }
 

@@ -262,7 +262,7 @@ fn say_went_back(partition: u16, state: &mut State) {
             event = "mysql-went-back",
             times,
             partition,
-            "MySQL is older than Redis: Redis has outbox rows of partition {partition} that MySQL does not have. Run: tallyd after-restore"
+            "MySQL is older than Redis: Redis has outbox rows of partition {partition} that MySQL does not have. Run: tallyd admin after-restore"
         );
     }
 }

@@ -123,7 +123,7 @@ fn judge(
                 change: change(name, Noted::Was(former.clone())),
                 found: format!("[{section}] {name} = {code}, but in MySQL {code} is the code of {former}"),
                 advice: format!(
-                    "a code must not change its meaning: give {name} a code that was never used, or run `tallyd names rename` if only the name changes"
+                    "a code must not change its meaning: give {name} a code that was never used, or run `tallyd admin names rename` if only the name changes"
                 ),
                 in_use: !removed,
             }),
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(
             doubts,
             ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are rows with this code: a code must \
-              not change its meaning: give post a code that was never used, or run `tallyd names rename` if only the name changes"]
+              not change its meaning: give post a code that was never used, or run `tallyd admin names rename` if only the name changes"]
         );
         let (_, doubts) = said(&[("post", 2)], &[], &[known(2, "view", false)]);
         assert!(

@@ -1,4 +1,4 @@
-//! `tallyd status` and `tallyd healthcheck` with the real daemon: output and exit codes.
+//! `tallyd status` and `tallyd admin healthcheck` with the real daemon: output and exit codes.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -116,7 +116,7 @@ async fn a_healthcheck_exits_with_0_when_ready_and_1_when_not() {
     let (proxy, mysql) = Proxy::before(world.config.mysql.url.expose()).await;
     let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", mysql.as_str())]);
     let url = url(&daemon).await;
-    let check = |more: &[&str]| world.tallyd(&[&["healthcheck", "--url", &url], more].concat());
+    let check = |more: &[&str]| world.tallyd(&[&["admin", "healthcheck", "--url", &url], more].concat());
     eventually("the daemon is ready", || async { check(&[]).status.code() == Some(0) }).await;
     assert_exits(&check(&[]), 0, "ready\n");
     proxy.hold();
@@ -143,15 +143,15 @@ fn a_daemon_that_is_away_exits_with_75_and_says_what_to_do() {
     // This server accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", silent.local_addr().unwrap());
-    for command in ["status", "healthcheck"] {
-        let output = run(&closed, &[command]);
+    for command in [&["status"][..], &["admin", "healthcheck"]] {
+        let output = run(&closed, command);
         assert_exits(&output, 75, &format!("no daemon answers at http://{closed}/: Connection refused"));
         assert!(stderr(&output).contains("systemctl status tallyd"), "{}", stderr(&output));
-        assert_exits(&run(&closed, &[command, "--url", &silent]), 75, "no answer within 3 s");
-        assert_exits(&run("", &[command]), 64, "[admin] listen is empty");
-        assert_exits(&run("127.0.0.1:0", &[command]), 64, "use --url");
-        assert_exits(&run(&closed, &[command, "--url", "https://localhost"]), 64, "doesn't support https");
-        assert_exits(&run("nowhere", &[command]), 78, "[admin] listen is \"nowhere\"");
+        assert_exits(&run(&closed, &[command, &["--url", silent.as_str()]].concat()), 75, "no answer within 3 s");
+        assert_exits(&run("", command), 64, "[admin] listen is empty");
+        assert_exits(&run("127.0.0.1:0", command), 64, "use --url");
+        assert_exits(&run(&closed, &[command, &["--url", "https://localhost"]].concat()), 64, "doesn't support https");
+        assert_exits(&run("nowhere", command), 78, "[admin] listen is \"nowhere\"");
     }
     assert_exits(&run(&closed, &["status", "--watch"]), 75, "no daemon answers");
 }
@@ -163,7 +163,7 @@ async fn what_is_no_admin_port_is_no_healthy_daemon() {
     let url = url(&daemon).await;
     // This path does not exist. A misconfigured proxy can send requests to such a path.
     let elsewhere = format!("{url}/other/");
-    assert_exits(&world.tallyd(&["healthcheck", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
+    assert_exits(&world.tallyd(&["admin", "healthcheck", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
     assert_exits(&world.tallyd(&["status", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
     assert!(daemon.stop().success());
     world.close().await;

@@ -1,4 +1,4 @@
-//! Tests `tallyd compare`, which compares the counters of an older site with the counters of tallyd.
+//! Tests `tallyd admin compare`, which compares the counters of an older site with the counters of tallyd.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -37,7 +37,7 @@ async fn set(world: &World, id: impl std::fmt::Display, value: impl std::fmt::Di
 
 /// Returns the report and the exit code.
 fn compared(world: &World, source: &[&str]) -> (Value, Option<i32>) {
-    let output = world.tallyd(&[&["compare", "--format", "json"], source].concat());
+    let output = world.tallyd(&[&["admin", "compare", "--format", "json"], source].concat());
     let report = serde_json::from_slice(&output.stdout);
     (report.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output))), output.status.code())
 }
@@ -75,7 +75,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     let worst = &report["worst"];
     assert_eq!(worst[0], json!({ "target": "video:6", "old": 506, "tallyd": 6, "drift": -500 }), "{report}");
     assert_eq!(worst[1], json!({ "target": "video:99", "old": 7, "tallyd": null, "drift": -7 }), "{report}");
-    let text = stdout(&world.tallyd(&["compare", "--keys", &pattern]));
+    let text = stdout(&world.tallyd(&["admin", "compare", "--keys", &pattern]));
     assert!(text.contains("5 differ by 513 in total"), "{text}");
     assert!(text.contains("video:2: tallyd 2, the older site none, +2"), "{text}");
     assert_eq!(world.counters().await, before);
@@ -87,7 +87,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
         (vec!["--keys", "x:{id}", "--metric", "view"], "--metric view is not in [metrics]"),
         (vec![], "required arguments were not provided"),
     ] {
-        let output = world.tallyd(&[&["compare"], arguments.as_slice()].concat());
+        let output = world.tallyd(&[&["admin", "compare"], arguments.as_slice()].concat());
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
     }
@@ -108,7 +108,7 @@ async fn an_event_in_flight_at_the_first_look_is_no_difference() {
     let pattern = key(&world, "{id}");
     let running = world
         .command()
-        .args(["compare", "--format", "json", "--keys", &pattern])
+        .args(["admin", "compare", "--format", "json", "--keys", &pattern])
         .stdout(std::process::Stdio::piped())
         .spawn();
     let running = running.unwrap();

@@ -1,4 +1,4 @@
-//! Tests `tallyd export`, which keeps a site's old table up to date after the site has switched to tallyd.
+//! Tests `tallyd admin export`, which keeps a site's old table up to date after the site has switched to tallyd.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -81,7 +81,7 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     world.publish(&publisher, &[body(&late)]).await;
     world.drained(&publisher).await;
 
-    let first = world.report(&["export", "old", "--since", "30m"]);
+    let first = world.report(&["admin", "export", "old", "--since", "30m"]);
     let mut expected = liked(&model);
     expected.insert((1, 900));
     assert_eq!(old(&world, "1").await, expected, "{first}");
@@ -91,12 +91,12 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
 
     click(&world, &publisher, &mut dice, &mut model, 300).await;
     world.drained(&publisher).await;
-    let second = world.report(&["export", "old", "--resume"]);
+    let second = world.report(&["admin", "export", "old", "--resume"]);
     assert_eq!(second["since"], first["until"], "{second}");
     let mut expected = liked(&model);
     expected.insert((1, 900));
     assert_eq!(old(&world, "1").await, expected, "{second}");
-    let text = stdout(&world.tallyd(&["export", "old", "--resume"]));
+    let text = stdout(&world.tallyd(&["admin", "export", "old", "--resume"]));
     assert!(
         text.contains("events that arrived more than 1 min 0 s late were not exported: `tallyd import --verify`"),
         "{text}"
@@ -111,7 +111,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     let (world, publisher, daemon) = site("export_soft", &format!("{SOFT}{server}"), SOFT_TABLE).await;
     let (mut model, mut dice) = (Model::default(), Dice::of_run(6));
     let start = |begin: &[&str]| {
-        let arguments = [&["export", "old", "--every", "1s"], begin].concat();
+        let arguments = [&["admin", "export", "old", "--every", "1s"], begin].concat();
         world.command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
     };
     let follows = async |model: &Model| {
@@ -123,7 +123,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
         click(&world, &publisher, &mut dice, &mut model, 200).await;
         follows(&model).await;
     }
-    let other = world.tallyd(&["export", "old", "--since", "1h"]);
+    let other = world.tallyd(&["admin", "export", "old", "--since", "1h"]);
     assert_eq!(other.status.code(), Some(75), "only one export can run: {}", stderr(&other));
     let times = "SELECT COUNT(*) FROM old_likes AS o JOIN like_record AS l ON l.target_id = o.post_id AND l.user_id = o.user_id \
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
@@ -134,7 +134,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     running.wait().unwrap();
     click(&world, &publisher, &mut dice, &mut model, 200).await;
     world.end_leases().await;
-    let resumed = world.tallyd(&["export", "old", "--resume"]);
+    let resumed = world.tallyd(&["admin", "export", "old", "--resume"]);
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     follows(&model).await;
 
@@ -155,7 +155,7 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     let (world, publisher, daemon) = site("export_refused", HARD, HARD_TABLE).await;
     let (mut model, mut dice) = (Model::default(), Dice::of_run(7));
     let refused = |arguments: &[&str], code, why: &str| {
-        let output = world.tallyd(&[&["export"], arguments].concat());
+        let output = world.tallyd(&[&["admin", "export"], arguments].concat());
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
     };

@@ -58,7 +58,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     for (to, queues) in [(2, [Some(0), Some(0), None, None]), (1, [Some(0), None, None, None])] {
         set(&mut world, to);
         let before = queued(&world).await;
-        let command = ["partitions", "lower", "--yes", "--to", &to.to_string()];
+        let command = ["admin", "partitions", "lower", "--yes", "--to", &to.to_string()];
         assert_exits(&world.tallyd(&[&command[..], &["--dry-run"]].concat()), 0, "delete the queue");
         assert_eq!(queued(&world).await, before, "a dry run changes nothing");
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
@@ -80,7 +80,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     let mut world = World::new("lower_refused", "[amqp]\npartitions = 4\n").await;
-    let command = ["partitions", "lower", "--to", "2"];
+    let command = ["admin", "partitions", "lower", "--to", "2"];
     let daemon = consuming(&world).await;
     assert_exits(&world.tallyd(&command), 78, "[amqp] partitions is 4: first set it to 2 on every host");
     set(&mut world, 2);
@@ -104,7 +104,7 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     assert_exits(&declared, 75, "[amqp] declare is false");
     assert_eq!((queued(&world).await, world.count(IN_USE).await), (vec![Some(0); 4], 4));
     let mut more = world.command();
-    more.args(["partitions", "lower", "--to", "8"]).env("TALLYD__AMQP__PARTITIONS", "8");
+    more.args(["admin", "partitions", "lower", "--to", "8"]).env("TALLYD__AMQP__PARTITIONS", "8");
     assert_exits(&more.output().unwrap(), 64, "4 partitions are in use");
     world.close().await;
 }
@@ -115,9 +115,9 @@ async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
     let daemon = consuming(&world).await;
     let refused = |world: &World, said: &str| {
         world.write(&format!("[amqp]\npartitions = 2\n{SEARCHED}"));
-        assert_exits(&world.tallyd(&["partitions", "lower", "--to", "2"]), 75, said);
+        assert_exits(&world.tallyd(&["admin", "partitions", "lower", "--to", "2"]), 75, said);
         world.write(&format!("[amqp]\npartitions = 4\n{FOUND}"));
-        assert_exits(&world.tallyd(&["names", "rename", "metric", "search", "find", "--yes"]), 75, said);
+        assert_exits(&world.tallyd(&["admin", "names", "rename", "metric", "search", "find", "--yes"]), 75, said);
     };
     assert_exits(&world.tallyd(&["pause", "consumer", "--for", "10m"]), 0, "consumer is paused until");
     let consumed = async || {
@@ -142,7 +142,7 @@ async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
     assert_eq!(world.count(IN_USE).await, 4);
     assert!(daemon.stop().success());
     assert_exits(
-        &world.tallyd(&["names", "rename", "metric", "search", "find", "--yes"]),
+        &world.tallyd(&["admin", "names", "rename", "metric", "search", "find", "--yes"]),
         0,
         "renamed: start the daemons",
     );
@@ -158,7 +158,7 @@ const FOUND: &str = "[metrics]\nlike = 1\nfind = 6\n";
 async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
     let mut world = World::new("rename", SEARCHED).await;
     let daemon = consuming(&world).await;
-    let rename = |from, to| ["names", "rename", "metric", from, to, "--yes"];
+    let rename = |from, to| ["admin", "names", "rename", "metric", from, to, "--yes"];
     assert_exits(&world.tallyd(&rename("search", "find")), 78, "[metrics] has no find = 6");
     world.write(FOUND);
     assert_exits(&world.tallyd(&rename("search", "find")), 75, "a daemon consumes");
@@ -169,7 +169,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
         "no metric is named view in MySQL: the names are like, search",
     );
     assert_exits(&world.tallyd(&rename("search", "like")), 64, "the metric with the code 1 already has the name like");
-    assert_exits(&world.tallyd(&["archive"]), 78, "tallyd names rename");
+    assert_exits(&world.tallyd(&["archive"]), 78, "tallyd admin names rename");
 
     let dry = world.tallyd(&[&rename("search", "find")[..], &["--dry-run"]].concat());
     assert_exits(&dry, 0, "rename the metric search (code 6) to find");
@@ -183,7 +183,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
 
     world.write(&format!("{FOUND}[kinds]\nfilm = 1\n"));
     assert_exits(
-        &world.tallyd(&["names", "rename", "kind", "video", "film", "--yes"]),
+        &world.tallyd(&["admin", "names", "rename", "kind", "video", "film", "--yes"]),
         0,
         "renamed: start the daemons",
     );
@@ -231,21 +231,21 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
     ] {
         sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     }
-    assert_exits(&world.tallyd(&["after-restore", "--dry-run"]), 2, "video:42");
+    assert_exits(&world.tallyd(&["admin", "after-restore", "--dry-run"]), 2, "video:42");
     assert_exits(&world.tallyd(&["reconcile"]), 1, "");
-    assert_exits(&typed(&world, "after-restore", "n"), 1, "nothing was changed");
-    assert_exits(&world.tallyd(&["after-restore"]), 64, "nothing was changed: without a terminal, add --yes");
+    assert_exits(&typed(&world, "admin after-restore", "n"), 1, "nothing was changed");
+    assert_exits(&world.tallyd(&["admin", "after-restore"]), 64, "nothing was changed: without a terminal, add --yes");
     let marks = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (30, 1));
 
     assert_exits(&world.tallyd(&["pause", "reconcile"]), 0, "reconcile is paused until");
-    assert_exits(&world.tallyd(&["after-restore", "--yes"]), 75, "reconcile is paused until");
+    assert_exits(&world.tallyd(&["admin", "after-restore", "--yes"]), 75, "reconcile is paused until");
     assert_eq!(world.count(marks).await, 1, "a rejected command must change nothing");
     assert_exits(&world.tallyd(&["resume", "reconcile"]), 0, "reconcile resumes");
-    assert_exits(&typed(&world, "after-restore", "y"), 0, "a full reconcile without limits");
+    assert_exits(&typed(&world, "admin after-restore", "y"), 0, "a full reconcile without limits");
     world.outbox_added().await;
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (10, 0));
-    assert_exits(&world.tallyd(&["after-restore", "--yes"]), 0, "");
+    assert_exits(&world.tallyd(&["admin", "after-restore", "--yes"]), 0, "");
     like(&world, 31..=35).await;
     written(15).await;
     assert!(daemon.stop().success());

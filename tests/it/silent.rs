@@ -35,7 +35,7 @@ async fn a_silent_leader_is_no_proof_that_no_event_waits() {
     like(&world, &mut Model::default(), 7).await;
     let silent = SilentLeader::of(&world.broker.queue(0));
     assert_exits(&world.tallyd(&["reconcile", "--full"]), 75, "send a fence to");
-    let erased = world.report(&["erase", "--user", "8", "--dry-run"]);
+    let erased = world.report(&["admin", "erase", "--user", "8", "--dry-run"]);
     let waiting = serde_json::json!([{ "queue": world.broker.queue(0), "messages": null }]);
     assert_eq!(erased["waiting"], waiting, "an erase must not take the queue for empty");
     drop(silent);
@@ -84,7 +84,7 @@ async fn partitions_lower_deletes_no_queue_whose_leader_is_silent() {
     publisher.publish("", &queue, &body(&event).1).await.unwrap();
     world.set(&settings(1));
     world.broker = Broker::new(&world.config.amqp).unwrap();
-    let lower = ["partitions", "lower", "--yes", "--to", "1"];
+    let lower = ["admin", "partitions", "lower", "--yes", "--to", "1"];
     let silent = SilentLeader::of(&queue);
     assert_exits(&world.tallyd(&lower), 75, &format!("the queue {queue} stays"));
     drop(silent);

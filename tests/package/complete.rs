@@ -22,7 +22,7 @@ fn run(program: &str, arguments: &[&str]) -> Output {
 fn every_shell_reads_its_completions() {
     let folder = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
-        let output = tallyd(&["completions", shell]);
+        let output = tallyd(&["admin", "completions", shell]);
         assert!(output.status.success(), "{}", stderr(&output));
         let script = folder.path().join(shell);
         fs::write(&script, &output.stdout).unwrap();
@@ -32,7 +32,7 @@ fn every_shell_reads_its_completions() {
             assert!(stdout(&output).contains(word), "{shell} does not complete {word}");
         }
     }
-    assert_eq!(tallyd(&["completions", "cmd"]).status.code(), Some(64));
+    assert_eq!(tallyd(&["admin", "completions", "cmd"]).status.code(), Some(64));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn rendered(page: &Path) -> String {
 fn the_manual_has_a_page_for_each_command() {
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("man1");
-    let output = tallyd(&["man", "--dir", pages.to_str().unwrap()]);
+    let output = tallyd(&["admin", "man", "--dir", pages.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(&pages).unwrap() {
@@ -92,7 +92,7 @@ fn the_manual_has_a_page_for_each_command() {
 
 #[test]
 fn the_page_of_the_program_tells_of_files_signals_and_the_environment() {
-    let output = tallyd(&["man"]);
+    let output = tallyd(&["admin", "man"]);
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("tallyd.1");
     fs::write(&page, &output.stdout).unwrap();

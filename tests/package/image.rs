@@ -69,7 +69,7 @@ fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
     let health = &instructions("HEALTHCHECK")[0];
     let command: Vec<String> = serde_json::from_str(health.split_once("CMD ").unwrap().1).unwrap();
     // The check tests liveness, not readiness, because an orchestrator restarts an unhealthy container.
-    assert_eq!(command, ["/usr/bin/tallyd", "healthcheck", "--live"]);
+    assert_eq!(command, ["/usr/bin/tallyd", "admin", "healthcheck", "--live"]);
     let known = Command::new(env!("CARGO_BIN_EXE_tallyd")).args(&command[1..]).arg("--help").output().unwrap();
     assert!(known.status.success(), "{command:?}");
 }

@@ -72,7 +72,7 @@ impl Order {
     pub fn undo(&self) -> String {
         match self.command {
             Command::Pause => format!("tallyd resume {}", self.task),
-            Command::Throttle { .. } => format!("tallyd throttle {} --off", self.task),
+            Command::Throttle { .. } => format!("tallyd admin throttle {} --off", self.task),
         }
     }
 }

@@ -32,7 +32,7 @@ impl NotedMap {
             other.noted_by, other.name, other.number, other.queue
         );
         Some(format!(
-            "[[map]] {name} has the number {number} and the queue {queue}, but {in_use}: to change a map's name, number or queue, first run `tallyd map remove {}`",
+            "[[map]] {name} has the number {number} and the queue {queue}, but {in_use}: to change a map's name, number or queue, first run `tallyd admin map remove {}`",
             other.name
         ))
     }

@@ -60,7 +60,7 @@ pub struct Redis {
     /// Time limit of one pipeline in milliseconds.
     #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
-    /// While `tallyd layout migrate` moves counters, API servers also count in this layout. API servers read from
+    /// While `tallyd admin layout migrate` moves counters, API servers also count in this layout. API servers read from
     /// `[redis]`.
     #[schemars(with = "Also")]
     pub also: Option<Also>,

@@ -210,7 +210,7 @@ mod tests {
             line.split(' ').filter_map(|word| word.strip_prefix('+')).map(str::to_uppercase).collect::<BTreeSet<_>>()
         };
         assert_eq!(granted("~tally:*"), set(ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ASKED_WITH)));
-        // Only `tallyd layout` needs SCAN.
+        // Only `tallyd admin layout` needs SCAN.
         assert_eq!(granted("+incrby"), set(ON_PLAIN.iter().chain(&["SCAN"])));
         assert_eq!(granted("+setbit"), set(&ON_FILTERS));
     }

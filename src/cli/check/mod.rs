@@ -156,7 +156,7 @@ fn told(config: &Config, servers: &Servers) -> String {
         line("board", format!("{} by {}, {}", board.name, board.period, board.time_zone));
     }
     for recount in &config.recounts {
-        let next = next_runs(&recount.cron, config).unwrap_or_else(|| "only with `tallyd recount`".to_owned());
+        let next = next_runs(&recount.cron, config).unwrap_or_else(|| "only with `tallyd admin recount`".to_owned());
         line("recount", format!("{} {next}", recount.name()));
     }
     text

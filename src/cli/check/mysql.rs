@@ -175,7 +175,7 @@ async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
         checks.push(Check::warning(
             What::MysqlPartitions,
             format!("the map {}, introduced by {}, is in use but not in the configuration", map.name, map.noted_by),
-            format!("add its [[map]], or run `tallyd map remove {}`", map.name),
+            format!("add its [[map]], or run `tallyd admin map remove {}`", map.name),
         ));
     }
 }

@@ -30,8 +30,9 @@ use tallyd_redis::topology::Topology;
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
-/// Write a first configuration: check the three servers, and write config.toml, gateway.toml, passwords, and a script
-/// that creates the accounts.
+/// Check the three servers, and write a first configuration.
+///
+/// The files are config.toml, gateway.toml, passwords, and a script that creates the accounts.
 ///
 /// The addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or from questions on the
 /// terminal. An administrator's logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL.

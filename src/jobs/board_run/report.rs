@@ -245,7 +245,6 @@ impl RunProgress for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::run::RunReport as _;
 
     fn report(outcomes: &[Outcome]) -> Report {
         let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W46".to_owned() };

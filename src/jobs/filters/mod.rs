@@ -79,7 +79,7 @@
 //!   like that it counts, an API server then calls lua/note_beside.lua, which notes the user (docs/scripts.md). A run
 //!   during the move fails, and the next run continues its work.
 //! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
-//!   These likes are in no filter until you rebuild the filter with `tallyd filters rebuild`. A run notices this if
+//!   These likes are in no filter until you rebuild the filter with `tallyd admin filters rebuild`. A run notices this if
 //!   more users like a target than were ever put into its filter.
 
 mod build;

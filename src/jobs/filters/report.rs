@@ -102,7 +102,6 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::run::RunReport as _;
 
     #[test]
     fn what_was_left_is_said_and_stays_due() {

@@ -84,7 +84,7 @@ impl Comparison<'_, '_> {
         }
         let Report { checked, drifted, .. } = self.run.report;
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-        let command = format!("`tallyd recount {} --force`", self.on.name);
+        let command = format!("`tallyd admin recount {} --force`", self.on.name);
         let limits = RepairLimits {
             targets_max_percent: repair_targets_max_percent,
             abs_max: repair_abs_max,

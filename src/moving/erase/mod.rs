@@ -1,4 +1,4 @@
-//! `tallyd erase`: deletes all data about a user or a target, while the site is running.
+//! `tallyd admin erase`: deletes all data about a user or a target, while the site is running.
 //!
 //! # Steps
 //!

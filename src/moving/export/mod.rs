@@ -1,4 +1,4 @@
-//! `tallyd export` exports the likes and unlikes that users made after the cut-over. The command writes them into the
+//! `tallyd admin export` exports the likes and unlikes that users made after the cut-over. The command writes them into the
 //! site's old table, so that the site can return to this table.
 //!
 //! A pass lists the targets whose counter changed since the last pass. For each listed target, the pass reads the rows

@@ -137,7 +137,11 @@ fn went_back(status: &Status) -> Option<Trouble> {
     }
     let what =
         "MySQL went back to an older state and lacks counts that Redis has: the counters differ until a full reconcile";
-    Some(Trouble::mild(what.to_owned(), Some(at)).with("tallyd after-restore".to_owned()).see(Runbook::RestoredMysql))
+    Some(
+        Trouble::mild(what.to_owned(), Some(at))
+            .with("tallyd admin after-restore".to_owned())
+            .see(Runbook::RestoredMysql),
+    )
 }
 
 /// Reports a failed run, but not while the job runs again, because the new run can succeed.
@@ -191,7 +195,7 @@ fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
             "no daemon consumes {}, the queue of the map {map}: its events wait until a daemon has this [[map]] again, or the map is removed",
             it.queue
         );
-        let trouble = Trouble::grave(what, None).with(format!("tallyd map remove {map} --dry-run"));
+        let trouble = Trouble::grave(what, None).with(format!("tallyd admin map remove {map} --dry-run"));
         Some(trouble.see(Runbook::PartitionWithoutConsumer))
     })
 }
@@ -331,7 +335,7 @@ mod tests {
             all(json!({ "mysql_went_back_at": 5, "jobs": [{ "job": "reconcile", "mode": mode, "last": last }] }))
         };
         for found in [after("full", 4, "done"), after("full", 6, "stopped"), after("changed", 6, "done")] {
-            assert_eq!(found[0].command.as_deref(), Some("tallyd after-restore"), "{found:?}");
+            assert_eq!(found[0].command.as_deref(), Some("tallyd admin after-restore"), "{found:?}");
         }
         assert_eq!(after("full", 6, "done"), []);
     }

@@ -13,7 +13,7 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let asked = |arguments: &[&str]| world.tallyd(arguments);
 
     let daemon = world.daemon();
-    eventually("the daemon is healthy", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
+    eventually("the daemon is healthy", || async { asked(&["admin", "healthcheck"]).status.code() == Some(0) }).await;
     assert!(daemon.log().contains(&format!("\"address\":\"{url}\"")), "{}", daemon.log());
     let told = asked(&["status", "--format", "json", "--url", &url]);
     assert!(stdout(&told).contains("\"partitions\""), "{}{}", stdout(&told), stderr(&told));
@@ -27,12 +27,13 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
 
     daemon.kill();
     assert!(path.exists(), "the socket of a killed daemon must still exist");
-    let none = asked(&["healthcheck"]);
+    let none = asked(&["admin", "healthcheck"]);
     assert_eq!(none.status.code(), Some(75));
     assert!(stderr(&none).contains(&format!("no daemon answers at {url}: Connection refused")), "{}", stderr(&none));
 
     let daemon = world.daemon();
-    eventually("the daemon is healthy again", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
+    eventually("the daemon is healthy again", || async { asked(&["admin", "healthcheck"]).status.code() == Some(0) })
+        .await;
     assert!(daemon.stop().success());
     assert!(!path.exists(), "a daemon must remove its socket when it exits");
 

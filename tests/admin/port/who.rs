@@ -52,7 +52,8 @@ async fn a_port_that_others_reach_has_a_token_and_answers_nobody_without_it() {
         }
     }
     let url = format!("http://{port}");
-    let asked = world.tallyd(&["healthcheck", "--live", "--url", &url, "--token-file", file.to_str().unwrap()]);
+    let asked =
+        world.tallyd(&["admin", "healthcheck", "--live", "--url", &url, "--token-file", file.to_str().unwrap()]);
     assert!(asked.status.success(), "{}{}", stdout(&asked), stderr(&asked));
     assert!(daemon.stop().success());
     world.close().await;
@@ -87,8 +88,8 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
     }
     assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "without the token, other paths must answer 401");
     let url = format!("http://{port}");
-    assert_eq!(world.tallyd(&["healthcheck", "--live", "--url", &url]).status.code(), Some(0));
-    let ready = world.tallyd(&["healthcheck", "--url", &url]);
+    assert_eq!(world.tallyd(&["admin", "healthcheck", "--live", "--url", &url]).status.code(), Some(0));
+    let ready = world.tallyd(&["admin", "healthcheck", "--url", &url]);
     assert!(!ready.status.success() && stdout(&ready).contains("--token-file"), "{}", stdout(&ready));
     proxy.release();
     assert!(daemon.stop().success());

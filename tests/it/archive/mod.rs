@@ -39,6 +39,7 @@ use tallyd::servers::Servers;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::Lock;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -190,9 +191,10 @@ impl Stage {
         J: Job<Report = Report> + Send + 'static,
     {
         let (servers, stop) = (Servers::new(&self.world.config).unwrap(), stop.clone());
-        tokio::spawn(async move {
-            let ran = run_as(&servers, number, &job, RunOptions::default(), ProgressSink::Log, &stop).await;
-            ran.map_err(JobError::into_error)
+        let runtime = Handle::current();
+        tokio::task::spawn_blocking(move || {
+            let run = run_as(&servers, number, &job, RunOptions::default(), ProgressSink::Log, &stop);
+            runtime.block_on(run).map_err(JobError::into_error)
         })
     }
 

@@ -2,7 +2,8 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Archiver, Outcome, Scope};
-use tallyd::jobs::runner::{Outcome as JobOutcome, Report as _};
+use tallyd::jobs::run::RunReport as _;
+use tallyd::jobs::runner::Outcome as JobOutcome;
 
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 

@@ -32,7 +32,7 @@ fn help(alone: &Alone, command: &[String]) -> String {
 fn the_help_and_manual_of_every_command_are_as_noted() {
     let alone = Alone::new("");
     let pages = alone.folder.path().join("man1");
-    assert_exits(&alone.run(&["man", "--dir", pages.to_str().unwrap()]), 0, "");
+    assert_exits(&alone.run(&["admin", "man", "--dir", pages.to_str().unwrap()]), 0, "");
     let mut text = String::new();
     for command in commands(&alone, &[]) {
         let name = [&["tallyd".to_owned()], command.as_slice()].concat();

@@ -242,7 +242,7 @@ async fn replayed_likes_are_said_to_be_missing_in_filters() {
         body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
     put_bodies(&world, Reason::ReturnedByBroker, &[like, view(1, "a", tallyd::runtime::clock::now())]).await;
     assert!(!stdout(&world.tallyd(&["dead", "replay", "2"])).contains("filters rebuild"));
-    assert_exits(&world.tallyd(&["dead", "replay", "1"]), 0, "run `tallyd filters rebuild`");
+    assert_exits(&world.tallyd(&["dead", "replay", "1"]), 0, "run `tallyd admin filters rebuild`");
     world.close().await;
 }
 

@@ -36,8 +36,11 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
 
         let name = format!("video:{VIDEO}");
         let mut command = world.command();
-        let killed =
-            command.args(["erase", "--yes", "--target", &name]).env("TALLYD_FAULT_POINT", point).output().unwrap();
+        let killed = command
+            .args(["admin", "erase", "--yes", "--target", &name])
+            .env("TALLYD_FAULT_POINT", point)
+            .output()
+            .unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
         // The test ends the leases of the killed run.
         world.end_leases().await;
@@ -66,8 +69,11 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     world.drained(&publisher).await;
     let user = USER.to_string();
     let mut command = world.command();
-    let killed =
-        command.args(["erase", "--yes", "--user", &user]).env("TALLYD_FAULT_POINT", "erase:page").output().unwrap();
+    let killed = command
+        .args(["admin", "erase", "--yes", "--user", &user])
+        .env("TALLYD_FAULT_POINT", "erase:page")
+        .output()
+        .unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 500, "one page is done");
     world.end_leases().await;
@@ -139,7 +145,8 @@ async fn a_pause_of_the_consumers_ends_an_erase_and_resume_continues_it() {
 /// Starts an erase, and waits until it has stopped itself at the pause point.
 async fn frozen_at(point: &str, world: &World, arguments: &[&str]) -> Child {
     let mut command = world.command();
-    let command = command.args(["erase", "--yes", "--format", "json"]).args(arguments).env("TALLYD_PAUSE_POINT", point);
+    let command =
+        command.args(["admin", "erase", "--yes", "--format", "json"]).args(arguments).env("TALLYD_PAUSE_POINT", point);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     eventually("the erase has stopped itself", || async {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();

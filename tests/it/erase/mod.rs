@@ -1,4 +1,4 @@
-//! `tallyd erase`: afterwards no table and no key has the erased id, and everything else is unchanged.
+//! `tallyd admin erase`: afterwards no table and no key has the erased id, and everything else is unchanged.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -66,7 +66,7 @@ fn report(output: &Output, code: i32) -> Value {
 }
 
 fn erase(world: &World, arguments: &[&str]) -> Output {
-    world.tallyd(&[&["erase", "--yes"], arguments, &["--format", "json"]].concat())
+    world.tallyd(&[&["admin", "erase", "--yes"], arguments, &["--format", "json"]].concat())
 }
 
 /// Returns the names of all columns in MySQL and all keys in Redis that contain the id.

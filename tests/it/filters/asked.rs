@@ -50,7 +50,7 @@ async fn a_daemon_without_filters_makes_no_answer_wrong_before_they_are_asked() 
     assert_eq!(answer(&client, 40).await, (true, LikedBy::Mysql));
 
     assert!(without.stop().success());
-    assert!(world.tallyd(&["filters", "rebuild"]).status.success());
+    assert!(world.tallyd(&["admin", "filters", "rebuild"]).status.success());
     assert_eq!(run(&world).await.built, 1);
     let (asks, asks_not) = ((false, LikedBy::Redis), (false, LikedBy::Mysql));
     for (settings, expected) in [(&*format!("{NOT_ASKED}asked = true\n"), asks), (NOT_ASKED, asks_not)] {

@@ -1,4 +1,4 @@
-//! Tests `tallyd filters drop`.
+//! Tests `tallyd admin filters drop`.
 
 use crate::common::{World, stderr, stdout, target};
 
@@ -13,7 +13,7 @@ async fn all_filters_are_dropped_once_nobody_keeps_them() {
     }
     assert_eq!(run(&world).await.built, 2);
     let dropped = |world: &World, arguments: &[&str]| {
-        let output = world.tallyd(&[&["filters", "drop", "--yes"], arguments].concat());
+        let output = world.tallyd(&[&["admin", "filters", "drop", "--yes"], arguments].concat());
         (output.status.code().unwrap(), stdout(&output) + &stderr(&output))
     };
     let (code, said) = dropped(&world, &[]);

@@ -131,13 +131,13 @@ async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted()
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
-    let asked = world.tallyd(&["filters", "rebuild"]);
+    let asked = world.tallyd(&["admin", "filters", "rebuild"]);
     assert!(asked.status.success(), "{}", stderr(&asked));
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
 
     world.set("");
-    let refused = world.tallyd(&["filters", "rebuild"]);
+    let refused = world.tallyd(&["admin", "filters", "rebuild"]);
     assert!(stderr(&refused).contains("likes_min is 0"), "{}", stderr(&refused));
     let daemon = world.daemon();
     let forgotten = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";

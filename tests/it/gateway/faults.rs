@@ -209,10 +209,10 @@ async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     let read = gateway.get("/v1/counters?kind=video&ids=1").await;
     assert_eq!(read.json()["counters"], json!([{ "id": "1", "source": "mysql", "like": 0 }]), "{read:?}");
     assert!(gateway.process.log().contains("\"gateway-redis-away\""), "{}", gateway.process.log());
-    let broken = world.tallyd(&["healthcheck", "--url", &format!("http://{}", gateway.address)]);
+    let broken = world.tallyd(&["admin", "healthcheck", "--url", &format!("http://{}", gateway.address)]);
     assert_eq!(broken.status.code(), Some(1), "{}", stderr(&broken));
     assert!(stdout(&broken).contains("Redis is unavailable"), "{}", stdout(&broken));
-    let live = world.tallyd(&["healthcheck", "--live", "--url", &format!("http://{}", gateway.address)]);
+    let live = world.tallyd(&["admin", "healthcheck", "--live", "--url", &format!("http://{}", gateway.address)]);
     assert_eq!(live.status.code(), Some(0), "{}{}", stdout(&live), stderr(&live));
     assert!(gateway.process.stop().success());
     world.close().await;

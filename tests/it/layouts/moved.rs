@@ -40,7 +40,7 @@ const STRING: &str = "layout = \"string\"\nbucket_bits = 4";
 /// holds the lock.
 async fn migrate(world: &World, from: &str, to: &str) {
     eventually("the counters are migrated", || async {
-        let ended = world.tallyd(&["layout", "migrate", "--from", name(from), "--to", name(to)]);
+        let ended = world.tallyd(&["admin", "layout", "migrate", "--from", name(from), "--to", name(to)]);
         let said = format!("{}{}", stdout(&ended), stderr(&ended));
         assert!(matches!(ended.status.code(), Some(0 | 75)), "{said}");
         assert_eq!(ended.status.success(), said.contains("agrees with MySQL"), "{said}");
@@ -90,14 +90,14 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         daemon = restart(&mut world, daemon, &end).await;
         assert_read(&world, &model).await;
 
-        let refused = world.tallyd(&["layout", "drop", name(to)]);
+        let refused = world.tallyd(&["admin", "layout", "drop", name(to)]);
         assert_eq!(refused.status.code(), Some(64), "{}", stderr(&refused));
-        let counted = stdout(&world.tallyd(&["layout", "drop", name(from), "--dry-run"]));
-        let dropped = stdout(&world.tallyd(&["layout", "drop", "--yes", name(from)]));
+        let counted = stdout(&world.tallyd(&["admin", "layout", "drop", name(from), "--dry-run"]));
+        let dropped = stdout(&world.tallyd(&["admin", "layout", "drop", "--yes", name(from)]));
         assert_eq!(counted.replace("to be deleted", "deleted"), dropped);
         assert!(!dropped.starts_with(&format!("{}: 0 keys", name(from))), "{dropped}");
-        assert_eq!(world.tallyd(&["layout", "drop", &name(to).replace(':', ":0")]).status.code(), Some(64));
-        let again = stdout(&world.tallyd(&["layout", "drop", "--yes", name(from)]));
+        assert_eq!(world.tallyd(&["admin", "layout", "drop", &name(to).replace(':', ":0")]).status.code(), Some(64));
+        let again = stdout(&world.tallyd(&["admin", "layout", "drop", "--yes", name(from)]));
         assert_eq!(again, format!("{}: 0 keys deleted\n", name(from)));
         assert_read(&world, &model).await;
         assert!(daemon.stop().success());
@@ -120,7 +120,7 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
     let crowd = crowd(&world, 2, 30, &stop);
     for point in ["reconcile:loading", "reconcile:loaded", "reconcile:compared"] {
         let mut command = world.command();
-        command.args(["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]);
+        command.args(["admin", "layout", "migrate", "--from", "packed:4", "--to", "packed:7"]);
         let ended = command.env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert_eq!(ended.status.signal(), Some(SIGABRT), "{point}: {}", stderr(&ended));
         let sql = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
@@ -214,7 +214,7 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
     .await;
     let migrating = world
         .command()
-        .args(["layout", "migrate", "--from", "string:4", "--to", "packed:4"])
+        .args(["admin", "layout", "migrate", "--from", "string:4", "--to", "packed:4"])
         .stderr(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .spawn()
@@ -240,7 +240,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     let (mut world, daemon, publisher) = settled("moved_switch", &meanwhile).await;
     let not_yet = world.api_server();
     world.set(&after);
-    assert!(world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]).status.success());
+    assert!(world.tallyd(&["admin", "layout", "migrate", "--from", "packed:4", "--to", "packed:7"]).status.success());
     let already = world.api_server();
     let first = not_yet.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert!(matches!(already.like(target(1), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
@@ -273,19 +273,19 @@ async fn layouts_that_are_not_in_the_configuration_are_refused_with_what_to_do()
         assert_eq!(ended.status.code(), Some(64), "{}", stderr(&ended));
         stderr(&ended)
     };
-    let migrate = ["layout", "migrate", "--from", "packed:4", "--to", "packed:9"];
+    let migrate = ["admin", "layout", "migrate", "--from", "packed:4", "--to", "packed:9"];
     assert!(refused(&migrate, &world).contains("has no [redis.also]"));
     let [_, meanwhile, ..] = settings(PACKED, MORE);
     world.set(&meanwhile);
     assert!(refused(&migrate, &world).contains("write --from packed:4 --to packed:7"));
     for layout in ["packed:4", "packed:7"] {
         assert!(
-            refused(&["layout", "drop", layout], &world)
+            refused(&["admin", "layout", "drop", layout], &world)
                 .contains("remove that layout from [redis] and [redis.also] first")
         );
     }
-    assert!(refused(&["layout", "drop", "hash:3"], &world).contains("write packed:BITS"));
-    assert!(refused(&["layout", "drop", "string:4", "--counter-key", "x"], &world).contains("lacks {id}"));
+    assert!(refused(&["admin", "layout", "drop", "hash:3"], &world).contains("write packed:BITS"));
+    assert!(refused(&["admin", "layout", "drop", "string:4", "--counter-key", "x"], &world).contains("lacks {id}"));
     world.close().await;
 }
 

@@ -98,7 +98,7 @@ async fn settle(world: &World) {
     })
     .await;
     world.succeeds(&["reconcile", "--changed", "--force", "--yes"]).await;
-    world.succeeds(&["filters", "rebuild"]).await;
+    world.succeeds(&["admin", "filters", "rebuild"]).await;
     let before = world.count(LAST_RUN).await;
     // The first of these runs can have begun before the command.
     eventually("the filters are rebuilt", || async { world.count(LAST_RUN).await >= before + 2 }).await;

@@ -1,4 +1,4 @@
-//! Tests two uses of `tallyd map`: the check of samples without a server, and the removal of a map.
+//! Tests two uses of `tallyd admin map`: the check of samples without a server, and the removal of a map.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
         ] {
             command.env(format!("TALLYD__{section}__URL"), url);
         }
-        command.args(["map", "--sample"]).arg(&sample).args(arguments).output().unwrap()
+        command.args(["admin", "map", "--sample"]).arg(&sample).args(arguments).output().unwrap()
     };
     let good = event("LIKE", 42, 7, 1_795_251_385_004);
     fs::write(&sample, format!("{good}\n\n{}\n{}\n", event("SHARE", 42, 7, 5), event("VIEW", 42, 7, now_ms())))
@@ -51,7 +51,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_is_removed_once_nobody_needs_its_queue() {
     let mut site = Site::new("map_remove", "ms").await;
-    let remove = ["map", "remove", "site", "--yes"];
+    let remove = ["admin", "map", "remove", "site", "--yes"];
     let assert_exits = |site: &Site, arguments: &[&str], code: i32, said: &str| {
         let output = site.world.tallyd(arguments);
         let text = stdout(&output) + &stderr(&output);
@@ -94,7 +94,10 @@ async fn map_remove_deletes_no_queue_whose_leader_is_silent() {
     let silent = SilentLeader::of(&queue);
     for with_messages in [&[][..], &["--with-messages"]] {
         let mut remove = site.world.command();
-        remove.args(["map", "remove", "site", "--yes"]).args(with_messages).env("TALLYD__AMQP__TIMEOUT_MS", "1500");
+        remove
+            .args(["admin", "map", "remove", "site", "--yes"])
+            .args(with_messages)
+            .env("TALLYD__AMQP__TIMEOUT_MS", "1500");
         let output = remove.output().unwrap();
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(75), "{text}");

@@ -60,11 +60,11 @@ async fn a_map_that_refuses_its_first_events_waits_for_an_operator() {
     daemon.logged("the map site is stopped, because ").await;
     like(&site, 2_001..=2_002, "LIKE").await;
     let resumes = |said: &str| {
-        let output = site.world.tallyd(&["map", "resume", "site"]);
+        let output = site.world.tallyd(&["admin", "map", "resume", "site"]);
         assert!(output.status.success() && stdout(&output).contains(said), "{}{}", stdout(&output), stderr(&output));
     };
     assert_eq!(site.world.count(LIKES).await, 60, "the likes after the stop wait in the queue");
-    assert_eq!(site.world.tallyd(&["map", "resume", "other"]).status.code(), Some(64));
+    assert_eq!(site.world.tallyd(&["admin", "map", "resume", "other"]).status.code(), Some(64));
     resumes("the map site is resumed");
     eventually("the queue is consumed again", || async { site.world.count(LIKES).await == 62 }).await;
     resumes("the map site is not stopped");

@@ -209,7 +209,7 @@ async fn a_move_to_another_layout_takes_all_numbers_along() {
         let _: i64 = product.world.redis().await.del(also.keys.counters("video", bucket)).await.unwrap();
     }
     let from = product.world.cache.keys.layout().to_string();
-    let moved = product.world.tallyd(&["layout", "migrate", "--from", &from, "--to", "string:4"]);
+    let moved = product.world.tallyd(&["admin", "layout", "migrate", "--from", &from, "--to", "string:4"]);
     assert!(moved.status.success(), "{}", super::common::stderr(&moved));
     assert_eq!(product.in_cache(&also).await, product.numbers);
     product.assert_equal().await;

@@ -74,7 +74,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         .await;
         let shown = shown().await;
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
-        assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));
+        assert_eq!(world.tallyd(&["admin", "healthcheck", "--url", socket]).status.code(), Some(0));
     }
     // While the consumers are paused, no consumer would handle the fence message of a reconcile. So a reconcile does
     // not start.

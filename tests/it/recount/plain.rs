@@ -32,7 +32,7 @@ async fn counters_become_what_the_query_says_and_each_change_is_noted() {
             super::numbers(&world, sql).await
         };
         let before = newest().await;
-        let report = &world.report(&["recount"])["recounts"][0];
+        let report = &world.report(&["admin", "recount"])["recounts"][0];
         let expected = BTreeMap::from([(2, -4), (3, 1), (4, -7), (5, 4), (6, -1), (i64::MAX as u64, 1)]);
         assert_eq!(added(&world).await, expected);
         assert_eq!(counters(&world).await, comments(&world).await);
@@ -46,7 +46,7 @@ async fn counters_become_what_the_query_says_and_each_change_is_noted() {
         assert_eq!((row.get::<String, _>(2), row.get::<String, _>(3)), ("mysql".to_owned(), "done".to_owned()));
         assert_eq!(world.count("SELECT COUNT(*) FROM counter WHERE value = 9").await, 2, "the others");
         assert_eq!(newest().await, before, "no event was applied");
-        let again = &world.report(&["recount", "video:comment"])["recounts"][0];
+        let again = &world.report(&["admin", "recount", "video:comment"])["recounts"][0];
         assert_eq!((&again["drifted"], &again["exact"]), (&json!(0), &json!(8)));
         world.close().await;
     }
@@ -57,7 +57,7 @@ async fn a_dry_run_tells_and_changes_nothing() {
     let world = world("recount_dry", &settings(QUERY, "")).await;
     mixed(&world).await;
     let before = counters(&world).await;
-    let told = world.tallyd(&["recount", "--dry-run"]);
+    let told = world.tallyd(&["admin", "recount", "--dry-run"]);
     assert_eq!(told.status.code(), Some(2), "{}", stderr(&told));
     let text = stdout(&told);
     assert!(text.contains("video:comment: 8 targets checked, 2 exact, 6 drifted by 18 in all, 0 corrected"), "{text}");
@@ -65,8 +65,8 @@ async fn a_dry_run_tells_and_changes_nothing() {
     assert_eq!((counters(&world).await, added(&world).await.len()), (before, 0));
     // If a run changes nothing, it leaves no row in `job_run`.
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 0);
-    assert!(world.tallyd(&["recount"]).status.success());
-    assert!(world.tallyd(&["recount", "--dry-run"]).status.success(), "no drift is left");
+    assert!(world.tallyd(&["admin", "recount"]).status.success());
+    assert!(world.tallyd(&["admin", "recount", "--dry-run"]).status.success(), "no drift is left");
     world.close().await;
 }
 
@@ -81,21 +81,21 @@ async fn what_is_too_much_to_be_true_changes_nothing_until_it_is_forced() {
     }
     let counted: Vec<(u64, u8, i64)> = (102..=1_000).map(|id| (id, 0, 1)).collect();
     count(&world, &counted).await;
-    let dry = world.tallyd(&["recount", "--dry-run"]);
+    let dry = world.tallyd(&["admin", "recount", "--dry-run"]);
     assert!(stdout(&dry).contains("without --dry-run the run would stop: 101 of 1000 targets"), "{}", stdout(&dry));
-    let braked = world.tallyd(&["recount"]);
+    let braked = world.tallyd(&["admin", "recount"]);
     assert_eq!(braked.status.code(), Some(1));
     assert!(stdout(&braked).contains("101 of 1000 targets have drifted, more than"), "{}", stdout(&braked));
-    assert!(stdout(&braked).contains("`tallyd recount video:comment --force`"), "{}", stdout(&braked));
+    assert!(stdout(&braked).contains("`tallyd admin recount video:comment --force`"), "{}", stdout(&braked));
     assert_eq!(added(&world).await.len(), 0, "the run must not correct a counter");
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 1);
     run(&world, "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) SELECT 1, video_id, 2, 0, 1, NOW(6) FROM comment WHERE video_id < 101").await;
     run(&world, "UPDATE counter SET value = 53 WHERE target_id = 7").await;
-    let braked = world.tallyd(&["recount", "video:comment"]);
+    let braked = world.tallyd(&["admin", "recount", "video:comment"]);
     assert_eq!(braked.status.code(), Some(1));
     assert!(stdout(&braked).contains("off by 52, more than [reconcile] repair_abs_max = 50"), "{}", stdout(&braked));
     assert_eq!(added(&world).await.len(), 0);
-    assert!(world.tallyd(&["recount", "--force", "--yes"]).status.success());
+    assert!(world.tallyd(&["admin", "recount", "--force", "--yes"]).status.success());
     assert_eq!(added(&world).await, BTreeMap::from([(7, -52), (101, 1)]));
     assert_eq!(counters(&world).await, comments(&world).await);
     world.close().await;
@@ -116,14 +116,14 @@ async fn a_table_of_another_database_a_sum_and_no_row_at_all_are_right_too() {
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     run(&world, &format!("GRANT SELECT ON {name}.stars TO {account}")).await;
     count(&world, &[(8, 0, 5)]).await;
-    assert!(world.tallyd(&["recount"]).status.success());
+    assert!(world.tallyd(&["admin", "recount"]).status.success());
     assert_eq!(
         added(&world).await,
         BTreeMap::from([(8, -5)]),
         "the count must become zero, because the table is empty"
     );
     run(&world, &format!("INSERT INTO {name}.stars VALUES (3, 5, ''), (3, -9, ''), (9, 2, '')")).await;
-    assert!(world.tallyd(&["recount"]).status.success());
+    assert!(world.tallyd(&["admin", "recount"]).status.success());
     assert_eq!(counters(&world).await, BTreeMap::from([(3, -4), (9, 2)]));
     run(&world, &format!("DROP DATABASE {name}")).await;
     world.close().await;
@@ -142,7 +142,7 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         client.add(target(1), Metric(2), 3, "three").await.unwrap();
         world.drained(&publisher).await;
         assert!(world.tallyd(&["reconcile"]).status.success());
-        assert!(world.tallyd(&["recount"]).status.success());
+        assert!(world.tallyd(&["admin", "recount"]).status.success());
         assert_eq!(counters(&world).await, BTreeMap::from([(1, 3), (2, 1)]));
         let read = async || {
             // If the daemon counts the metric, it adds the corrections to Redis automatically. If API servers count it,

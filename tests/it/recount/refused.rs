@@ -83,7 +83,7 @@ async fn what_is_wrong_with_a_query_is_said_and_nothing_is_changed() {
     count(&world, &[(1, 0, 9)]).await;
     for (query, more, said) in wrong() {
         world.set(&settings(&query, more));
-        let refused = world.tallyd(&["recount"]);
+        let refused = world.tallyd(&["admin", "recount"]);
         let text = stderr(&refused);
         assert_eq!(refused.status.code(), Some(1), "{query}: {text}");
         assert!(text.contains("[[recount]] of video comment: ") && text.contains(said), "{query}: {text}");
@@ -113,7 +113,7 @@ async fn a_query_that_may_not_read_its_table_is_told_what_right_it_lacks() {
     url.set_password(Some("narrow")).unwrap();
     let tallyd =
         |arguments: &[&str]| world.command().args(arguments).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap();
-    let refused = tallyd(&["recount"]);
+    let refused = tallyd(&["admin", "recount"]);
     assert_eq!(refused.status.code(), Some(1));
     let said = "the account of [mysql] url is not allowed to run the query";
     assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
@@ -121,7 +121,7 @@ async fn a_query_that_may_not_read_its_table_is_told_what_right_it_lacks() {
     assert_eq!(checked.status.code(), Some(78));
     assert!(stderr(&checked).contains(said), "{}", stderr(&checked));
     run(&world, &format!("GRANT SELECT ON {name}_shop.comment TO '{user}'@'%'")).await;
-    assert!(tallyd(&["recount"]).status.success());
+    assert!(tallyd(&["admin", "recount"]).status.success());
     run(&world, &format!("DROP USER '{user}'@'%'; DROP DATABASE {name}_shop")).await;
     world.close().await;
 }
@@ -145,7 +145,8 @@ async fn check_config_asks_mysql_how_it_would_run_the_query() {
     );
     let offline = world.tallyd(&["config", "check", "--offline"]);
     assert!(
-        offline.status.success() && stdout(&offline).contains("recount   video:comment only with `tallyd recount`")
+        offline.status.success()
+            && stdout(&offline).contains("recount   video:comment only with `tallyd admin recount`")
     );
     world.close().await;
 }
@@ -153,7 +154,7 @@ async fn check_config_asks_mysql_how_it_would_run_the_query() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_there_to_be_recounted_is_said() {
     let mut world = world("recount_names", &settings(QUERY, "")).await;
-    let unknown = world.tallyd(&["recount", "video:view"]);
+    let unknown = world.tallyd(&["admin", "recount", "video:view"]);
     assert_eq!(unknown.status.code(), Some(64));
     assert!(
         stderr(&unknown).contains("no [[recount]] is named video:view: the configured names are video:comment"),
@@ -161,7 +162,7 @@ async fn what_is_not_there_to_be_recounted_is_said() {
         stderr(&unknown)
     );
     world.set("");
-    let nothing = world.tallyd(&["recount"]);
+    let nothing = world.tallyd(&["admin", "recount"]);
     assert_eq!(nothing.status.code(), Some(64));
     assert!(stderr(&nothing).contains("the configuration has no [[recount]]"), "{}", stderr(&nothing));
     world.close().await;

@@ -16,12 +16,16 @@ async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is
         let videos: Vec<(u64, usize)> = (1..=150).map(|id| (id, 1 + (id % 3) as usize)).collect();
         comment(&world, &videos).await;
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
-        let killed =
-            world.command().args(["recount", "--force", "--yes"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
+        let killed = world
+            .command()
+            .args(["admin", "recount", "--force", "--yes"])
+            .env("TALLYD_FAULT_POINT", point)
+            .output()
+            .unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
         // The test ends the lease of the killed run.
         world.end_leases().await;
-        assert!(world.tallyd(&["recount", "--force", "--yes"]).status.success());
+        assert!(world.tallyd(&["admin", "recount", "--force", "--yes"]).status.success());
         assert_eq!(counters(&world).await, comments(&world).await, "{point}");
         let mut expected: BTreeMap<u64, i64> = videos.iter().map(|(id, count)| (*id, *count as i64)).collect();
         expected.insert(7, 2 - 100);
@@ -36,20 +40,20 @@ async fn of_two_at_once_one_is_told_to_try_later() {
     let world = world("recount_two", &settings(QUERY, "")).await;
     comment(&world, &[(1, 3)]).await;
     let mut first = world.command();
-    let first = first.arg("recount").env("TALLYD_PAUSE_POINT", "recount:correcting").spawn().unwrap();
+    let first = first.args(["admin", "recount"]).env("TALLYD_PAUSE_POINT", "recount:correcting").spawn().unwrap();
     let stopped = || async {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
     };
     eventually("the first run has stopped", stopped).await;
-    let second = world.tallyd(&["recount"]);
+    let second = world.tallyd(&["admin", "recount"]);
     assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
     assert!(stderr(&second).contains("is already running this job"), "{}", stderr(&second));
     // A reconcile can run at the same time, because it is another job with its own fence messages.
     assert!(world.tallyd(&["reconcile"]).status.success());
     // While the first run is frozen, its lease expires, and another run corrects the counters.
     run(&world, "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'recount'").await;
-    assert!(world.tallyd(&["recount"]).status.success());
+    assert!(world.tallyd(&["admin", "recount"]).status.success());
     assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
     let ended = first.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(75), "another run took over");
@@ -99,7 +103,7 @@ async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
     let all = format!("{}{second}", settings(QUERY, "")).replace("comment = 2\n", "comment = 2\nshare = 3\n");
     let world = world("recount_both", &all).await;
     comment(&world, &[(1, 3)]).await;
-    let output = world.tallyd(&["recount", "video:share", "video:comment", "--format", "json"]);
+    let output = world.tallyd(&["admin", "recount", "video:share", "video:comment", "--format", "json"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("[[recount]] of video share: MySQL rejects the query"), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -181,7 +185,7 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     publish(15).await;
     comment(&world, &[(1, 15)]).await;
 
-    let report = &world.report(&["recount"])["recounts"][0];
+    let report = &world.report(&["admin", "recount"])["recounts"][0];
     assert_eq!(report["ended"], "done", "{report}");
     first.signal("CONT");
     let mut first = first;

@@ -48,30 +48,32 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_reconcile_obeys_a_throttle_and_its_end() {
     let (world, daemon, _) = settled("throttled", 60, "").await;
-    ordered(&world, &["throttle", "reconcile", "--targets-per-second", "20", "--for", "10m"]);
+    ordered(&world, &["admin", "throttle", "reconcile", "--targets-per-second", "20", "--for", "10m"]);
     let began = Instant::now();
     assert_eq!(world.report(&["reconcile"])["checked"], 60);
     assert!(began.elapsed() >= Duration::from_secs(2), "60 targets took {:?}", began.elapsed());
 
-    let said = ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
+    let said = ordered(&world, &["admin", "throttle", "reconcile", "--targets-per-second", "1"]);
     assert!(said.contains("reconcile is throttled to 1 targets a second until"), "{said}");
     let mut run = world.command().arg("reconcile").stderr(std::process::Stdio::null()).spawn().unwrap();
     eventually("the run is active", || async { is_amidst(&world).await }).await;
-    assert_eq!(ordered(&world, &["throttle", "reconcile", "--off"]), "reconcile is no longer throttled\n");
+    assert_eq!(ordered(&world, &["admin", "throttle", "reconcile", "--off"]), "reconcile is no longer throttled\n");
     let began = Instant::now();
     eventually("the run ends", || async { !is_amidst(&world).await }).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(run.wait().unwrap().success());
     // If an operator pauses a run that a command has started, the command reports the pause, and the run can be
     // resumed.
-    ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
+    ordered(&world, &["admin", "throttle", "reconcile", "--targets-per-second", "1"]);
     let run = world.command().arg("reconcile").stderr(std::process::Stdio::piped()).spawn().unwrap();
     eventually("the run is active", || async { is_amidst(&world).await }).await;
     ordered(&world, &["pause", "reconcile"]);
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
     assert!(stderr(&output).contains("reconcile is paused until"), "{}", stderr(&output));
-    for wrong in [&["pause", "reconcile", "--for", "8d"][..], &["throttle", "reconcile"], &["pause", "recount"]] {
+    for wrong in
+        [&["pause", "reconcile", "--for", "8d"][..], &["admin", "throttle", "reconcile"], &["pause", "recount"]]
+    {
         assert_eq!(world.tallyd(wrong).status.code(), Some(64), "{wrong:?}");
     }
     assert!(daemon.stop().success());

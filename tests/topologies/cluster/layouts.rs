@@ -13,7 +13,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     let stage = Stage::new("cluster_moved", settings, &[]).await;
     let migrate = async |proof: &str| {
         eventually("the counters are migrated", || async {
-            let moved = stage.world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]);
+            let moved = stage.world.tallyd(&["admin", "layout", "migrate", "--from", "packed:4", "--to", "packed:7"]);
             let said = stderr(&moved);
             assert!(matches!(moved.status.code(), Some(0 | 75)), "{said}");
             moved.status.success() && said.contains(proof)

@@ -35,7 +35,7 @@ async fn keys_of_an_older_site_are_read_from_every_master() {
     let views = i64::try_from(KEYS * (KEYS + 1) * 5).unwrap();
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await, views);
     assert_eq!(report(&world, &["import", "views", "--verify"])["differing"], 0);
-    let compared = report(&world, &["compare", "--keys", &keys, "--metric", "view"]);
+    let compared = report(&world, &["admin", "compare", "--keys", &keys, "--metric", "view"]);
     assert_eq!((&compared["checked"], &compared["equal"]), (&KEYS.into(), &KEYS.into()), "{compared}");
     world.close().await;
 }

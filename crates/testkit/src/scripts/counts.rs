@@ -190,7 +190,7 @@ impl ApiServer {
     }
 
     /// Counts the change in the second layout, if there is one. The call for the first layout has already checked that
-    /// the change is allowed. If this call fails, `tallyd layout migrate` repairs the second layout.
+    /// the change is allowed. If this call fails, `tallyd admin layout migrate` repairs the second layout.
     async fn count_also(&self, of: (Target, Metric), step: Step<'_>) {
         let Some(also) = &self.also else { return };
         let Ok(call) = self.count_call(also, of, step, true) else { return };

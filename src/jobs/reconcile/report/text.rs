@@ -212,10 +212,9 @@ mod tests {
             slice: Some(Slice { after: Some("video:1".to_owned()), until: None }),
             resumed_run: Some(14),
             cut: Some(15),
-            clean: false,
-            lists_all: false,
             in_flight: Some(16),
             targets: vec![line],
+            ..Report::default()
         };
         assert_eq!(
             format!("{report:#}"),
