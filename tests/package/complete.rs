@@ -40,7 +40,7 @@ fn bash_completes_a_command_and_its_options() {
     let complete = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
         let script = format!(
-            "source <({} completions bash); COMP_WORDS=({line} ''); COMP_CWORD={}; _tallyd tallyd '{}' '{}'; echo ${{COMPREPLY[@]}}",
+            "source <({} admin completions bash); COMP_WORDS=({line} ''); COMP_CWORD={}; _tallyd tallyd '{}' '{}'; echo ${{COMPREPLY[@]}}",
             env!("CARGO_BIN_EXE_tallyd"),
             words.len() - 1,
             words[words.len() - 1],
@@ -55,7 +55,7 @@ fn bash_completes_a_command_and_its_options() {
 
 /// Returns the words of a page as a terminal shows them. Fails on any warning of groff.
 fn rendered(page: &Path) -> String {
-    let output = run("groff", &["-man", "-Tascii", "-P-c", "-P-u", "-P-b", "-ww", page.to_str().unwrap()]);
+    let output = run("groff", &["-man", "-Tascii", "-rLL=120n", "-P-c", "-P-u", "-P-b", "-ww", page.to_str().unwrap()]);
     assert!(output.status.success() && stderr(&output).is_empty(), "{}: {}", page.display(), stderr(&output));
     stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -78,7 +78,7 @@ fn the_manual_has_a_page_for_each_command() {
     }
     // There must be exactly one page for each command in the help.
     let help = stdout(&tallyd(&["--help"]));
-    let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
+    let commands = help.split("Run:").nth(1).unwrap().split("Options:").next().unwrap();
     let commands =
         commands.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|it| !it.is_empty()));
     for command in commands.filter(|command| *command != "help") {
