@@ -23,6 +23,7 @@ mod names;
 mod once;
 mod partitions;
 mod port;
+mod rare;
 mod reconcile;
 mod recount;
 mod shared;
@@ -42,6 +43,7 @@ use crate::runtime::{log, process};
 use crate::version;
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
+use rare::Admin;
 use shared::{Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink};
 use verbosity::Verbosity;
 
@@ -81,15 +83,6 @@ enum Any {
     Admin(Admin),
 }
 
-/// The rare commands, which `tallyd --help` does not list.
-#[derive(Debug, Subcommand)]
-enum Admin {
-    #[command(flatten)]
-    Configured(Rare),
-    #[command(flatten)]
-    Alone(RareAlone),
-}
-
 /// Commands that need a valid configuration.
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -120,36 +113,6 @@ enum Command {
     Migrate,
 }
 
-/// Rare commands that need a valid configuration.
-#[derive(Debug, Subcommand)]
-enum Rare {
-    /// Compare `counter` with the tables that [[recount]] names, and correct `counter`.
-    Recount(recount::RecountArgs),
-    /// Compare the numbers in an old site's keys with `counter`. Change nothing.
-    Compare(compare::CompareArgs),
-    /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
-    /// table.
-    Export(export::ExportArgs),
-    /// Delete a user or a target: undo all its likes, and delete all its data.
-    Erase(erase::EraseArgs),
-    /// Test a map on sample events, or remove a map.
-    Map(map::MapArgs),
-    /// Rebuild or delete the Bloom filters.
-    #[command(subcommand)]
-    Filters(filters::FiltersCommand),
-    /// Move counters to another layout in Redis, or delete the old layout.
-    #[command(subcommand)]
-    Layout(layout::LayoutCommand),
-    /// Lower the number of partitions.
-    #[command(subcommand)]
-    Partitions(partitions::PartitionsCommand),
-    /// Rename kinds and metrics.
-    #[command(subcommand)]
-    Names(names::NamesCommand),
-    /// Bring Redis to the state of MySQL after restoring MySQL from a backup.
-    AfterRestore(after_restore::AfterRestoreArgs),
-}
-
 /// Commands that need no valid configuration, or only a part of the configuration.
 #[derive(Debug, Subcommand)]
 enum Alone {
@@ -166,27 +129,6 @@ enum Alone {
         /// Print the description of the API (OpenAPI 3.1) instead of serving it.
         #[arg(long)]
         openapi: bool,
-    },
-}
-
-/// Rare commands that need no valid configuration.
-#[derive(Debug, Subcommand)]
-enum RareAlone {
-    #[command(flatten)]
-    Control(control::RareControl),
-    /// Check whether a daemon is ready. Exit with 0 if it is ready, otherwise with 1.
-    Healthcheck(healthcheck::HealthcheckArgs),
-    /// Print the completion script for a shell.
-    Completions {
-        /// Complete for this shell.
-        #[arg(value_enum)]
-        shell: complete::Shell,
-    },
-    /// Print the manual page.
-    Man {
-        /// Write the pages into this folder, one for each command.
-        #[arg(long, value_name = "DIR")]
-        dir: Option<PathBuf>,
     },
 }
 
@@ -250,10 +192,10 @@ where
 {
     let command = match cli.command {
         Some(Any::Alone(command)) => return run_alone(command, cli.config.as_deref()),
-        Some(Any::Admin(Admin::Alone(command))) => return run_rare_alone(command, cli.config.as_deref()),
+        Some(Any::Admin(Admin::Alone(command))) => return rare::run_alone(command, cli.config.as_deref()),
         Some(Any::Admin(Admin::Configured(command))) => {
             let config = loaded(cli.config.unwrap_or_else(|| config::DEFAULT_PATH.into()).as_path())?;
-            return start_runtime()?.block_on(run_rare(&config, command));
+            return start_runtime()?.block_on(rare::run(&config, command));
         }
         Some(Any::Configured(command)) => Some(command),
         None => None,
@@ -282,21 +224,6 @@ fn loaded(path: &Path) -> Result<Config> {
     let config = config::load(path)?;
     start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
     Ok(config)
-}
-
-async fn run_rare(config: &Config, command: Rare) -> Result<u8> {
-    match command {
-        Rare::Recount(args) => recount::run(config, &args).await,
-        Rare::Compare(args) => compare::run(config, &args).await,
-        Rare::Export(args) => export::run(config, &args).await,
-        Rare::Erase(args) => erase::run(config, &args).await,
-        Rare::Map(args) => map::run(config, &args).await,
-        Rare::Filters(command) => filters::run(config, &command).await,
-        Rare::Layout(command) => layout::run(config, command).await,
-        Rare::Partitions(command) => partitions::run(config, &command).await,
-        Rare::Names(command) => names::run(config, &command).await,
-        Rare::AfterRestore(args) => after_restore::run(config, &args).await,
-    }
 }
 
 fn start_log(log: &Log) -> Result<()> {
@@ -332,16 +259,6 @@ fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
             start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
             start_runtime()?.block_on(gateway::run(&config)).map(|()| EXIT_DONE)
         }
-    }
-}
-
-fn run_rare_alone(command: RareAlone, given: Option<&Path>) -> Result<u8> {
-    let path = given.unwrap_or(Path::new(config::DEFAULT_PATH));
-    match command {
-        RareAlone::Control(command) => start_runtime()?.block_on(control::run(path, command.into())),
-        RareAlone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
-        RareAlone::Completions { shell } => complete::completions(shell),
-        RareAlone::Man { dir } => complete::man(dir.as_deref()),
     }
 }
 

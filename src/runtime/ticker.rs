@@ -1,7 +1,7 @@
 //! Ticks each second, so that the loops of the jobs look whether a run is due.
 //!
 //! tokio-cron-scheduler makes the ticks. It knows no job's pattern, because its own schedules would keep the offset that a
-//! time zone had at startup, and a missed trigger would lose a run.
+//! time zone had at startup, and a missed trigger would lose a run (decision 0041).
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Reads the clocks of the host, MySQL and Redis for the jobs that work on boards. MySQL's clock decides when a period
-//! is over. While the clocks differ, no period is treated as over.
+//! is over. While the clocks differ, no period is treated as over (decision 0051).
 
 use std::time::Duration;
 
