@@ -51,10 +51,8 @@ use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 
-/// Returns all partitions in use. The configuration must include all these partitions.
-///
 /// # Errors
-/// Fails with [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if MySQL fails.
+/// [`JobError::TooFewPartitions`] if more partitions are in use than configured.
 pub async fn knows_all(store: &Store, broker: &Broker) -> Result<Partitions> {
     let InUse { partitions, noted, .. } = InUse::read(store, broker).await?;
     let known = broker.partitions();
@@ -71,27 +69,23 @@ const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 pub struct Fences<'a> {
-    /// The job's name in `job_lock`.
     pub job: &'static str,
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub publisher: Publisher,
-    /// The maximum time to wait for one fence.
     pub fence_max: Duration,
 }
 
-/// The progress of the fence in one partition.
 enum FenceState {
     Passed,
     /// The queue has no consumer, and only fences that the read rows name.
     Idle,
-    /// The run waits for the partition. The text is the reason.
+    /// With the reason.
     Waiting(String),
 }
 
 impl Fences<'_> {
-    /// Returns the number of messages that wait in the queues of all partitions, if it is known. Messages that a
-    /// consumer has received do not count.
+    /// Messages that a consumer has received do not count. `None` if unknown.
     pub async fn waiting(&self) -> Result<Option<u64>> {
         let in_use = InUse::read(self.store, self.broker).await?;
         Ok(self.publisher.waiting(&in_use.partitions).await?)
@@ -100,8 +94,7 @@ impl Fences<'_> {
     /// Waits until the daemons have committed all events that the broker accepted before this call.
     ///
     /// # Errors
-    /// Fails with [`JobError::NotNow`] and the reason if this takes longer than `fence_max`. Fails with
-    /// [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if a server fails.
+    /// [`JobError::NotNow`] after `fence_max`; [`JobError::TooFewPartitions`].
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
         // A daemon records a new count of partitions before it binds the new queues. If this check finds a higher count
@@ -128,8 +121,7 @@ impl Fences<'_> {
         }
     }
 
-    /// Checks every partition once. Returns the reason why the first unfinished partition is not done. Returns `None`
-    /// when the fence has passed all partitions.
+    /// Returns why the first unfinished partition is not done; `None` when the fence has passed all partitions.
     async fn waits_for(
         &self,
         number: u64,
@@ -153,8 +145,7 @@ impl Fences<'_> {
         Ok(waiting)
     }
 
-    /// Sends the fence to one partition's queue, if it is needed and was not sent in this epoch. `sent` maps each
-    /// partition to the epoch in which the fence was sent. Returns whether the fence has passed this queue.
+    /// `sent` maps each partition to the epoch in which the fence was sent. Returns whether the fence has passed.
     async fn state(
         &self,
         (partition, queue): (u16, &str),
@@ -185,12 +176,11 @@ impl Fences<'_> {
         Ok(FenceState::Waiting(waits_for(look, queue)))
     }
 
-    /// Returns the number of messages in a queue without a consumer, without tallyd's fences, before the queue is
-    /// deleted. Publishes a fence first, so the answer is a fact.
+    /// Counts the messages without tallyd's fences, before the queue is deleted. Publishes a fence first, so the answer
+    /// is a fact.
     ///
     /// # Errors
-    /// Fails with [`JobError::NotNow`] if the queue has a consumer, or if the number is still unknown after
-    /// `fence_max`. Also fails if a server fails.
+    /// [`JobError::NotNow`] if the queue has a consumer, or if the number is still unknown after `fence_max`.
     pub async fn events_in(&self, (partition, queue): (u16, &str)) -> Result<usize> {
         self.ask_events((partition, queue)).await.with_context(|| {
             format!("the queue {queue} stays, because its messages cannot be counted: check that it has a leader, then try again")
@@ -252,7 +242,6 @@ fn unknown(queue: &str) -> String {
     format!("RabbitMQ does not say how many messages {queue} has")
 }
 
-/// Returns why a fence has not passed the queue.
 fn waits_for(look: Look, queue: &str) -> String {
     match look {
         Look::Unknown => unknown(queue),
@@ -262,7 +251,7 @@ fn waits_for(look: Look, queue: &str) -> String {
     }
 }
 
-/// When this value is dropped, it clears the job's status "waits for a fence".
+/// Clears the job's wait when dropped.
 struct ShownWait(&'static str);
 
 impl Drop for ShownWait {

@@ -34,43 +34,40 @@ use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::jobs::Outcome;
 
-/// A mode of a job, as daemons run it.
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// The pattern of the mode's schedule; empty if the mode has none.
+    /// Empty if the mode has no schedule.
     pub pattern: String,
-    /// If this request is made, the mode runs soon, independently of its schedule.
+    /// Makes the mode due, independently of its schedule.
     pub request: Request,
     pub first_run: FirstRun,
-    /// If several modes of one job are due, the one with the lowest rank runs first.
+    /// If several modes of one job are due, the lowest rank runs first.
     pub rank: usize,
-    /// While one of these tasks is paused, the mode does not run.
+    /// Any paused task keeps the mode from running.
     pub needs: &'static [Task],
     pub run: Run,
 }
 
-/// Does one run. Returns the rule that decides when the mode runs next.
+/// Returns the rule that decides when the mode runs next.
 pub type Run = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
-    /// Makes a mode that becomes due only by its schedule. Its rank is 0.
+    /// Becomes due only by its schedule. Its rank is 0.
     fn new(job: JobName, mode: &str, pattern: &str, needs: &'static [Task], run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
         Self { job, mode: mode.to_owned(), pattern: pattern.to_owned(), request, first_run, rank: 0, needs, run }
     }
 }
 
-/// The time at which a mode that never ran becomes due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
-    /// The mode becomes due when its schedule says so for the first time. A run can be expensive, so no run starts
-    /// before the time that the operator chose.
+    /// A run can be expensive, so no run starts before the time that the operator chose.
     AtItsTime,
 }
 
-/// The input of a run. The run owns it, because the run is a task of its own.
+/// Owned, because the run is a task of its own.
 pub struct Work {
     pub servers: Servers,
     pub config: Arc<Config>,
@@ -88,7 +85,7 @@ pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     assert_eq!(source.matches("fault::point(\"").count(), points.len());
 }
 
-/// A request for a run of one mode. A detector makes the request, and the job's loop sees it at its next tick.
+/// A detector makes the request, and the job's loop sees it at its next tick.
 #[derive(Clone, Debug, Default)]
 pub struct Request(Arc<AtomicBool>);
 
@@ -101,39 +98,34 @@ impl Request {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Clears the request, because a run begins. Returns whether there was a request.
+    /// Returns whether there was a request.
     fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
 }
 
-/// Why a run failed. Callers match on the variants of this error. Inside a run the error is converted into
-/// `anyhow::Error`, and [`From`] converts it back.
+/// Inside a run it is converted into `anyhow::Error`, and [`From`] converts it back.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The run cannot be done now, but its input has no problem. The same call can succeed later.
+    /// The same call can succeed later.
     #[error("{0}")]
     NotNow(String),
-    /// An operator has paused the job, or a task that the job needs.
+    /// Or a task that the job needs is paused.
     #[error("{0} (run `{undo}` to resume)", undo = .0.undo())]
     Paused(Box<Order>),
-    /// The run cannot be done until an operator changes something, so it is not retried before its next scheduled time.
+    /// An operator must change something, so there is no retry before the next scheduled time.
     #[error("{0}")]
     Refused(String),
-    /// The run would repair more than the safety limit allows.
     #[error(transparent)]
     LimitExceeded(LimitExceeded),
-    /// More partitions are in use than the configuration says. So a run's fence does not pass through all partitions,
-    /// and a read after the fence can miss events.
+    /// A read after the fence can miss events.
     #[error(
         "[amqp] partitions is {known}, but {noted} partitions are in use, because {raised_by} raised the number. Set it to \
          {noted} here, too, and restart. To lower it, follow docs/operations/partitions.md"
     )]
     TooFewPartitions {
-        /// The count of partitions in the configuration.
         known: u16,
         noted: u16,
-        /// The daemon that raised the count of partitions.
         raised_by: String,
     },
     /// A server failed, another run took over, or the requested object does not exist.
@@ -142,7 +134,6 @@ pub enum JobError {
 }
 
 impl JobError {
-    /// The outcome that is written into the run's record.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::Refused(_) => Outcome::Refused,
@@ -154,7 +145,6 @@ impl JobError {
         }
     }
 
-    /// The full text of the error, with its causes.
     pub fn text(&self) -> String {
         match self {
             Self::Other(error) => format!("{error:#}"),
@@ -162,7 +152,7 @@ impl JobError {
         }
     }
 
-    /// The error as `anyhow::Error`. For `Other` this is the original error, so callers can check the error's type.
+    /// For `Other` this is the original error, so callers can check its type.
     pub fn into_error(self) -> anyhow::Error {
         match self {
             Self::Other(error) => error,

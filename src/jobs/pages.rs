@@ -15,16 +15,13 @@ use tallyd_connect::fate::Fate;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::{Broker, Publisher};
 
-/// What limits the pages of a run.
 pub(crate) struct PageLimits {
-    /// MySQL's replicas, by name. The run waits while one of them is too far behind.
+    /// By name. The run waits while one of them is too far behind.
     pub replicas: Vec<(String, Store)>,
     /// Another MySQL server that the run reads or writes.
     pub site: Option<Store>,
     pub limits: Limits,
-    /// Maximum number of targets or rows of a page.
     pub page_max: usize,
-    /// Logs why the run waits.
     pub log_wait: fn(&str),
 }
 
@@ -37,10 +34,6 @@ pub(super) struct Pages {
 }
 
 impl<J: Job + ?Sized> Run<'_, J> {
-    /// Sets the limits of the pages.
-    ///
-    /// # Errors
-    /// Fails if RabbitMQ refuses a connection.
     pub(crate) async fn limit_pages(&mut self, limits: PageLimits) -> Result<()> {
         let PageLimits { replicas, site, limits, page_max, log_wait } = limits;
         let (job, broker) = (J::NAME, self.servers.broker.clone());
@@ -52,19 +45,17 @@ impl<J: Job + ?Sized> Run<'_, J> {
         Ok(())
     }
 
-    /// Returns the number of targets or rows that the next page has.
     pub(crate) fn page_size(&self) -> usize {
         self.pages.as_ref().map_or(1, |pages| pages.pace.page())
     }
 
-    /// Chooses the size of the next page by the time that a page of `items` took.
     pub(crate) fn note_page(&mut self, items: usize, took: Duration) {
         if let Some(pages) = &mut self.pages {
             pages.pace.note(items, took);
         }
     }
 
-    /// Waits until the servers are ready for the next page. Returns false if the run must end instead.
+    /// Returns false if the run must end instead.
     pub(crate) async fn next_page(&mut self) -> Result<bool> {
         let (deadline, progress) = (self.deadline(), &self.progress);
         if let Some(pages) = &mut self.pages {
@@ -74,7 +65,7 @@ impl<J: Job + ?Sized> Run<'_, J> {
         Ok(!self.is_over())
     }
 
-    /// Whether the run must end before its next page. Writes the reason into the report.
+    /// Writes the reason into the report.
     pub(crate) fn is_over(&mut self) -> bool {
         if self.stop.is_cancelled() {
             self.end(Ended::Stopped, "it was stopped");
@@ -119,7 +110,7 @@ impl Pages {
     }
 }
 
-/// Returns whether the error means that a server is unreachable. In that case a retry can succeed.
+/// A retry can succeed.
 pub(crate) fn is_passing(error: &Error) -> bool {
     match error.downcast_ref() {
         Some(StoreError::TakenOver(_)) => false,

@@ -25,72 +25,59 @@ use tallyd_core::control::Task;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::jobs::number_of;
 
-/// Maximum number of examples in a report.
 pub(crate) const LISTED_MAX: usize = 20;
 
-/// If a job runs every minute, the records of its runs are kept for this time.
 pub(super) const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
-/// What a run can do. A run is a value of this type, with the configuration that it needs.
+/// Its value is the configuration of a run.
 pub trait Job: Sync {
-    /// The name in `job_lock` and `job_run`.
     const NAME: &'static str;
-    /// Whether the run waits for events in flight. Such a run does not begin if the configuration has too few
-    /// partitions.
+    /// Such a run does not begin if the configuration has too few partitions.
     const SENDS_FENCES: bool;
     type Report: RunReport;
     type Progress: RunProgress + Send + Sync + 'static;
 
-    /// The tasks whose pause keeps the run from beginning, and ends a run in progress.
+    /// Their pause keeps the run from beginning, and ends it.
     fn needs(&self, config: &Config) -> &'static [Task];
 
-    /// The mode in `job_run`. Each mode has its own due time.
     fn mode(&self) -> Cow<'_, str>;
 
-    /// How long the rows of `job_run` are kept.
     fn keep(&self, config: &Config) -> Duration {
         config.reconcile.repair_keep.0
     }
 
-    /// The report and the progress at the start.
     fn begin(&self) -> (Self::Report, Self::Progress);
 
-    /// Does the work, and counts it in the report. After an error, the run has failed, with two exceptions:
-    /// [`LimitExceeded`] ends the run early, and so does [`JobError::NotNow`] after a stop. A scheduled run is a task, so
-    /// its future must be [`Send`]. A command's run is not.
+    /// An error fails the run, except [`LimitExceeded`] and, after a stop, [`JobError::NotNow`], which end it early. A
+    /// scheduled run is a task, so its future must be [`Send`]. A command's run is not.
     fn work(&self, run: &mut Run<'_, Self>) -> impl Future<Output = Result<()>>;
 
-    /// Logs that the run stopped at a safety limit.
     fn log_limit(&self, _reason: &str) {}
 
-    /// Returns how to continue after a run that ended early: `--resume continues`.
+    /// `--resume continues`.
     fn how_to_continue(&self, _options: &RunOptions) -> Option<&'static str> {
         None
     }
 
-    /// Closes the connections that only this run used.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
 }
 
-/// The options that several jobs have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// The run only compares, and changes nothing.
     pub dry_run: bool,
-    /// The run has no safety limit.
     pub force: bool,
-    /// The run continues where the last run of this mode ended.
+    /// Continues where the last run of this mode ended.
     pub resume: bool,
-    /// After this time, the run ends when it has finished the current page.
+    /// Then the run ends after the current page.
     pub run_time_max: Option<Duration>,
 }
 
-/// A run that holds the job's lock.
+/// Holds the job's lock.
 pub struct Run<'a, J: Job + ?Sized> {
     pub servers: &'a Servers,
-    /// The number in `job_run`. All writes of the run use it as their fencing token.
+    /// The fencing token of all writes of the run.
     pub number: u64,
     pub options: RunOptions,
     pub report: J::Report,
@@ -100,15 +87,12 @@ pub struct Run<'a, J: Job + ?Sized> {
     pub(super) pages: Option<Pages>,
     began: Instant,
     how_to_continue: Option<&'static str>,
-    /// How many numbers the run has used for its fences and writes.
     used: AtomicU64,
 }
 
-/// Runs the job once, unless it is paused or another process runs it.
-///
 /// # Errors
-/// Fails with [`JobError::Paused`] if an operator paused the job, with [`JobError::TooFewPartitions`] if the job can't
-/// wait for all events in flight, or with the error of the work. Changes that were made before a failure stay.
+/// [`JobError::Paused`], [`JobError::TooFewPartitions`] if the job can't wait for all events in flight, or the error of
+/// the work. Changes that were made before a failure stay.
 pub async fn once<J: Job>(
     servers: &Servers,
     config: &Config,
@@ -126,10 +110,7 @@ pub async fn once<J: Job>(
     run_once(&servers.store, request, |number| run_as(servers, number, job, options, to, &allowed.stop)).await
 }
 
-/// Runs the job as the run `number`, which holds the job's lock.
-///
-/// # Errors
-/// As [`once`], but the orders of operators are not read.
+/// For a caller that holds the lock as the run `number`. Fails as [`once`], but the orders of operators are not read.
 pub async fn run_as<J: Job>(
     servers: &Servers,
     number: u64,
@@ -156,7 +137,7 @@ pub async fn run_as<J: Job>(
     };
     run.report.head_mut().dry_run = options.dry_run;
     let worked = tokio::select! {
-        // On the heap, because the future of an unoptimized run is too large for the stack.
+        // On the heap: the future of an unoptimized run is too large for the stack.
         worked = Box::pin(job.work(&mut run)) => worked,
         () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
     };
@@ -187,7 +168,6 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         Ok(self.report)
     }
 
-    /// Writes into the report why the run ends early, and how to continue.
     pub fn end(&mut self, ended: Ended, why: &str) {
         let how = self.how_to_continue.map_or_else(String::new, |how| format!(": {how}"));
         self.report.head_mut().end(ended, format!("{why}{how}"));
@@ -197,14 +177,13 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         self.options.run_time_max.map(|max| self.began + max)
     }
 
-    /// Stores the place that the run has reached, so that a later run can resume there.
+    /// A later run can resume there.
     pub async fn note_checkpoint(&self, place: &(impl Serialize + Sync)) -> Result<()> {
         let text = serde_json::to_string(place).context("write the run's progress")?;
         Ok(self.servers.store.note_checkpoint(self.number, &text).await?)
     }
 
-    /// Returns the number and the place of the last run of `mode` before this one. If `unless_done` is true, considers
-    /// only runs after the last completed run.
+    /// Of the last run of `mode` before this one; with `unless_done` only of runs after the last completed one.
     pub async fn last_checkpoint<T: DeserializeOwned>(
         &self,
         mode: &str,
@@ -217,7 +196,7 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         last.map(read).transpose()
     }
 
-    /// Returns a new number for a fence or for writes. It grows within a run and from run to run.
+    /// Grows within a run and from run to run.
     pub fn next_number(&self) -> u64 {
         number_of(self.number, self.used.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -226,18 +205,15 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         self.progress.send_modify(change);
     }
 
-    /// # Errors
-    /// Fails if the run was stopped.
     pub fn check_stop(&self) -> Result<()> {
         if self.stop.is_cancelled() { Err(stopped()) } else { Ok(()) }
     }
 
-    /// Returns the result of `work`, or drops it and fails as soon as the run is stopped.
     pub async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         self.stop.run_until_cancelled(work).await.ok_or_else(stopped)
     }
 
-    /// Opens a connection for the fences of this run. `fence_max` is the longest wait for one fence.
+    /// `fence_max` is the longest wait for one fence.
     pub async fn fences(&self, fence_max: Duration) -> Result<Fences<'a>> {
         let Servers { store, broker, .. } = self.servers;
         Ok(Fences { job: J::NAME, store, broker, publisher: broker.connect_publisher(J::NAME).await?, fence_max })
@@ -248,25 +224,20 @@ fn stopped() -> anyhow::Error {
     JobError::NotNow("the run was stopped".to_owned()).into()
 }
 
-/// The whole milliseconds since `began`.
 pub(crate) fn millis_since(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A run that is not paused.
 pub(super) struct Allowed {
-    /// The token is cancelled at the stop, and when the run is paused.
+    /// Cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
-    /// The tasks that read operators' orders. If a command executes the run, its process has no other task that reads
-    /// these orders. The tasks are aborted when this struct is dropped.
+    /// Read operators' orders, because a command's process has no other task that does.
     _following: JoinSet<()>,
 }
 
 impl Allowed {
-    /// Reads the current orders, and starts tasks that watch for new orders.
-    ///
     /// # Errors
-    /// Fails with [`JobError::Paused`] if the job is paused. Also fails if MySQL fails.
+    /// [`JobError::Paused`].
     pub(super) async fn begin(
         servers: &Servers,
         needs: &'static [Task],
@@ -283,7 +254,7 @@ impl Allowed {
         following.spawn(async move {
             loop {
                 tokio::time::sleep(READ_EVERY).await;
-                // A failure is ignored here, because the run itself fails if MySQL does not answer.
+                // The run itself fails if MySQL does not answer.
                 let _ = orders.refresh(&store).await;
             }
         });

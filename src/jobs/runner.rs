@@ -30,41 +30,36 @@ pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
 use tallyd_mysql::{Store, StoreError};
 
-/// The interval between renewals of the lease. The run tries three times before it gives up the lease.
+/// Three tries before the run gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
-/// If the holder of the lock cannot renew the lease for this time, the holder gives up the lock. The lease in MySQL
-/// ends later.
+/// The holder gives up the lock if it cannot renew the lease for this time. The lease in MySQL ends later.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
-/// The time between two deletions of a mode's old runs.
 const FORGET_EVERY: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone, Copy, Debug)]
 pub struct LockRequest<'a> {
-    /// The job's name in `job_lock` and `job_run`.
     pub name: &'static str,
-    /// The kind of run: `full`, `changed`. Each mode has its own due time.
+    /// `full`, `changed`. Each mode has its own due time.
     pub mode: &'a str,
-    /// The daemon or command that runs the job. Other processes that try to acquire the lock show this text.
+    /// Shown by other processes that try to acquire the lock.
     pub owner: &'a str,
     pub keep: Duration,
 }
 
-/// The result of a request for a run.
 #[derive(Debug)]
 pub enum Ran<R> {
     Ended(R),
     /// Another run holds the lock.
     Held {
         owner: String,
-        /// The seconds until the lease of the other run ends, if the run does not renew it.
+        /// If the other run does not renew its lease.
         lease_s: i64,
     },
 }
 
-/// Runs `work` once under the job's lock. `work` gets the run's number as the fencing token. The number grows from run
-/// to run.
+/// `work` gets the run's number as the fencing token. The number grows from run to run.
 pub async fn run_once<R: RunReport, F, E>(
     store: &Store,
     job: LockRequest<'_>,
@@ -108,7 +103,7 @@ where
     worked.map(Ran::Ended)
 }
 
-/// Renews the lease, until a renewal fails for too long. Returns the reason.
+/// Returns the reason why a renewal failed for too long.
 async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
     let mut renewed = Instant::now();
     loop {
@@ -146,8 +141,7 @@ async fn note_end<R: RunReport>(
     Ok(noted?)
 }
 
-/// Deletes old rows of `job_run`, at most once an hour for each mode, because MySQL reads all rows of the mode. If the
-/// deletion fails, the run does not fail, because a later run deletes these rows.
+/// At most once an hour for each mode, because MySQL reads all rows of the mode. A failure is no failure of the run.
 async fn forget_old_runs(store: &Store, job: LockRequest<'_>) {
     static DONE: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
     let mode = format!("{} {}", job.name, job.mode);
@@ -161,8 +155,7 @@ async fn forget_old_runs(store: &Store, job: LockRequest<'_>) {
     }
 }
 
-/// The loop of one job in a daemon. It asks MySQL which modes are due: after the start, when a mode's time has come, when a
-/// run is requested, when the configuration changes, and once a minute.
+/// Asks MySQL what is due: at the start and a mode's time, after a request or a new configuration, once a minute.
 pub(crate) struct JobLoop {
     pub job: JobName,
     pub servers: Servers,
@@ -188,7 +181,6 @@ impl JobLoop {
                     match schedule.next_due(now, instant) {
                         Some(entry) => run_due(entry, &self.servers, &self.live, &beat, &self.stop).await,
                         None => {
-                            // No job is due. If a job was waiting for another run, that run has done the work.
                             telemetry().jobs.waits(self.job.name(), None);
                             Some(schedule.wait(now, instant))
                         }
@@ -229,8 +221,8 @@ impl JobLoop {
     }
 }
 
-/// Runs a due mode in a task of its own, so that a panic is a failure of this run only. If an operator paused a task
-/// that the mode needs, the loop waits for the end of the pause instead. Returns the wait before the loop's next check.
+/// In a task of its own, so that a panic is a failure of this run only. If an operator paused a needed task, waits for
+/// the end of the pause. Returns the wait before the loop's next check.
 async fn run_due(
     entry: &mut Entry,
     servers: &Servers,
@@ -244,10 +236,10 @@ async fn run_due(
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
         info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");
         stop.run_until_cancelled(beat.during(control.until_allowed(needs))).await;
-        // The loop checks again whether the mode is due, because another daemon can have completed a run of this mode.
+        // Another daemon can have completed a run of this mode.
         return None;
     }
-    // The request is cleared first, so that a request during the run makes the mode due again.
+    // Cleared first, so that a request during the run makes the mode due again.
     let requested = entry.spec.request.take();
     let mode = entry.spec.mode.clone();
     let work = Work { servers: servers.clone(), config, mode, stop: stop.clone() };
@@ -260,12 +252,12 @@ async fn run_due(
     entry.ran(retry, requested);
     match retry {
         RetryAfter::Pause => Some(Wait::AFTER_RUN),
-        // The loop continues without a pause, because another mode can be due, too.
+        // Another mode can be due, too.
         RetryAfter::NextTime | RetryAfter::LongerPause | RetryAfter::Resume => None,
     }
 }
 
-/// Returns when the mode is due again. Logs a failure.
+/// Logs a failure.
 fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
     match ran {
         Ok(retry) => retry,

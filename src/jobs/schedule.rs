@@ -11,36 +11,30 @@ use tallyd_connect::pace::pace;
 use tallyd_core::model::Micros;
 use tallyd_mysql::{Store, StoreError};
 
-/// If a run failed or another run holds the lock, the next try is after this pause.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The longest pause before the next try.
 const PAUSE_MAX: Duration = Duration::from_secs(900);
 
-/// The loop looks into MySQL after this time at the latest, because another daemon can have begun or ended a run.
+/// Another daemon can have begun or ended a run.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The time at which a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// The mode is due at its next scheduled time. Either the run did everything, or an operator must act before the
-    /// next run.
+    /// Either the run did everything, or an operator must act before the next run.
     NextTime,
-    /// The mode is due after a pause. Either the run failed, or another process runs the job.
+    /// Either the run failed, or another process runs the job.
     Pause,
-    /// The mode is due after a pause, because the run ended before all its work was done. Each further run of this kind
-    /// makes the pause longer.
+    /// The run ended before all its work was done. Each further run of this kind makes the pause longer.
     LongerPause,
-    /// The mode is due when the operator ends the pause that stopped the run.
+    /// The operator must end the pause that stopped the run.
     Resume,
 }
 
-/// The way in which the loop of a job waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// The loop waits for this time, even if a run is requested.
+    /// Even if a run is requested.
     Pause(Duration),
-    /// The loop waits for a request, at most for this time.
+    /// Ends with a request.
     Woken(Duration),
 }
 
@@ -48,36 +42,33 @@ impl Wait {
     pub(super) const AFTER_RUN: Self = Self::Pause(PAUSE);
 }
 
-/// The modes of one job, with the state of their last runs.
 #[derive(Default)]
 pub(super) struct Schedule(Vec<Entry>);
 
 pub(super) struct Entry {
     pub spec: JobSpec,
-    /// The time (by MySQL's clock) at which the mode was added to this daemon's schedule.
+    /// By MySQL's clock, when the mode was added to this daemon's schedule.
     since: Option<Micros>,
-    /// The current schedule; `None` if the mode is never due by a schedule.
+    /// `None` if the mode is never due by a schedule.
     times: Option<cron::Schedule>,
-    /// The time at which the last completed run began.
     last: Option<Micros>,
     backoff: Option<Backoff>,
 }
 
-/// The pause after a run that did not do all its work.
 #[derive(Clone, Copy)]
 struct Backoff {
-    /// The number of consecutive runs of the mode that ended before all their work was done.
+    /// Consecutive runs that ended before all their work was done.
     times: u32,
     until: Instant,
 }
 
 impl Schedule {
-    /// Replaces the old list of modes with `specs`. A mode that is in both lists keeps its state.
+    /// A mode that is in both lists keeps its state.
     pub(super) fn set(&mut self, specs: Vec<JobSpec>, time_zone: &str) {
         let mut had = std::mem::take(&mut self.0);
         for spec in specs {
             let same = had.iter().position(|entry| (entry.spec.job, &entry.spec.mode) == (spec.job, &spec.mode));
-            // A pattern cannot be parsed if it is empty, because others were refused when the configuration was loaded.
+            // Only an empty pattern cannot be parsed: others were refused when the configuration was loaded.
             let times = cron::Schedule::parse(&spec.pattern, time_zone).ok();
             self.0.push(match same {
                 Some(place) => Entry { spec, times, ..had.swap_remove(place) },
@@ -86,7 +77,7 @@ impl Schedule {
         }
     }
 
-    /// Reads the last runs and the time from MySQL. MySQL records the starts of runs by its own clock.
+    /// MySQL records the starts of runs by its own clock.
     pub(super) async fn ask(&mut self, store: &Store) -> Result<Micros, StoreError> {
         if self.0.is_empty() {
             return Ok(Micros(0));
@@ -101,31 +92,27 @@ impl Schedule {
         Ok(now)
     }
 
-    /// Returns the due mode that must run next. Modes that need no retry come first, and then the modes whose pause is
-    /// over.
+    /// Modes that need no retry come first, and then the modes whose pause is over.
     pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
         let ready = due.filter(|entry| entry.is_ready(instant));
         ready.min_by_key(|entry| match entry.backoff {
             None => (false, entry.spec.rank),
-            // If several modes must be retried, the last one is returned, because the modes before it have been tried
-            // already.
+            // Of several modes to retry, the last one comes first, because those before it have been tried already.
             Some(_) => (true, usize::MAX - entry.spec.rank),
         })
     }
 
-    /// Returns how to wait if nothing is due at the time `now` by MySQL's clock, which is `instant` on this machine.
+    /// `now` by MySQL's clock is `instant` on this machine.
     pub(super) fn wait(&self, now: Micros, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // A pause that is over is ignored. If a mode's pause is over and the mode is not due, another daemon has run
-        // the mode during the pause.
+        // If a pause is over and the mode is not due, another daemon has run the mode during the pause.
         let pauses = pauses.filter_map(|until| until.checked_duration_since(instant)).filter(|pause| !pause.is_zero());
         let next = self.0.iter().filter_map(|entry| entry.times.as_ref()?.next(now));
         let next = next.map(|next| Duration::from_micros((next.0 - now.0).unsigned_abs()));
         Wait::Woken(pauses.chain(next).chain([LOOK_EVERY]).min().unwrap_or(LOOK_EVERY))
     }
 
-    /// Whether a requested mode can run now.
     pub(super) fn is_requested(&self, instant: Instant) -> bool {
         self.0.iter().any(|entry| entry.spec.request.is_made() && entry.is_ready(instant))
     }
@@ -136,8 +123,7 @@ impl Entry {
         self.backoff.is_none_or(|backoff| backoff.until <= instant)
     }
 
-    /// Whether the mode is due. A mode is due if a run was requested, or if a scheduled time has passed since the last
-    /// completed run began.
+    /// By a request, or by a scheduled time since the last completed run began.
     fn is_due(&self, now: Micros) -> bool {
         if self.spec.request.is_made() {
             return true;
@@ -150,8 +136,7 @@ impl Entry {
         }
     }
 
-    /// Records how a run ended. If the run was started by a request (`requested`) and did not do all its work, the
-    /// request is made again.
+    /// If a requested run did not do all its work, the request is made again.
     pub(super) fn ran(&mut self, retry: RetryAfter, requested: bool) {
         if requested && retry != RetryAfter::NextTime {
             self.spec.request.make();
@@ -198,7 +183,7 @@ mod tests {
         crate::config::parse(&format!("{text}{metrics}{}", recounts.concat()), "config.toml", []).unwrap()
     }
 
-    /// Makes the schedule of one job, with its rows in the given order. Every mode last ran a day ago.
+    /// Every mode last ran a day ago.
     fn scheduled(job: JobName, config: &Config, requests: &Requests, order: &[usize]) -> Schedule {
         let mut specs: Vec<(usize, JobSpec)> = order.iter().copied().zip(specs(job, config, requests)).collect();
         specs.sort_by_key(|(place, _)| *place);
@@ -210,7 +195,7 @@ mod tests {
         schedule
     }
 
-    /// Runs the due modes one after the other until no mode is due. Returns the modes that ran.
+    /// Returns the modes that ran.
     fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
         let mut modes = Vec::new();
         while let Some(entry) = schedule.next_due(now, Instant::now()) {

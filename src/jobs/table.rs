@@ -22,13 +22,10 @@ const CONSUMER: &[Task] = &[Task::Consumer];
 
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
-    /// The request that is made when Redis lost buckets.
     pub rebuild: Request,
-    /// The request that is made when a snapshot of a board is due.
     pub snapshot: Request,
 }
 
-/// Returns all modes of all jobs in this configuration, with their schedules.
 pub fn modes(config: &Config) -> Vec<JobMode> {
     let mode = |spec: JobSpec| JobMode {
         job: spec.job,
@@ -61,7 +58,7 @@ fn reconciles(config: &Config, requests: &Requests) -> Vec<JobSpec> {
         row(3, Mode::Changed, changed_cron, |work| reconciled(work, Mode::Changed).boxed()),
         row(1, Mode::Full, full_cron, |work| reconciled(work, Mode::Full).boxed()),
         row(2, Mode::Scrub, scrub_cron, |work| reconciled(work, Mode::Scrub).boxed()),
-        // If several modes are due, this one runs first, because readers query MySQL until its run is done.
+        // First of several, because readers query MySQL until its run is done.
         JobSpec {
             request: requests.rebuild.clone(),
             ..row(0, Mode::Rebuild, "", |work| reconciled(work, Mode::Rebuild).boxed())
@@ -100,7 +97,7 @@ async fn archived(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter
 async fn saved(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
     let due = Snapshots::new(&config, None, false);
     Ok(match run::once(&servers, &config, &due, RunOptions::default(), ProgressSink::Log, &stop).await? {
-        // The result of the run does not matter here, because the snapshot clock decides when the next snapshot is due.
+        // The snapshot clock decides when the next snapshot is due.
         Ran::Ended(_) => RetryAfter::NextTime,
         held => retry_after(held),
     })

@@ -13,8 +13,7 @@ use tallyd_redis::Cache;
 
 #[derive(Default)]
 pub(super) struct Candidates {
-    /// Maps each board to its periods, newest first. The map also contains boards that have no periods yet. The run
-    /// must claim such a board before it freezes the board's first period.
+    /// Newest first. Boards without periods are here, too: a run claims a board before it freezes the first period.
     pub boards: BTreeMap<String, Vec<Candidate>>,
     pub open: Vec<PeriodReport>,
 }
@@ -48,8 +47,7 @@ impl Candidates {
     }
 }
 
-/// Returns from MySQL the periods that were frozen and are not yet removed from Redis, and the periods that have a
-/// snapshot. If Redis has lost a board, only these rows show that the board existed.
+/// If Redis has lost a board, only these rows show that the board existed.
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);

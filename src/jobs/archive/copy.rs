@@ -17,10 +17,8 @@ use tallyd_redis::Cache;
 /// Maximum number of pages that one transaction writes. Each commit waits for the disk, so fewer commits are faster.
 const COMMIT_PAGES: u64 = 10;
 
-/// Maximum number of members that one transaction writes.
 const COMMIT_MEMBERS: u64 = 5_000;
 
-/// Number of pieces that are copied in parallel. Each piece is one transaction.
 const PIECES: usize = 3;
 
 pub(super) struct Copier<'a> {
@@ -40,8 +38,7 @@ impl<'a> Copier<'a> {
         Self { run, page_members }
     }
 
-    /// Writes the frozen zset to the rows of a copy, highest score first, up to place `top`. Overwrites existing rows.
-    /// Several pieces are copied in parallel, because reading, writing and comparing take CPU time in three programs.
+    /// Overwrites existing rows. Copies pieces in parallel, because reading, writing and comparing take CPU time.
     pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
         let run = self.run.number;
         let (_, members) = self.run.cache.count_board(at).await?;
@@ -82,8 +79,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Checks that the zset and the rows both end at the place where the copy ended. All earlier places were compared
-    /// during the copy.
+    /// All earlier places were compared during the copy.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;
@@ -124,9 +120,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Copies the members from place `after + 1` to place `until`. Then reads the committed rows back, and compares them
-    /// with the members. Returns the count and the checksums of the members. Both are recorded, so later changes of the
-    /// members are detected.
+    /// The committed rows are read back. The returned sums are recorded, so later changes of members are detected.
     async fn copy(self, run: u64, after: u64, until: u64) -> Step<Tally> {
         let Self { store, at, copy, .. } = &self;
         let members = self.read_members(after, until).await?;
@@ -160,8 +154,7 @@ impl Pair {
         Ok(members)
     }
 
-    /// Compares both stores place by place up to place `until`, or until both stores end. Returns the count and the
-    /// checksums of the compared members.
+    /// Compares both stores place by place up to place `until`, or until both stores end.
     async fn verify(self, until: u64) -> Step<Tally> {
         let Self { store, cache, page_members, at, copy } = self;
         let mut tally = Tally::default();
@@ -187,7 +180,6 @@ impl Pair {
     }
 }
 
-/// Returns the result of a task. A panic becomes an error.
 fn joined<T>(ended: Result<Step<T>, JoinError>) -> Step<T> {
     ended.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }

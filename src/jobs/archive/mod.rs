@@ -117,19 +117,17 @@ pub const FAULT_POINTS: [&str; 13] = [
     "archive:ended",
 ];
 
-/// Fault points for a Redis server that went back to a state before the freeze. In these steps, the run raises the
-/// scores in Redis to the archived scores.
+/// For a Redis server that went back to a state before the freeze. The run raises its scores to the archived ones.
 pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raised", "archive:noted-again"];
 
-/// Fault points of the steps that delete an archive or a snapshot.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
-/// Maximum number of archives of one board that one run deletes. The next runs delete the others.
+/// The next runs delete the others.
 const PRUNED_MAX: usize = 100;
 
 pub struct Archiver {
     scope: Scope,
-    /// The time of the run. `None` in a daemon or command: then MySQL's clock decides.
+    /// `None` in a daemon or command: then MySQL's clock decides.
     pub now: Option<Micros>,
     boards: Vec<Board>,
     page_members: usize,
@@ -153,8 +151,7 @@ impl Job for Archiver {
         Default::default()
     }
 
-    /// Executes all steps that are due. A dry run only reports which steps are due. It changes nothing, so it needs no
-    /// lock. If the clocks differ, the run does nothing and reports the difference.
+    /// A dry run changes nothing, so it needs no lock. If the clocks differ, the run does nothing and reports it.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         run.report.head.dry_run = self.scope.dry_run;
         let Some(boards) = BoardRun::begin(run, self.now).await? else { return Ok(()) };
@@ -174,7 +171,6 @@ impl Archiver {
         Self { scope, now: None, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
-    /// Returns the names and period lengths of the boards whose periods end at other times according to the site card.
     /// With an old or wrong configuration, a run would freeze periods that are still open.
     async fn ending_otherwise(&self, store: &Store) -> Step<Vec<(String, PeriodKind)>> {
         let row = store.site_card().await?;
@@ -237,12 +233,10 @@ impl Archiver {
     }
 }
 
-/// Deletes the archives and snapshots that have been kept long enough. A dry run only reports the archives.
 async fn prune(run: &BoardRun<'_>, copier: &Copier<'_>, boards: &[Board], report: &mut Report) -> Step<()> {
     for board in boards {
         let keep = board.archive_keep.0;
-        // If `archive_keep` is zero, archives are kept forever. If an earlier run has begun to delete an archive, the
-        // rest of this archive is deleted, too.
+        // Zero keeps archives forever. If an earlier run has begun to delete an archive, its rest is deleted, too.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
         for at in run.store.prunable_periods(&board.name, board.period.like(), until, PRUNED_MAX).await? {
             if report.head.dry_run {
@@ -270,8 +264,7 @@ async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
     backup::forget(run, at).await
 }
 
-/// Deletes one archive. The period's row is changed first, so that readers do not treat a partly deleted archive as a
-/// complete one.
+/// The period's row is changed first, so that readers do not take a partly deleted archive for a complete one.
 async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.note_pruned(run.number, at, run.now).await?;
     fault::point("archive:pruning");

@@ -30,8 +30,7 @@ use tallyd_core::archive::PeriodRow;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_redis::snapshots::Raised;
 
-/// Raises the scores in the live zset to MySQL's scores, and records that the period must be archived again. After
-/// that, the zset can be frozen. Returns the number of pages whose scores the run has raised.
+/// Records that the period must be archived again. Returns the number of pages whose scores the run has raised.
 pub(super) async fn raise_to_archive(
     run: &BoardRun<'_>,
     at: &BoardPeriod,
@@ -45,8 +44,7 @@ pub(super) async fn raise_to_archive(
     Ok(pages)
 }
 
-/// Raises the scores in the frozen zset, which lacks late members, to the archive's scores. `late_members` late members
-/// were moved into this zset, and none are left.
+/// `late_members` late members were moved into the frozen zset, and none are left.
 pub(super) async fn raise_frozen(run: &BoardRun<'_>, at: &BoardPeriod, row: PeriodRow, late_members: u64) -> Step<()> {
     let to = (at, Raised::Frozen { late_members });
     let pages = raise(run, to, row, "a state before late members were archived").await?;
@@ -89,7 +87,6 @@ async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Raised), row: PeriodRow, s
 #[derive(Default)]
 struct Pages {
     pages: u64,
-    /// The count of members that had a lower score in Redis than in MySQL.
     members: u64,
 }
 

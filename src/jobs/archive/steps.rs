@@ -124,8 +124,7 @@ impl<'a> Steps<'a> {
         Ok(Facts { keys, row, backup, expire_after: candidate.expire_after, now: self.run.now })
     }
 
-    /// Freezes the live zset. If the run has raised the zset's scores to MySQL's scores page by page, `pages` is the
-    /// number of raised pages.
+    /// `pages` is the number of pages whose scores the run has raised to MySQL's scores.
     async fn freeze(&self, at: &BoardPeriod, frozen: Frozen, pages: Option<u64>) -> Step<Frozen> {
         let note = frozen.freeze.note.unwrap_or(0);
         let changed = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
@@ -177,7 +176,6 @@ impl<'a> Steps<'a> {
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
     }
 
-    /// Moves late writes into the frozen zset page by page.
     async fn merge_late(&self, at: &BoardPeriod, rule: Rule, frozen: Frozen) -> Step<u64> {
         let BoardRun { cache, number, .. } = *self.run;
         let mut merged = 0;
@@ -194,8 +192,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Sets the expiry of an archived board's zset to the sum of `stay` and [`SAFETY_NET`]. Also deletes the older
-    /// copy, which the new archive has replaced.
+    /// Also deletes the older copy, which the new archive has replaced.
     async fn let_expire(&self, at: &BoardPeriod, copy: Option<u8>, stay: Duration) -> Step<()> {
         let stay = stay.saturating_add(SAFETY_NET);
         self.run.taken(self.run.cache.expire_frozen(at, self.run.number, stay).await?)?;

@@ -8,18 +8,15 @@ use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Halt, Reason, Step};
 
-/// Maximum number of members in one page. The members of a page are the arguments of one script call, and a call
-/// accepts at most a few thousand arguments.
+/// A page's members are the arguments of one script call, which accepts at most a few thousand.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
-/// The number of members that a run compares to decide whether Redis still has the board. The run compares the scores
-/// of the snapshot's best members with their scores in Redis.
+/// The number of the snapshot's best members whose scores tell whether Redis still has the board.
 const TOLD_BY: u64 = 200;
 
 /// The length of the column `member` in MySQL.
 const MEMBER_BYTES_MAX: usize = 255;
 
-/// The maximum number of characters of a member's name that a reason contains.
 const NAME_SHOWN: usize = 60;
 
 pub(in crate::jobs) async fn complete(store: &Store, at: &BoardPeriod) -> Step<Option<Snapshot>> {
@@ -36,19 +33,16 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
     Ok(if is_intact { Backup::Intact } else { Backup::Lost })
 }
 
-/// Whether the live zset is still the board of the snapshot. If Redis evicts boards (`evicts`), the snapshot's mark in
-/// Redis does not prove this, because Redis can evict the zset and keep the mark. Writers then begin a new zset.
+/// If Redis evicts boards, the mark proves nothing: Redis can evict the zset, keep the mark, and get a new zset.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule, evicts: bool) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let live = run.cache.board_scores(at, &best).await?;
-    // Only the primary part of each score is compared. A score can have a second part, which orders members with equal
-    // primary parts. This second part can be a number that decreases with every change.
+    // The second part of a score, which orders equal members, can decrease with every change.
     let primary = |score: f64| rule.primary(score);
     let live: Vec<f64> = live.into_iter().flatten().map(primary).collect();
     Ok(are_of_board(&best.iter().map(|member| primary(member.score)).collect::<Vec<_>>(), &live, evicts))
 }
 
-/// Checks that MySQL can store the members.
 pub(in crate::jobs) fn check_storable(members: &[BoardMember]) -> Step<()> {
     let wrong = members.iter().find(|member| !member.score.is_finite() || member.member.len() > MEMBER_BYTES_MAX);
     wrong.map_or(Ok(()), |member| {
@@ -57,8 +51,7 @@ pub(in crate::jobs) fn check_storable(members: &[BoardMember]) -> Step<()> {
     })
 }
 
-/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that a partly deleted snapshot is never
-/// restored.
+/// The snapshot is voided first, so that a partly deleted snapshot is never restored.
 pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.void_snapshot(run.number, at).await?;
     let mark = run.mark(at).await?;

@@ -18,8 +18,7 @@ const APART_MAX: Duration = Duration::from_secs(120);
 
 pub(in crate::jobs) struct Reading {
     pub now: Micros,
-    /// The error text if the clocks differ. The text does not say which clock is wrong, because tallyd cannot know
-    /// that.
+    /// Does not say which clock is wrong, because tallyd cannot know that.
     pub problem: Option<String>,
 }
 
@@ -34,7 +33,7 @@ pub(in crate::jobs) async fn read(store: &Store, cache: &Cache) -> Result<Readin
     Ok(Reading { now: mysql, problem: apart([before, clock::now()], mysql, redis) })
 }
 
-/// The error text if the clocks differ. The host's clock is read before and after the other clocks.
+/// The host's clock is read before and after the other clocks.
 fn apart([before, after]: [Micros; 2], mysql: Micros, redis: Micros) -> Option<String> {
     let latest = after.max(mysql).max(redis).0 - (after.0 - before.0).max(0);
     let apart = (latest - before.min(mysql).min(redis).0).max(0).unsigned_abs();

@@ -34,19 +34,18 @@ pub(super) struct BoardRun<'a> {
     pub store: &'a Store,
     pub cache: &'a Cache,
     pub stop: &'a CancellationToken,
-    /// The run's number. MySQL and the claims of boards use this number as the fencing token.
+    /// The fencing token in MySQL and in the claims of boards.
     pub number: u64,
     pub now: Micros,
     evicts: OnceCell<bool>,
     progress: watch::Sender<Progress>,
 }
 
-/// The reason why the run stopped its work on a period.
 pub(super) enum Halt {
     Stopped,
-    /// The run cannot continue with this period, but can continue with other periods.
+    /// Other periods can continue.
     Kept(Reason),
-    /// The run cannot continue: a server does not answer, or another run took over.
+    /// A server does not answer, or another run took over.
     Failed(anyhow::Error),
 }
 
@@ -59,8 +58,7 @@ impl<'a> BoardRun<'a> {
         Self { store, cache, stop, number, now, evicts: OnceCell::new(), progress }
     }
 
-    /// Begins a run that depends on the clocks. If they differ, returns `None`, and the report says so. A test sets
-    /// `now`.
+    /// If the clocks differ, returns `None`, and the report says so. A test sets `now`.
     pub(super) async fn begin<J: Job<Report = Report, Progress = Progress>>(
         run: &mut Run<'a, J>,
         now: Option<Micros>,
@@ -92,8 +90,7 @@ impl<'a> BoardRun<'a> {
         self.progress.send_modify(|progress| progress.done = done);
     }
 
-    /// Claims the board. From then on, only this run can change the board's closed periods. Returns the generation of
-    /// the board's data.
+    /// From then on, only this run can change the board's closed periods. Returns the generation of the data.
     pub(super) async fn claim(&self, board: &str) -> Step<u64> {
         let frozen = self.store.frozen_periods(board).await?;
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
@@ -103,7 +100,7 @@ impl<'a> BoardRun<'a> {
         Ok(self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default())
     }
 
-    /// Whether Redis evicts boards if its memory is full. If Redis does not tell, it perhaps does.
+    /// If Redis does not tell, it perhaps evicts.
     pub(super) async fn evicts(&self) -> bool {
         let ask = async || self.cache.evicts_boards().await.unwrap_or(true);
         *self.evicts.get_or_init(ask).await

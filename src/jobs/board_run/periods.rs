@@ -17,8 +17,7 @@ pub const MODE: &str = "closed";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub board: Option<String>,
-    /// If set, the run handles only this period (for example `2026-W46`). This period can be older than the periods
-    /// that a run normally checks.
+    /// Can be older than the periods that a run normally checks.
     pub period: Option<String>,
     pub dry_run: bool,
 }
@@ -29,7 +28,6 @@ pub enum ScopeError {
     UnknownBoard { name: String, known: String },
     #[error(transparent)]
     Period(#[from] PeriodError),
-    /// The period `total` never closes.
     #[error("the period total never ends, so tallyd does not archive it")]
     NeverEnds,
     #[error("{period} is a {kind}, but the requested boards have no periods of that length")]
@@ -54,7 +52,7 @@ pub(in crate::jobs) struct Open {
 }
 
 impl Scope {
-    /// Returns the mode of the run. Only a run in [`MODE`] replaces the next scheduled run.
+    /// Only a run in [`MODE`] replaces the next scheduled run.
     pub fn mode(&self) -> &'static str {
         match (self.dry_run, &self.board, &self.period) {
             (true, ..) => "dry-run",
@@ -63,7 +61,6 @@ impl Scope {
         }
     }
 
-    /// Returns the configured blocks in scope.
     pub(in crate::jobs) fn blocks<'a>(&self, boards: &'a [Board]) -> Result<Vec<&'a Board>, ScopeError> {
         let kind = self.period.as_deref().map(str::parse::<Period>).transpose()?.map(Period::kind);
         if kind == Some(PeriodKind::Total) {
@@ -82,7 +79,7 @@ impl Scope {
         }
     }
 
-    /// Returns the closed periods of a block, newest first. Only the time decides whether a period is closed.
+    /// Newest first. Only the time decides.
     pub(in crate::jobs) fn closed_of(&self, board: &Board, now: Micros) -> Result<Vec<Candidate>> {
         let calendar = calendar_of(board)?;
         if let Some(period) = &self.period {
@@ -93,8 +90,7 @@ impl Scope {
         Ok(closed.map(|period| candidate(board, period)).collect())
     }
 
-    /// Returns the open periods of a block: the current period, and earlier periods whose grace time has not passed.
-    /// If the scope contains a period, returns none.
+    /// Also earlier periods whose grace time has not passed. None if the scope contains a period.
     pub(in crate::jobs) fn open_of(&self, board: &Board, now: Micros) -> Result<Vec<Open>> {
         if self.period.is_some() {
             return Ok(Vec::new());
@@ -104,7 +100,7 @@ impl Scope {
         Ok(open.map(|(period, closes)| Open { candidate: candidate(board, period), closes }).collect())
     }
 
-    /// Returns the candidate for `at`, a period that has a row in MySQL. Returns `None` if the period is out of scope.
+    /// Returns `None` if the period is out of scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;
@@ -160,7 +156,6 @@ fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Re
     Ok(candidate)
 }
 
-/// Returns the open periods, each with the time at which it closes.
 fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
     iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
         .map(|period| (period, closes(board, period, calendar)))
@@ -171,7 +166,7 @@ fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
     period.end(calendar).after(board.archive_grace.0)
 }
 
-/// Formats a time for a person: `2026-11-23T00:10:00Z`.
+/// For a person: `2026-11-23T00:10:00Z`.
 pub(in crate::jobs) fn instant(at: Micros) -> String {
     Timestamp::from_second(at.0.div_euclid(1_000_000)).unwrap_or(Timestamp::MAX).to_string()
 }

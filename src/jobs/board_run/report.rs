@@ -26,13 +26,12 @@ pub struct PeriodReport {
     pub period: String,
     pub outcome: Outcome,
     pub members: u64,
-    /// The count of members that were not archived, because their places are below `archive_top`.
+    /// Members below `archive_top`.
     pub left_out: u64,
-    /// The count of members that this run merged: late members, or members added since a loss.
+    /// Late members, or members added since a loss.
     pub late_members: u64,
-    /// The time that the run needed for the period, in milliseconds. Zero if nothing was done.
+    /// Zero if nothing was done.
     pub took_ms: u64,
-    /// The reason for the outcome, or the time until which the period stays in Redis.
     pub reason: Option<String>,
     /// Whether the period stays as it is until an operator acts.
     #[serde(skip)]
@@ -110,8 +109,7 @@ impl PeriodReport {
         Self { waits_for_operator, ..Self::new(at, Outcome::Kept).because(reason) }
     }
 
-    /// Stores the time that the run needed for the period. If the outcome shows that the run changed nothing, the time
-    /// stays zero.
+    /// The time stays zero if the run changed nothing.
     pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,
@@ -158,7 +156,7 @@ impl RunReport for Report {
     }
 }
 
-/// Writes one line for the log. With `{:#}` it writes one line for each period, for an operator's terminal.
+/// One line for the log; with `{:#}` one line for each period.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let separator = if f.alternate() { "\n" } else { "; " };
@@ -205,7 +203,6 @@ impl fmt::Display for PeriodReport {
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
     now: Option<(BoardPeriod, Instant)>,
-    /// The word for the current work on the period's members, for example "copied" or "verified".
     verb: &'static str,
     pub done: u64,
     total: u64,

@@ -10,16 +10,14 @@ use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
-/// Maximum size of a bit string in memory, in bytes. The run builds a larger filter in several parts. For each part,
-/// the run reads all users who like the target. One part has room for 2.8 million users. The largest possible filter
-/// has 32 parts.
+/// In bytes. A larger filter is built in parts (at most 32), and each part reads all users who like the target. One
+/// part has room for 2.8 million users.
 const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;
 
 impl Keeper<'_, '_> {
-    /// Builds the filters of `targets`, each sized for the given count of users. The run does not repeat the slow steps
-    /// for each filter: all filters share the fence.
+    /// All filters share the fence, because it is slow.
     pub(super) async fn build_all(&mut self, targets: &[(Target, u64)]) -> Result<()> {
         if targets.is_empty() || self.run.stop.is_cancelled() {
             return Ok(());
@@ -51,7 +49,6 @@ impl Keeper<'_, '_> {
         Ok(())
     }
 
-    /// Waits until every event that was published before now is in MySQL.
     async fn fence(&mut self) -> Result<()> {
         let fences = match &mut self.fences {
             Some(fences) => fences,
@@ -61,8 +58,7 @@ impl Keeper<'_, '_> {
         self.run.unless_stopped(fences.pass(number)).await?
     }
 
-    /// Builds one filter. Returns the count of users in the filter. Returns `None` if Redis lost the unfinished filter,
-    /// or if the run is stopped.
+    /// Returns the count of users in the filter; `None` if Redis lost the unfinished filter, or at the stop.
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
         let (on, run) = (self.on, self.run.number);
         let shape = Shape::of(expected, self.wish.false_positive);
@@ -99,8 +95,7 @@ impl Keeper<'_, '_> {
         Ok(Some(users))
     }
 
-    /// Reads the users who like a target, and sets their bits in a part of the target's filter. Returns the counts of
-    /// rows and of remembered clicks, or `None` if the run is stopped.
+    /// Returns the counts of rows and of remembered clicks; `None` at the stop.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
         // The clicks that Redis remembers are read first. If Redis forgets a click during the reads, its like is

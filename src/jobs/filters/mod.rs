@@ -115,8 +115,7 @@ use tallyd_redis::keys::KindNames;
 
 pub const MODE: &str = "keep";
 
-/// The points at which a test can end the process, in order. Between two consecutive steps, there is always such a
-/// point.
+/// In order. Between two consecutive steps, there is always such a point.
 pub const FAULT_POINTS: [&str; 7] = [
     "filters:dropped",
     "filters:begun",
@@ -134,14 +133,13 @@ const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
 
-/// If no run was active for this time, no filter is trusted, because it is unknown whether API servers noted all likes.
+/// It is then unknown whether API servers noted all likes.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// If no run was completed for this time, the next run trusts no filter, because Redis keeps noted users only for a
-/// week.
+/// No filter is then trusted, because Redis keeps noted users only for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
-/// The interval between checks of all targets, including targets that did not change.
+/// Also checks targets that did not change.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
 pub struct Filters {
@@ -157,10 +155,8 @@ struct Keeper<'a, 'r> {
     run: &'a mut Run<'r, Filters>,
     cache: Cache,
     wish: Wish,
-    /// `None` until the run builds its first filter.
     fences: Option<Fences<'r>>,
-    /// The targets for which filters are built after the next fence. For each target, the number is the count of users
-    /// for whom the new filter has room.
+    /// To be built after the next fence. The number is the count of users for whom the filter has room.
     builds: Vec<(Target, u64)>,
     data_set: String,
     /// The lower one of this run's `likes_min` and that of the last completed run.
@@ -192,14 +188,12 @@ impl Job for Filters {
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let (store, cache) = (&run.servers.store, run.servers.cache.named(&self.metrics));
         let LastMarks { newest, newest_age, done, done_age } = store.last_marks(Self::NAME, MODE, run.number).await?;
-        // A mark (the state that a run stores) of an older version can have another format. In that case the run checks
-        // all targets.
+        // Another version's mark can have another format. In that case the run checks all targets.
         let read = |mark: Option<String>| serde_json::from_str::<Mark>(&mark?).ok();
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
         let data_set = cache.data_set().await?;
-        // The names of filters in Redis depend on the number of buckets. If this number has changed, the state of the
-        // filters with the new names is unknown.
+        // If the number of buckets has changed, the filters have new names, and their state is unknown.
         let named = cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         // MySQL's clock dates the likes that the daemon counts, and Redis' clock the likes of API servers.
         let now = cache.now().await?.min(store.clock().await?.0);
@@ -244,8 +238,7 @@ impl Filters {
         }
     }
 
-    /// Returns the state that this run continues from. From the mark of the newest run, this run learns which filters
-    /// it can trust. From the mark of the last completed run, this run learns which targets need no check.
+    /// The newest run's mark tells which filters are trusted, and the last completed run's which targets need no check.
     fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
         let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
@@ -267,8 +260,7 @@ impl Filters {
     }
 }
 
-/// Invalidates all filters when filters are switched off, because from then on likes are not noted. So if filters are
-/// switched on again, even after a short time, the remaining filters are not trusted.
+/// From then on likes are not noted, so filters must not be trusted if they are switched on again.
 pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("invalidating filters");
     while !stop.is_cancelled() {
@@ -283,14 +275,12 @@ pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
 }
 
 impl Keeper<'_, '_> {
-    /// Checks the targets that changed since `since`.
     async fn keep_changed(&mut self, since: Micros) -> Result<()> {
         let (on, store, like) = (self.on, &self.run.servers.store, self.on.metrics.like());
         let mut before = ChangedBefore::NEWEST;
         while !self.run.stop.is_cancelled() {
             let rows = store.changed_numbers(since, before, PAGE_TARGETS).await?;
-            // A counter with several slots can be listed several times, on one page or on several pages. On each page,
-            // the run reads the counter's value once.
+            // A counter with several slots can be listed several times, and is read once on each page.
             let numbers = rows.iter().map(|row| row.number);
             let liked = numbers.filter(|(target, metric)| *metric == like && on.names.get(target.kind).is_some());
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
@@ -312,8 +302,8 @@ impl Keeper<'_, '_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == like);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have too few likes for a filter, and had too few before. An earlier run
-                // has checked the other ones when their likes decreased.
+                // Nearly all targets never had enough likes for a filter. An earlier run has checked those whose likes
+                // decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= self.likes_min);
                 self.keep(page).await?;
                 after = range.until;
@@ -352,7 +342,7 @@ impl Keeper<'_, '_> {
         if self.builds.len() >= BUILDS { self.build_waiting().await } else { Ok(()) }
     }
 
-    /// Builds the collected filters together and not page by page, because each fence takes time.
+    /// Together and not page by page, because each fence takes time.
     async fn build_waiting(&mut self) -> Result<()> {
         let builds = std::mem::take(&mut self.builds);
         for builds in builds.chunks(BUILDS) {
@@ -368,9 +358,8 @@ impl Keeper<'_, '_> {
         Ok(())
     }
 
-    /// Fails if Redis' data set changed during the run. After a flush or a failover, Redis has a different data set and
-    /// can lack counted likes. Then this run's mark is no longer valid. With the same data set, the filters in Redis
-    /// are trusted for another hour.
+    /// After a flush or a failover, Redis has a different data set and can lack counted likes. Then this run's mark is
+    /// no longer valid. Otherwise the filters are trusted for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.cache.data_set().await? == self.data_set,

@@ -7,25 +7,21 @@ use tallyd_redis::filters::FilterState;
 pub(crate) struct Wish {
     pub likes_min: u64,
     pub false_positive: f64,
-    /// The epoch of this run. A new epoch begins when the existing filters can no longer be trusted. Filters of earlier
-    /// epochs are not trusted.
+    /// A new epoch begins when existing filters can no longer be trusted.
     pub epoch: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Nothing,
-    /// Redis has noted users who are not in the filter yet. The run must set the bits of these users.
+    /// Redis has noted users who are not in the filter yet.
     Fold(Shape),
-    /// Build a filter. `drops_former` is set if the former filter can lack some users. Such a former filter is dropped
-    /// immediately.
+    /// A former filter that can lack users is dropped immediately.
     Build {
-        /// The count of users that the filter is built for.
         expected: u64,
-        /// Whether readers must stop using the former filter.
+        /// Readers must stop using the former filter.
         drops_former: bool,
     },
-    /// The target has too few likes now, so the run must remove its filter.
     Drop,
 }
 
@@ -53,21 +49,17 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     }
 }
 
-/// Whether the number of the target's likes is higher than the number of users that were added to its filter. If so,
-/// likes were counted without an update of the filter. A small difference is accepted, because the counter can be
-/// slightly wrong.
+/// More likes than users added: likes were counted without the filter. The counter can be slightly wrong.
 fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
 
-/// Returns the count of users for whom a new filter has room. This number is twice the current count, so that the
-/// filter is not too small soon.
+/// Twice the current count, so that the filter is not too small soon.
 fn fresh(wish: &Wish, likes: u64) -> u64 {
     likes.max(wish.likes_min).saturating_mul(2).clamp(1, Shape::capacity_max(wish.false_positive))
 }
 
-/// Whether a filter for `expected` users is neither too small nor far too large. If so, the new filter gets the same
-/// shape, so that the cached shape in API servers stays valid.
+/// If so, a new filter gets the same shape, so that the cached shape in API servers stays valid.
 fn fits(likes: u64, expected: u64) -> bool {
     likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
 }

@@ -11,21 +11,15 @@ use crate::jobs::runner::Outcome;
 use crate::runtime::progress::RunProgress;
 use tallyd_core::job_name::JobName;
 
-/// The result of a run. Until the end it is also the run's progress.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The count of checked targets. The run checks the targets that changed recently, or all targets.
     pub looked_at: u64,
     pub built: u64,
     pub users: u64,
-    /// The number of noted users whose bits this run has set in a filter.
     pub folded: u64,
-    /// The count of removed filters. A filter is removed if its target has too few likes now, or if Redis can have lost
-    /// a part of the filter.
     pub dropped: u64,
     pub left: u64,
-    /// The reason why the run stopped building filters, or `None` if the run did not stop. The next run builds the
-    /// remaining filters.
+    /// The next run builds the remaining filters.
     pub left_because: Option<String>,
     #[serde(flatten)]
     pub head: RunHead,
@@ -33,16 +27,15 @@ pub struct Report {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// A number that changes if Redis gets a different data set, or if the filters get different names in Redis.
+    /// Changes if Redis gets a different data set, or if the filters get different names.
     pub data_set: u64,
-    /// The number of the run that began the current epoch. The filters of this epoch are trusted.
+    /// The number of the run that began the epoch.
     pub epoch: u64,
     pub likes_min: u64,
-    /// The value of `[filter] false_positive`, in the text form that Java uses.
+    /// In the text form that Java uses.
     pub false_positive: String,
-    /// The time at which the run began, by Redis' clock in microseconds since 1970.
+    /// By Redis' clock, in microseconds since 1970.
     pub until: i64,
-    /// The time at which the last run that checked all targets began.
     pub full: i64,
 }
 

@@ -29,11 +29,9 @@ use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
 
-/// When there are this many suspects, the run rechecks them before the next page. One recheck also handles at most this
-/// number of suspects.
+/// At this number the run rechecks them before the next page. One recheck also handles at most this number.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
-/// Maps each suspect to the result of its last measurement.
 type Suspects = BTreeMap<CounterKey, Judgement>;
 
 pub(super) struct Comparer<'a> {
@@ -42,21 +40,16 @@ pub(super) struct Comparer<'a> {
     pub measure: Measure<'a>,
     repairer: Repairer<'a>,
     suspects: Suspects,
-    /// The number of listed rows of `counter`. If an operator named the targets of the run, this is the number of named
-    /// targets.
     pub listed: u64,
     pub report: Report,
-    /// The counts of the report that are already in the metrics.
     published: Vec<u64>,
 }
 
-/// Contains a number for each bucket of one kind. The number is the count (modulo 2^16) of those counters in the bucket
-/// that MySQL lists and that are not zero in Redis. The list is empty if the run does not need it.
+/// For each bucket: the count (modulo 2^16) of listed counters that are not zero in Redis. Empty if not needed.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
 impl KnownByBucket {
-    /// Returns a list with a zero for each bucket of one kind.
     pub(super) fn new(cache: &Cache) -> Self {
         Self(vec![0; cache.keys.buckets() as usize])
     }
@@ -82,7 +75,7 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Compares counters, which are sorted by key, until no suspects are left.
+    /// `keys` is sorted. Runs until no suspects are left.
     pub(super) async fn compare(&mut self, keys: &[CounterKey]) -> Result<()> {
         let mut rest = keys;
         while !rest.is_empty() && !self.run.early_end.is_due() {
@@ -93,10 +86,7 @@ impl<'a> Comparer<'a> {
         self.recheck().await
     }
 
-    /// Waits until the servers have capacity, and then measures one page of counters.
     pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
-        // If an operator named the targets, the run does not wait for capacity, because the operator waits for the
-        // result.
         if !self.report.lists_all {
             self.wait().await?;
         }
@@ -114,8 +104,7 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Compares the counters of a range with MySQL's values. Counters and like records were read from MySQL in one
-    /// snapshot.
+    /// Counters and like records were read in one snapshot.
     pub(super) async fn compare_range(
         &mut self,
         sampled: SampledRange,
@@ -125,8 +114,7 @@ impl<'a> Comparer<'a> {
         let servers = self.run.servers;
         let SampledRange { range, samples, .. } = sampled;
         let truths = truths_of(servers, range.kind, &recount);
-        // A counter that is not in the list was new or had no row of `counter`. Such a counter becomes a suspect, and
-        // is measured again in the recheck.
+        // Was new or had no row of `counter`, so it is measured again in the recheck.
         let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
@@ -153,7 +141,7 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Measures the suspects again until there are none. At the stop the rest stays, and the next run finds it again.
+    /// At the stop the rest stays, and the next run finds it again.
     pub(super) async fn recheck(&mut self) -> Result<()> {
         while !self.suspects.is_empty() && !self.run.early_end.is_stopped() {
             let mut some = std::mem::take(&mut self.suspects);
@@ -166,22 +154,19 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Whether the suspects must be rechecked before the next page.
     pub(super) fn has_many_suspects(&self) -> bool {
         self.suspects.len() >= SUSPECTS_MAX
     }
 
-    /// Whether each counter was either compared, or recorded for the next run.
+    /// Each counter was either compared, or recorded for the next run.
     pub(super) fn is_complete(&self) -> bool {
         self.repairer.has_kept_all() && self.repairer.stopped().is_none() && !self.run.early_end.was_due()
     }
 
-    /// Waits until the servers have capacity for a page.
     pub(super) async fn wait(&mut self) -> Result<()> {
         self.throttle.wait(self.measure.publisher()).await
     }
 
-    /// Updates the progress: the run has reached `place`.
     pub(super) fn show(&mut self, place: Option<Target>) {
         self.tell_metrics();
         let Report { checked, drifted, .. } = self.report;
@@ -193,8 +178,7 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// If no suspects are left, this function stores the place that the run has reached. A dry run repairs no drifts,
-    /// so it records nothing. For the same reason a run records nothing while its repairs are held back.
+    /// Records nothing while suspects are left, in a dry run, or while repairs are held back.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.head.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -202,7 +186,7 @@ impl<'a> Comparer<'a> {
         Ok(self.run.servers.store.note_checkpoint(self.run.base.number, text).await?)
     }
 
-    /// Adds the new results to the metrics: all results since this function was last called.
+    /// Adds what is new since the last call.
     pub(super) fn tell_metrics(&mut self) {
         for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);
@@ -211,7 +195,6 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Returns the report, with the results of all parts of the run.
     pub(super) fn into_report(self) -> Report {
         let mut report = self.report;
         report.steps_ms.merge(self.measure.steps);
@@ -246,8 +229,7 @@ impl<'a> Comparer<'a> {
         if self.run.servers.is_any_by_api(&keys) {
             self.run.base.stop.run_until_cancelled(tokio::time::sleep(grace)).await;
         }
-        // For a target that an operator named, the like records are counted now, so that the report shows values of one
-        // measurement.
+        // For named targets the like records are counted now, so that the report shows one measurement.
         let recounted = self.run.recounted().filter(|_| self.report.lists_all);
         let mut measurements = self.measured(&keys, grace, recounted).await?;
         self.decide(&suspects, &measurements).await?;
@@ -267,7 +249,7 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Measures counters, reports the counters whose value in Redis is unknown, and corrects rows of `counter`.
+    /// Also reports the counters whose value in Redis is unknown, and corrects rows of `counter`.
     async fn measured(
         &mut self,
         keys: &[CounterKey],
@@ -283,8 +265,7 @@ impl<'a> Comparer<'a> {
         Ok(measurements)
     }
 
-    /// Repairs the counters for which a measurement confirms an earlier measurement. A counter whose drift is found for
-    /// the first time stays a suspect.
+    /// A counter whose drift is found for the first time stays a suspect.
     async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut deltas = BTreeMap::new();
         for (key, measurement) in measurements {
@@ -309,9 +290,8 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Records undecided counters. At each sample of such a counter, the time of an event was very close to the time of
-    /// the sample. So it is unknown whether the sample includes the event. The next run measures these counters first,
-    /// so this run can report that everything was compared.
+    /// An event's time was too close to each sample, so it is unknown whether the sample includes the event. The next
+    /// run measures these counters first, so this run can report that everything was compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
         for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {
@@ -332,7 +312,7 @@ impl<'a> Comparer<'a> {
     }
 }
 
-/// Returns MySQL's values of a range. A listed target without like records has zero likes.
+/// A listed target without like records has zero likes.
 fn truths_of(servers: &Servers, kind: Kind, recount: &Recount) -> HashMap<CounterKey, Truth> {
     let like = servers.metrics.like();
     let truth = |counted: &Counted| Truth {

@@ -18,36 +18,28 @@ use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();
 
-/// Maximum time that a scheduled run waits for the servers. The wait is limited, because another run that must load
-/// lost buckets can be waiting for the end of this run.
+/// Limited, because another run that must load lost buckets can be waiting for the end of this run.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// The targets that a run compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Targets that changed since the last run.
     Changed,
-    /// All targets. The run recounts `like_record`, compares `counter` with the result, and searches Redis for counters
-    /// that MySQL does not have.
+    /// Recounts `like_record`, and searches Redis for counters that MySQL does not have.
     Full,
-    /// The next slice of a full run's targets. The run also searches the next slice of Redis' buckets for counters that
-    /// MySQL does not have.
+    /// The next slice of a full run, and of Redis' buckets.
     Scrub,
-    /// Targets that changed since the last run. Runs in this mode are started when Redis has lost buckets. Every run
-    /// loads lost buckets first.
+    /// As `Changed`, started when Redis has lost buckets. Every run loads lost buckets first.
     Rebuild,
-    /// All targets of a second layout. The layout was loaded before this run. The run does not change the recorded cut
-    /// (the time up to which Redis was compared), because this cut belongs to the layout that the daemon compares.
+    /// A second layout, which was loaded before. Leaves the cut, which belongs to the layout that the daemon compares.
     Layout,
-    /// The given targets. The like records of these targets are recounted.
+    /// Their like records are recounted.
     Targets(Vec<Target>),
 }
 
 impl Mode {
-    /// Returns the mode's name in tables, logs and reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Changed => "changed",
@@ -60,15 +52,13 @@ impl Mode {
     }
 }
 
-/// The servers of the run, and the configuration.
 #[derive(Clone)]
 pub(super) struct Servers {
     pub store: Store,
     pub cache: Cache,
-    /// The cache in the second layout, in which API servers also count.
+    /// The second layout, in which API servers also count.
     pub also: Option<Cache>,
     pub broker: Broker,
-    /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
 
     pub limits: Limits,
@@ -79,39 +69,35 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Returns a target's name in reports and logs: `video:42`.
+    /// `video:42`.
     pub(super) fn name(&self, target: Target) -> String {
         format!("{}:{}", self.kinds.name(target.kind), target.id)
     }
 
-    /// Whether the daemon adds the counter to Redis.
     pub(super) fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
         self.rules.of(target.kind, metric).writer == Writes::Daemon
     }
 
-    /// Whether API servers add any of these counters to Redis.
     pub(super) fn is_any_by_api(&self, keys: &[CounterKey]) -> bool {
         keys.iter().any(|key| !self.is_by_daemon(*key))
     }
 
-    /// Whether API servers add any counter of that kind to Redis.
+    /// Whether API servers add any.
     pub(super) fn has_counts_by_api(&self, kind: Kind) -> bool {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
 
-    /// Returns the keys of all counters of these targets. If the targets are sorted, the keys are sorted, too.
+    /// Sorted if the targets are.
     pub(super) fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
     }
 
-    /// Reads the time from Redis' clock.
     pub(super) async fn redis_now(&self) -> Result<Micros> {
         self.cache.now().await.context("read Redis' clock")
     }
 
-    /// Ends all watches of the run. If MySQL does not end the watches, the run continues. The next run ends these
-    /// watches, and watches also expire.
+    /// A failure is no failure of the run: the next run ends these watches, and watches also expire.
     pub(super) async fn unwatch(&self, run: u64) {
         if let Err(error) = self.store.unwatch(run).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -119,7 +105,7 @@ impl Servers {
         }
     }
 
-    /// Deletes old records of repairs. If this fails, the run does not fail, because the next run deletes the records.
+    /// A failure is no failure of the run, because the next run deletes them.
     pub(super) async fn forget_old_repairs(&self) {
         if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -128,13 +114,12 @@ impl Servers {
     }
 }
 
-/// The state that all parts of a run share.
 pub(super) struct RunContext<'a> {
     pub servers: &'a Servers,
     pub job: &'a Reconciler,
     pub base: &'a Run<'a, Reconciler>,
     pub early_end: EarlyEnd<'a>,
-    /// The data set that Redis had when the run began.
+    /// At the beginning of the run.
     data_set: String,
 }
 
@@ -145,15 +130,13 @@ impl<'a> RunContext<'a> {
         Ok(Self { servers, job, base, early_end: EarlyEnd::new(job, base), data_set })
     }
 
-    /// Returns the metric whose rows are recounted, or `None` if the run trusts `counter`. The true count of likes is
-    /// the count of like records. For all other metrics the true value is in `counter`.
+    /// `None` if the run trusts `counter`. Only for likes the true value is in other rows.
     pub(super) fn recounted(&self) -> Option<Metric> {
         let recounts = matches!(self.job.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, its
-    /// values can differ from the measured values. Then a repair would be wrong.
+    /// After a promotion, values can differ from the measured ones, and a repair would be wrong.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());
@@ -161,22 +144,20 @@ impl<'a> RunContext<'a> {
         Err(JobError::NotNow("Redis was restarted or failed over after the run began".to_owned()).into())
     }
 
-    /// Records in Redis the time up to which Redis has been compared.
+    /// In Redis.
     pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
         self.servers.cache.note_compared(cut).await.context("write the time of this comparison to Redis")
     }
 }
 
-/// The reasons why a run ends before it has compared all its targets.
 pub(super) struct EarlyEnd<'a> {
     job: &'a Reconciler,
     base: &'a Run<'a, Reconciler>,
-    /// Whether the run stopped waiting, because the servers had no free capacity for too long.
+    /// The servers had no free capacity for too long.
     gave_up: AtomicBool,
     /// The reason why the run must end and let another run load lost buckets.
     makes_way: OnceLock<&'static str>,
-    /// Whether the run had to end and left some targets uncompared.
     cut_short: AtomicBool,
 }
 
@@ -186,8 +167,7 @@ impl<'a> EarlyEnd<'a> {
         Self { job, base, gave_up, makes_way, cut_short: AtomicBool::new(false) }
     }
 
-    /// Whether the run must end. Call this function only if there is another page. If it returns `true`, the caller
-    /// skips that page.
+    /// Call this function only if there is another page. If it returns `true`, the caller skips that page.
     pub(super) fn is_due(&self) -> bool {
         let is_due = self.base.stop.is_cancelled()
             || self.gave_up()
@@ -199,12 +179,11 @@ impl<'a> EarlyEnd<'a> {
         is_due
     }
 
-    /// Whether the run was stopped. Call this function only if there is more to do, as for `is_due`.
+    /// Call this function only if there is more to do, as for `is_due`.
     pub(super) fn is_stopped(&self) -> bool {
         self.base.stop.is_cancelled() && self.is_due()
     }
 
-    /// Whether a page was skipped.
     pub(super) fn was_due(&self) -> bool {
         self.cut_short.load(Ordering::Relaxed)
     }
@@ -213,17 +192,15 @@ impl<'a> EarlyEnd<'a> {
         self.gave_up.load(Ordering::Relaxed)
     }
 
-    /// Ends the run because it has waited for the servers for too long.
+    /// The run has waited for the servers for too long.
     pub(super) fn give_up(&self) {
         self.gave_up.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the run, so that another run can load lost buckets.
     pub(super) fn make_way(&self, reason: &'static str) {
         self.makes_way.get_or_init(|| reason);
     }
 
-    /// Writes into the report why the run ended early, if it did.
     pub(super) fn note(&self, head: &mut RunHead) {
         if self.base.stop.is_cancelled() {
             head.end(Ended::Stopped, "it was stopped");

@@ -17,24 +17,18 @@ use crate::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 
-/// One check looks at this number of buckets of each kind, and reads one field per bucket. This takes Redis a few
-/// milliseconds.
+/// Of each kind, one field per bucket. This takes Redis a few milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
-/// One check reads at most this number of the buckets that readers reported as missing.
 const MISSING_MAX: usize = 1_000;
 
-/// Checks whether Redis has lost counters, and requests a run that loads them.
 pub(crate) struct LossDetector {
-    /// The Redis server or cluster that is checked.
     pub cache: Cache,
-    /// The kinds to check, and the interval between checks. An interval of zero switches the checks off.
+    /// An interval of zero switches the checks off.
     pub live: ConfigHandle,
-    /// The request that is made when buckets are lost.
     pub request: Request,
 }
 
-/// The state of the last check.
 #[derive(Default)]
 struct LastCheck {
     data_set: Option<String>,
@@ -42,7 +36,6 @@ struct LastCheck {
 }
 
 impl LossDetector {
-    /// Repeats the check until the daemon stops.
     pub(crate) async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("checking Redis for lost buckets");
         let mut last = LastCheck::default();
@@ -63,8 +56,6 @@ impl LossDetector {
         }
     }
 
-    /// Checks the buckets that readers reported, and the next group of buckets. Returns how many of the checked buckets
-    /// are lost.
     async fn check(&self, kinds: &KindNames, last: &mut LastCheck) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();
@@ -74,7 +65,7 @@ impl LossDetector {
         } else {
             0..buckets
         };
-        // This list is only a hint. Without the list, a lost bucket is found when the checks reach it.
+        // Only a hint. Without it, a lost bucket is found when the checks reach it.
         let missing = match self.cache.take_missing(kinds, MISSING_MAX).await {
             Ok(missing) => missing,
             Err(error) if last.data_set.is_none() => {

@@ -22,25 +22,20 @@ use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
 
-/// Maximum number of counters that are watched together. The number is limited because the consumers look up every
-/// event in the list of watched counters.
+/// Limited because the consumers look up every event in the list of watched counters.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
-/// Maximum number of uncorrected rows of `counter` that a dry run keeps in memory.
 const UNCORRECTED_MAX: usize = 10_000;
 
-/// Measures counters. Holds what all measurements of a run need.
 pub(super) struct Measure<'a> {
     run: &'a RunContext<'a>,
-    /// `None` if the daemon adds all counters to Redis. Such a run asks RabbitMQ for nothing.
+    /// `None` if the daemon adds all counters to Redis. Then RabbitMQ is not needed.
     fences: Option<Fences<'a>>,
-    /// The amount that a real run would have added to each target's row of `counter`. Only a dry run fills this map.
+    /// What a real run would have added to each target's row of `counter`. Only a dry run fills this map.
     uncorrected: HashMap<Target, i64>,
-    /// The time to sample Redis, to wait for fences and to read MySQL.
     pub steps: Steps,
 }
 
-/// The measurement of one counter.
 #[derive(Clone, Debug)]
 pub(super) struct Measurement {
     pub sample: Sample,
@@ -50,21 +45,18 @@ pub(super) struct Measurement {
     pub truth: Truth,
 }
 
-/// The measurements of several counters. Counters whose value in Redis is unknown are left out.
+/// Counters whose value in Redis is unknown are left out.
 #[derive(Default)]
 pub(super) struct Measurements {
     pub measurements: BTreeMap<CounterKey, Measurement>,
-    /// MySQL's values of all counters.
     pub truths: HashMap<CounterKey, Truth>,
 }
 
-/// A range that was sampled. Its fence is committed, so MySQL can be read.
+/// Its fence is committed, so MySQL can be read.
 pub(super) struct SampledRange {
     pub range: Range,
-    /// The samples in the order of `range.counters`.
     pub samples: Vec<Option<Sample>>,
-    /// The outbox rows that were added to Redis before the sample. A measurement needs these rows only for metrics that
-    /// the daemon writes to Redis.
+    /// The outbox rows in Redis before the sample. Only metrics that the daemon writes to Redis need them.
     pub applied: Option<OutboxOffsets>,
 }
 
@@ -73,9 +65,8 @@ impl<'a> Measure<'a> {
         Self { run, fences, uncorrected: HashMap::new(), steps: Steps::default() }
     }
 
-    /// Measures counters that are sorted by key. The fence is sent `grace` after the sample. Counters that the daemon
-    /// adds to Redis need no fence. For the metric `recounted`, MySQL also counts the rows of `like_record`. If the
-    /// counters' buckets are being loaded, `loaded` has the last outbox rows that the load includes.
+    /// `keys` is sorted. The fence is sent `grace` after the sample. For the metric `recounted`, MySQL also counts the
+    /// rows of `like_record`. If the counters' buckets are being loaded, `loaded` has the last outbox rows of the load.
     pub(super) async fn measure(
         &mut self,
         keys: &[CounterKey],
@@ -111,9 +102,8 @@ impl<'a> Measure<'a> {
         Ok(Measurements { measurements, truths })
     }
 
-    /// Measures busy counters, which are sorted by key. The consumers log all events of these counters. The log begins
-    /// before the sample, and ends after the run has read MySQL. If an event's time is within `skew` of the cut (the
-    /// instant of the sample), the event's counter stays busy. API servers must write these counters to Redis.
+    /// `keys` is sorted. The consumers log all events from before the sample until the run has read MySQL. A counter
+    /// with an event within `skew` of the cut stays busy. API servers must write these counters to Redis.
     pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
@@ -147,7 +137,6 @@ impl<'a> Measure<'a> {
         Ok(samples.into_iter().map(measurement).collect())
     }
 
-    /// Samples the counters of a range, and waits for their fence.
     pub(super) async fn sample_range(&mut self, range: Range) -> Result<SampledRange> {
         let servers = self.run.servers;
         let began = Instant::now();
@@ -162,7 +151,6 @@ impl<'a> Measure<'a> {
         Ok(SampledRange { range, samples, applied })
     }
 
-    /// Compares a sample with MySQL's value.
     pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
@@ -172,8 +160,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// A sample can lack a counter. Returns true if this counter is zero, and false if its value is unknown. The
-    /// counter is also zero if this run is loading the bucket.
+    /// A counter missing in a sample is zero if this is true (also while this run loads its bucket), else unknown.
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
@@ -182,9 +169,9 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Returns an instant. Every event that API servers counted before this instant is in MySQL. Events of the last
-    /// `publish_grace` are excluded, because it is possible that they have not been published yet. Redis' clock dates
-    /// the events of API servers, and MySQL's clock dates the counts of the daemon, so the earlier clock decides.
+    /// Every event counted by API servers before this instant is in MySQL. Excludes the last `publish_grace`, whose
+    /// events are perhaps unpublished. Redis' clock dates the events of API servers, and MySQL's those of the daemon,
+    /// so the earlier one decides.
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let servers = self.run.servers;
         let (by_mysql, _) = servers.store.clock().await?;
@@ -196,7 +183,7 @@ impl<'a> Measure<'a> {
         Ok(now.before(servers.limits.publish_grace.0))
     }
 
-    /// Waits for a fence without a timeout.
+    /// Without a timeout.
     pub(super) async fn fence_patiently(&mut self) -> Result<()> {
         let Some(fences) = &mut self.fences else { return Ok(()) };
         let patience = std::mem::replace(&mut fences.fence_max, Duration::MAX);
@@ -207,7 +194,7 @@ impl<'a> Measure<'a> {
         passed
     }
 
-    /// Returns the number of messages in the partitions' queues, if it is known and matters for a counter.
+    /// `None` if unknown, or if it matters for no counter.
     pub(super) async fn in_flight(&self) -> Result<Option<u64>> {
         match &self.fences {
             Some(fences) => fences.waiting().await,
@@ -215,25 +202,21 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Returns a connection that can read the lengths of queues, if they matter for a counter.
     pub(super) fn publisher(&self) -> Option<&Publisher> {
         self.fences.as_ref().map(|fences| &fences.publisher)
     }
 
-    /// Whether a dry run has found that the target's row of `counter` is wrong, and has not corrected it.
     pub(super) fn is_uncorrected(&self, target: Target) -> bool {
         self.uncorrected.contains_key(&target)
     }
 
-    /// Records the amount that a real run would have added to the target's row of `counter`.
     pub(super) fn leave_uncorrected(&mut self, target: Target, delta: i64) {
         if self.uncorrected.len() < UNCORRECTED_MAX {
             self.uncorrected.insert(target, delta);
         }
     }
 
-    /// Adds to `truth` the amount that a real run would have added to `counter`. Skips counters that the daemon adds to
-    /// Redis: a real run would add the same amount to Redis, through the outbox.
+    /// Skips counters that the daemon adds to Redis: a real run would add the same amount there, through the outbox.
     fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
         let servers = self.run.servers;
         let is_like = metric == servers.metrics.like();
@@ -243,8 +226,7 @@ impl<'a> Measure<'a> {
         truth
     }
 
-    /// If the daemon adds at least one of the counters to Redis, returns the last outbox rows that Redis has. These
-    /// rows must be read before the sample.
+    /// These rows must be read before the sample. `None` if the daemon adds none of the counters to Redis.
     async fn applied(&self, keys: &[CounterKey]) -> Result<Option<OutboxOffsets>> {
         let servers = self.run.servers;
         if !keys.iter().any(|key| servers.is_by_daemon(*key)) {
@@ -253,7 +235,7 @@ impl<'a> Measure<'a> {
         Ok(Some(servers.store.outbox_applied().await?))
     }
 
-    /// Samples Redis. Leaves out counters whose value is unknown.
+    /// Leaves out counters whose value is unknown.
     async fn sample(&mut self, keys: &[CounterKey]) -> Result<BTreeMap<CounterKey, Sample>> {
         let servers = self.run.servers;
         let began = Instant::now();
@@ -263,7 +245,7 @@ impl<'a> Measure<'a> {
         Ok(keys.iter().zip(samples).filter_map(known).filter(|(_, sample)| self.is_known(sample)).collect())
     }
 
-    /// Waits `grace`, and then until every event that was published by then is in MySQL.
+    /// Includes every event that was published within `grace`.
     async fn fence(&mut self, grace: Duration) -> Result<()> {
         let Some(fences) = &self.fences else { return Ok(()) };
         let pass = self.run.base.next_number();
@@ -280,7 +262,7 @@ impl<'a> Measure<'a> {
 }
 
 impl SampledRange {
-    /// Reads MySQL's values of the range. Returns `None` if too many targets of the range have no counter.
+    /// Returns `None` if too many targets of the range have no counter.
     pub(super) async fn recount(&self, store: &Store) -> Result<Option<Recount>> {
         let sampled = |key: CounterKey| {
             let place = self.range.counters.binary_search_by_key(&key, |counted| counted.number).ok()?;
@@ -292,11 +274,9 @@ impl SampledRange {
 }
 
 impl Measurement {
-    /// Lists the counter in the report, if the list is not full.
     pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
-        // If a counter is undecided, its value in MySQL at the cut is unknown. So the report shows the value that MySQL
-        // had at the measurement.
+        // The value at the cut is unknown for an undecided counter, so the report has MySQL's value at the measurement.
         let drift = match self.judgement {
             Judgement::Drift(drift) => drift,
             Judgement::Busy => self.sample.value - self.truth.counted,
@@ -320,7 +300,7 @@ impl Measurement {
     }
 }
 
-/// Returns the busy counters, to which events newer than the cut were applied.
+/// To these counters, events newer than the cut were applied.
 pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
     measurements.iter().filter(|(_, measurement)| measurement.judgement == Judgement::Busy).map(|(key, _)| *key)
 }

@@ -74,21 +74,14 @@ pub use context::{JOB, Mode};
 use context::{RunContext, Servers, WAIT_MAX};
 use report::{Progress, Report};
 
-/// Compares Redis with MySQL and repairs Redis.
 pub struct Reconciler {
     mode: Mode,
-    /// The run loads all counters again.
     pub reload: bool,
-    /// The run ends after it has waited this long for the servers to have capacity for a page.
     pub wait_max: Option<Duration>,
     servers: Servers,
 }
 
 impl Reconciler {
-    /// Makes a reconciler of these servers.
-    ///
-    /// # Errors
-    /// Fails if the address of a replica is invalid.
     pub fn new(config: &Config, servers: &crate::servers::Servers, mode: Mode) -> Result<Self> {
         let cache = servers.cache.named(&config.metrics);
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
@@ -107,22 +100,17 @@ impl Reconciler {
         Ok(Self { mode, reload: false, wait_max: None, servers })
     }
 
-    /// Makes the reconciler of a scheduled run.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
     pub fn scheduled(config: &Config, servers: &crate::servers::Servers, mode: Mode) -> Result<Self> {
         Ok(Self { wait_max: Some(WAIT_MAX), ..Self::new(config, servers, mode)? })
     }
 
-    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs can end
-    /// early without loss: the next run of the same mode resumes where this run ends.
+    /// Without loss: the next run of the same mode resumes where this run ends.
     fn gives_way(&self) -> bool {
         self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }
 }
 
-/// The tasks that a reconcile needs: its fences need consumers.
+/// Fences need consumers.
 pub fn needs(config: &Config) -> &'static [Task] {
     if Rules::from(config).has_counts_by_api(&config.kinds, &config.metrics) {
         &[Task::Reconcile, Task::Consumer]
@@ -152,7 +140,6 @@ impl Job for Reconciler {
     /// Fails with [`JobError::NotNow`](crate::jobs::JobError::NotNow) if the run cannot wait for events in flight.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let (servers, report) = (&self.servers, std::mem::take(&mut run.report));
-        // Removes the watches of an earlier run that was killed.
         servers.unwatch(run.number).await;
         let fences = match servers.rules.has_counts_by_api(&servers.kinds, &servers.metrics) {
             true => Some(run.fences(servers.limits.fence_max.0).await?),
@@ -187,7 +174,6 @@ impl Job for Reconciler {
 }
 
 impl Comparer<'_> {
-    /// Loads the counters that Redis lost. Then compares the counters that the run's mode selects.
     async fn compare_mode(&mut self) -> Result<()> {
         let context = self.run;
         load::check_layouts(context.servers).await?;
@@ -196,7 +182,7 @@ impl Comparer<'_> {
         }
         load::unload_stale(context).await?;
         load::load_lost(context, &mut self.measure, &mut self.report).await?;
-        // The run waits for the servers here, because the wait for the first fence has a shorter timeout.
+        // Waits here, because the wait for the first fence has a shorter timeout.
         self.wait().await?;
         match context.job.mode {
             Mode::Full | Mode::Layout => scan::compare_full(self).await,

@@ -15,22 +15,18 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// After this number of buckets, the run waits again until the servers have capacity. In each bucket, the run
-/// determines the number of counters. This takes Redis a few tens of milliseconds.
+/// Then the run waits again for capacity. Counting these buckets' fields takes Redis a few tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
-/// Number of buckets whose fields are listed together. Together these buckets have about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
 
 /// Number of targets per query to MySQL when all keys are searched.
 const SCANNED_TARGETS: usize = 10_000;
 
-/// Searches Redis for the orphans of one kind, and compares them with MySQL.
 pub(super) struct Orphans<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
     kind: Kind,
     name: &'r str,
-    /// Orphans that have not been compared yet.
     found: Vec<CounterKey>,
 }
 
@@ -39,10 +35,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
         Self { comparer, kind, name, found: Vec::new() }
     }
 
-    /// For each bucket, compares how many counters Redis has with how many counters the samples contain (`known`). If
-    /// the two numbers differ, searches the bucket. If the number of missing counters in a bucket equals the number of
-    /// orphans, the bucket has the expected number of counters. In this case this run does not find the orphans. The
-    /// next scrub or full run finds them.
+    /// Searches the buckets in which the number of Redis' counters differs from that of the samples (`known`). If as
+    /// many counters are missing as there are orphans, only the next scrub or full run finds them.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();
@@ -77,8 +71,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.search(&suspects).await
     }
 
-    /// Searches all the given buckets. A layout that is not packed has no counters in buckets. A full run searches the
-    /// keys of such a layout.
+    /// A layout that is not packed has no counters in buckets. A full run searches its keys.
     pub(super) async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
         if !self.comparer.run.servers.cache.is_packed() {
             return Ok(());
@@ -105,7 +98,6 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.compare_found().await
     }
 
-    /// Searches all keys, for layouts in which each target or counter has one key.
     async fn compare_keys(&mut self, metric: Metric) -> Result<()> {
         let servers = self.comparer.run.servers;
         let mut next = Some("0".to_owned());
@@ -150,11 +142,10 @@ impl<'r, 'a> Orphans<'r, 'a> {
     }
 }
 
-/// Warns before a bucket reaches the server's limit, because a bucket beyond the limit takes ten times the memory.
+/// A bucket beyond the limit takes ten times the memory.
 async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
     telemetry().bucket_fields(kind, most);
-    // The limit is read only if a bucket is nearly full. The Redis account in the documentation has no right to read
-    // the limit, and Redis logs each refusal.
+    // Read only if a bucket is nearly full: the documented Redis account may not read it, and Redis logs refusals.
     if most * 10 <= LISTPACK_FIELDS * 8 {
         return;
     }
@@ -170,9 +161,9 @@ async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
     }
 }
 
-/// Returns the `keys` that have neither a counter nor a like record. `keys` is sorted.
+/// `keys` is sorted.
 async fn unknown_to_mysql(servers: &Servers, mut keys: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
-    // Counters are checked first. A counter needs only a few point reads, and nearly every key has a counter.
+    // Counters first: they need only a few point reads, and nearly every key has one.
     for recounted in [None, Some(servers.metrics.like())] {
         let (truths, _) = servers.store.truths(&keys, recounted, None).await?;
         let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;

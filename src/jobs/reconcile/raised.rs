@@ -12,12 +12,10 @@ use tallyd_core::model::Metric;
 use tallyd_core::raised_again::RaisedAgain;
 use tallyd_redis::repairs::Repair;
 
-/// Applies this rule in one run of the reconcile.
 pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
-    /// The results of earlier runs; `None` until this run finds a counter that is too high.
+    /// `None` until this run finds a counter that is too high.
     raised: Option<RaisedAgain>,
-    /// Maps a metric to the reason why its repairs stopped.
     reasons: BTreeMap<Metric, String>,
 }
 
@@ -26,11 +24,10 @@ impl<'a> Raised<'a> {
         Self { run, raised: None, reasons: BTreeMap::new() }
     }
 
-    /// Splits the repairs into two lists: the repairs that can be made, and the repairs of stopped metrics.
+    /// Returns the repairs that can be made, and those of stopped metrics.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
         let RunContext { base, job, .. } = self.run;
-        // The rule does not apply if an operator named the targets or uses `--force`. It also does not apply to a
-        // second layout, because a second layout has no earlier runs.
+        // A second layout has no earlier runs.
         let is_exempt = base.options.force || matches!(job.mode, Mode::Targets(_) | Mode::Layout);
         if is_exempt || self.raised.is_none() && repairs.iter().all(|repair| repair.delta >= 0) {
             return Ok((repairs, Vec::new()));
@@ -47,7 +44,6 @@ impl<'a> Raised<'a> {
         Ok((made, held))
     }
 
-    /// Returns the reasons why repairs have stopped, if there are any.
     pub(super) fn reason(&self) -> Option<String> {
         let reasons: Vec<&str> = self.reasons.values().map(String::as_str).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))

@@ -33,10 +33,9 @@ const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 pub(super) struct Repairer<'a> {
     run: &'a RunContext<'a>,
-    /// Whether there was room to record all undecided counters for the next run. The next run measures the recorded
-    /// counters first.
+    /// There was room to record all undecided counters for the next run.
     all_kept: bool,
-    /// The count of drifted counters that lack only rows which the outbox keeps.
+    /// Drifted counters that lack only rows which the outbox keeps.
     explained: u64,
     raised: Raised<'a>,
     off: Flood,
@@ -47,18 +46,15 @@ impl<'a> Repairer<'a> {
         Self { run, all_kept: true, explained: 0, raised: Raised::new(run), off: Flood::default() }
     }
 
-    /// Returns true if this run has recorded every counter that must be measured at the start of the next run.
     pub(super) fn has_kept_all(&self) -> bool {
         self.all_kept
     }
 
-    /// Returns the reasons why repairs of metrics have stopped, if there are any.
     pub(super) fn stopped(&self) -> Option<String> {
         self.raised.reason()
     }
 
-    /// Adds the amounts that two measurements agree on. `second` has the second of these measurements. A dry run only
-    /// lists the drifts.
+    /// `second` has the second of the two measurements.
     pub(super) async fn repair_confirmed(
         &mut self,
         deltas: &BTreeMap<CounterKey, i64>,
@@ -97,10 +93,9 @@ impl<'a> Repairer<'a> {
         self.keep_for_next(left, report).await
     }
 
-    /// Corrects rows of `counter`. These rows must equal the like records in every snapshot (invariant 3). If a row
-    /// differs, someone changed it manually, or tallyd has a bug. Counters that were not recounted have no `rows` here.
-    /// If the daemon adds the counter to Redis, the outbox also adds the correction to Redis, and the next measurement
-    /// reads the corrected value.
+    /// In every snapshot these rows must equal the like records (invariant 3), else someone changed them, or tallyd has
+    /// a bug. Counters that were not recounted have no `rows`. The outbox adds the correction of a counter that the
+    /// daemon adds to Redis, so the next measurement reads the corrected value.
     pub(super) async fn correct_counters(
         &mut self,
         truths: &HashMap<CounterKey, Truth>,
@@ -114,7 +109,7 @@ impl<'a> Repairer<'a> {
                 let intent = Intent { number: *key, before: *counted, added: (*rows)? - counted };
                 (intent.added != 0).then_some((key.0, intent))
             })
-            // In a dry run each measurement finds the same wrong rows again, but the run counts each row only once.
+            // Each measurement of a dry run finds the same wrong rows again.
             .filter(|(target, _)| !measure.is_uncorrected(*target))
             .collect();
         if off.is_empty() {
@@ -143,7 +138,6 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Logs that rows of `counter` differ from the like records, at most once every ten seconds.
     fn note_off(&mut self, off: &BTreeMap<Target, Intent>) {
         let Some(counters) = self.off.note(off.len() as u64, Instant::now()) else { return };
         let Some((target, Intent { added: delta, .. })) = off.first_key_value() else { return };
@@ -158,8 +152,7 @@ impl<'a> Repairer<'a> {
         );
     }
 
-    /// Records counters that the next run must measure first. So the recorded cut (the time up to which Redis was
-    /// compared) can advance for all other counters.
+    /// The next run measures these first. So the recorded cut can advance for all other counters.
     pub(super) async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
         if drifts.is_empty() || report.head.dry_run {
             return Ok(());
@@ -170,7 +163,7 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Returns the repairs that two measurements agree on. Adds the numbers of the other counters to the report.
+    /// Adds the numbers of the other counters to the report.
     fn confirmed(
         &self,
         deltas: &BTreeMap<CounterKey, i64>,
@@ -199,8 +192,7 @@ impl<'a> Repairer<'a> {
         repairs
     }
 
-    /// Fails if the run would make too many repairs, or a repair that is too large. Repairs that only add rows which the
-    /// outbox keeps do not count: Redis went back to an older state, for example at a failover.
+    /// Repairs that only add rows which the outbox keeps do not count: Redis went back to an older state.
     async fn check_repairs(&mut self, repairs: &[Repair], report: &Report) -> Result<()> {
         let largest = |repairs: &[&Repair]| repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
         let mut counted: Vec<&Repair> = repairs.iter().collect();
@@ -216,7 +208,6 @@ impl<'a> Repairer<'a> {
         Ok(self.check_limits(report, largest(&counted))?)
     }
 
-    /// Fails if the run would make too many changes, or a change that is too large.
     fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
         if self.run.base.options.force {
             return Ok(());
@@ -232,7 +223,7 @@ impl<'a> Repairer<'a> {
         limits.check(report.checked, (report.drifted - self.explained).max(report.counters_off), largest)
     }
 
-    /// Records repairs that are not made. The next run reads the records, and reports whether the drift grows.
+    /// The next run reads the records, and reports whether the drift grows.
     async fn hold(
         &mut self,
         held: &[Repair],
@@ -255,7 +246,6 @@ impl<'a> Repairer<'a> {
         self.keep_for_next(held.iter().map(|repair| (repair.number, repair.delta)).collect(), report).await
     }
 
-    /// Makes repairs. Each repair is recorded before and after it is made.
     async fn repair(
         &self,
         repairs: &[Repair],
@@ -265,7 +255,7 @@ impl<'a> Repairer<'a> {
         let servers = self.run.servers;
         let began = Instant::now();
         let pass = self.run.base.next_number();
-        // When the run records the repairs, it extends its lease. No other run measures before this lease ends.
+        // Recording the repairs extends the lease. No other run measures before this lease ends.
         let until = |key| {
             measurements.get(key).map_or(Micros(0), |measurement| {
                 measurement.sample.cut.after(measurement.taken.elapsed() + REPAIR_WITHIN)
@@ -293,18 +283,15 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
     repairs.iter().map(intent).collect()
 }
 
-/// Returns a repair that adds `delta` to a counter. The sample of Redis had the value `sampled` for this counter. The
-/// addition needs no deadline: if another run takes over the load, it changes the state of the buckets, and the script
-/// refuses the addition.
+/// Adds `delta` to a counter that was `sampled` in Redis. There is no deadline: if another run takes over the load, it
+/// changes the buckets' state, and the script refuses the addition.
 ///
-/// A counter that the daemon counts can go below zero, because events can arrive in a different order than they
-/// happened. A counter whose value in MySQL is below zero can also go below zero. Any other counter goes below zero
-/// only if something was subtracted from it since the sample. The script refuses such a repair, and the counter is
-/// measured again.
+/// A counter may go below zero if the daemon counts it, because events can arrive out of order, or if MySQL's value is
+/// below zero. Any other would only after a subtraction since the sample, so the script refuses, and it is measured
+/// again.
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;
     let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);
-    // Likes are never negative. A negative count of likes in `counter` is wrong.
     let is_below = metric != servers.metrics.like() && sampled.saturating_add(delta) < 0;
     let below_zero = below_zero || writer == Writes::Daemon || is_below;
     Repair { number: key, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }

@@ -11,7 +11,6 @@ use crate::runtime::progress::RunProgress;
 use crate::servers::pace::{Health, Pace};
 use tallyd_rabbitmq::Publisher;
 
-/// Sets the size of a run's pages, and decides when the next page can begin.
 pub(super) struct Throttle<'a> {
     run: &'a RunContext<'a>,
     pace: Pace,
@@ -31,23 +30,20 @@ impl<'a> Throttle<'a> {
         Self { run, pace: Pace::new(health, run.base.stop.clone(), job, servers.limits.page_targets) }
     }
 
-    /// Returns the number of targets in the next page.
     pub(super) fn page(&self) -> usize {
         self.pace.page()
     }
 
-    /// Returns how many ranges MySQL may recount at the same time.
     pub(super) fn parallel_ranges(&self) -> usize {
         if self.pace.has_room() { 2 } else { 1 }
     }
 
-    /// Sets the size of the next page. The run needed the time `took` for a page of `targets` targets.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.note(targets, took);
     }
 
-    /// Waits until the servers have capacity for the next page. If the run is stopped or its deadline passes, the wait
-    /// ends, too. If the run has a `wait_max`, the run gives up after this time, because other runs wait for its end.
+    /// Ends at the stop and at the deadline. Gives up after `wait_max`, because other runs wait for the end of this
+    /// one.
     pub(super) async fn wait(&mut self, publisher: Option<&Publisher>) -> Result<()> {
         let RunContext { early_end, job, base, .. } = self.run;
         if early_end.gave_up() {
@@ -63,7 +59,6 @@ impl<'a> Throttle<'a> {
         Ok(())
     }
 
-    /// Writes into the report how long the run waited, and why.
     pub(super) fn report(self, head: &mut RunHead) {
         let (waited, waits, waited_for) = self.pace.waited();
         (head.waited_s, head.waits, head.waited_for) = (waited.as_secs(), waits, waited_for);

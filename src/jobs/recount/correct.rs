@@ -16,7 +16,6 @@ use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent};
 
 impl Comparison<'_, '_> {
-    /// Records that a target is wrong and will be corrected.
     pub(super) fn note(&mut self, found: &Measured, added: i64) {
         let target = Target { kind: self.on.kind, id: found.id };
         self.largest = self.largest.max(added.unsigned_abs());
@@ -33,7 +32,7 @@ impl Comparison<'_, '_> {
         }
     }
 
-    /// Makes the corrections that wait in memory, if they do not exceed the safety limit.
+    /// If they do not exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.run.options.dry_run {
             self.run.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
@@ -77,7 +76,6 @@ impl Comparison<'_, '_> {
         Ok(())
     }
 
-    /// Fails if the corrections exceed the safety limit.
     fn check_limits(&self) -> Result<(), LimitExceeded> {
         if self.run.options.force {
             return Ok(());

@@ -56,18 +56,16 @@ use tallyd_mysql::recounts::Question;
 use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
-/// The points at which a test can end the process, in order.
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// When there are this many suspects, the run measures them again before the next page.
+/// Then the run measures them again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// If a suspect's true value changes all the time, the run measures the suspect again this number of times.
+/// For suspects whose true values change all the time.
 const LOOKS: usize = 4;
 
-/// Maximum number of corrections that wait until all targets are compared. So a run over the safety limit changes
-/// nothing. If this many corrections wait, the run makes these corrections before all targets are compared.
+/// Corrections wait until all targets are compared, so that a run over the safety limit changes nothing.
 const HELD_MAX: usize = 100_000;
 
 pub struct Recounter {
@@ -76,18 +74,16 @@ pub struct Recounter {
     kind_name: String,
     kind: Kind,
     metric: Metric,
-    /// The way in which Redis gets the correction.
     follows: RedisFollows,
     query: Query,
     page_targets: usize,
     query_max: Duration,
 }
 
-/// One page's range of ids and suspects: the targets whose number was wrong at the last measurement.
+/// Targets whose number was wrong at the last measurement.
 struct Suspects {
     after: TargetId,
     until: TargetId,
-    /// The measurements in order of id.
     measured: Vec<Measured>,
 }
 
@@ -95,15 +91,13 @@ struct Comparison<'a, 'r> {
     on: &'a Recounter,
     run: &'a mut Run<'r, Recounter>,
     fences: Fences<'r>,
-    /// The suspects of each page, in order of id.
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
-    /// The size of the largest correction so far, without its sign.
+    /// Without its sign.
     largest: u64,
 }
 
 impl Recounter {
-    /// Makes the recounter of one `[[recount]]` block.
     pub fn new(config: &Config, recount: &Recount) -> Result<Self> {
         let kind = config.kinds.named(&recount.kind).context("the kind is not in [kinds]")?;
         let metric = config.metrics.named(&recount.metric).context("the metric is not in [metrics]")?;
@@ -123,10 +117,7 @@ impl Recounter {
         })
     }
 
-    /// Returns MySQL's plan for the query. The query is not executed.
-    ///
-    /// # Errors
-    /// Fails with [`JobError::Refused`] and the problem, if the query is wrong. Also fails if MySQL fails.
+    /// MySQL's plan; the query is not executed. [`JobError::Refused`] has the problem of a wrong query.
     pub async fn explain(&self, store: &Store) -> Result<Vec<Plan>, JobError> {
         store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
@@ -171,8 +162,7 @@ impl Job for Recounter {
         (Report { recount: recount.clone(), ..Report::default() }, Progress { recount, ..Progress::default() })
     }
 
-    /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
-    /// wait for events in flight. A stop ends the run even during a measurement.
+    /// A stop ends the run even during a measurement.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let fences = run.fences(self.limits.fence_max.0).await?;
         let (suspects, intents) = (Vec::new(), Vec::new());
@@ -216,7 +206,6 @@ impl Comparison<'_, '_> {
         self.correct().await
     }
 
-    /// Measures a page once. Returns the targets that are wrong.
     async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
         let question = self.on.question(after);
@@ -236,7 +225,7 @@ impl Comparison<'_, '_> {
         Ok(page)
     }
 
-    /// Measures the suspects again until each one has a result or has changed too often.
+    /// Until each one has a result or has changed too often.
     async fn recheck(&mut self) -> Result<()> {
         let mut left = std::mem::take(&mut self.suspects);
         fault::point("recount:looked");
@@ -260,8 +249,7 @@ impl Comparison<'_, '_> {
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
-    /// Measures a page's suspects again, and decides which of them are wrong. If a suspect's values
-    /// have changed since the last measurement, returns the suspect's new measurement.
+    /// Returns new measurements of the suspects whose values have changed since the last one.
     async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
         let mut suspects = page.measured.iter().peekable();
@@ -284,7 +272,7 @@ impl Comparison<'_, '_> {
         Ok(changed)
     }
 
-    /// Waits `publish_grace`, and then until every event that was published by then is in MySQL.
+    /// Includes every event that was published within `publish_grace`.
     async fn fence(&mut self) -> Result<()> {
         let (number, began) = (self.run.next_number(), Instant::now());
         let passed = async {
@@ -311,7 +299,6 @@ impl Comparison<'_, '_> {
     }
 }
 
-/// The result of measuring a page once.
 struct Page {
     checked: u64,
     off: Vec<Measured>,

@@ -6,15 +6,14 @@ use tallyd_core::model::{Micros, TargetId};
 use tallyd_core::repair_limits::confirmed_delta;
 use tallyd_mysql::recounts::Answer;
 
-/// The result of one measurement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
     pub id: TargetId,
-    /// The value in the query's result. Zero if the result has no row for the target.
+    /// Zero if the result has no row for the target.
     pub truth: i64,
-    /// The value in `counter`; zero if there is no row.
+    /// Zero if there is no row.
     pub counted: i64,
-    /// The newest `at` of the events that were applied to the counter; `None` if there is no row.
+    /// Of the events that were applied to the counter; `None` if there is no row.
     pub update_at: Option<Micros>,
 }
 
@@ -24,22 +23,19 @@ impl Measured {
     }
 }
 
-/// The decision after two measurements of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// The second measurement found the target right, because an event was in flight only at the first measurement.
+    /// An event was in flight only at the first measurement.
     Right,
-    /// The target changed between the measurements, so a further measurement must decide.
+    /// A further measurement must decide.
     Changed,
-    /// The target is wrong, and this amount must be added.
+    /// This amount must be added.
     Off(i64),
 }
 
-/// Judges a target that the first measurement found wrong. After the first measurement, the run waited for
-/// `publish_grace` and sent a fence. So all events that were in flight at the first measurement have arrived. The drift
-/// of the second measurement is certain if two conditions hold: the true value is the same as before, and no newer
-/// event has changed the counter. An unchanged true value alone is not enough: one comment can be added and another one
-/// removed, while only one of the two events has arrived.
+/// Between the measurements, all events that were in flight have arrived. The second drift is certain if the true value
+/// is the same as before, and no newer event has changed the counter. The first condition alone is not enough: one
+/// comment can be added and another one removed, while only one of the two events has arrived.
 pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
         return Recheck::Right;
@@ -53,7 +49,7 @@ pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     }
 }
 
-/// Returns all targets of an answer, in order of id. A target can be in the query's result, in `counter` or in both.
+/// In order of id. A target can be in the query's result, in `counter` or in both.
 pub(super) fn measured(answer: &Answer) -> impl Iterator<Item = Measured> {
     let mut truths = answer.truths.iter().copied().peekable();
     let mut counters = answer.counters.iter().copied().peekable();

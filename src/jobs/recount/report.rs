@@ -13,30 +13,24 @@ use tallyd_core::job_name::JobName;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub recount: String,
-    /// Targets that were compared.
     pub checked: u64,
-    /// Targets that were right at the first measurement.
     pub exact: u64,
-    /// Targets that were wrong at the first measurement and right at a later one, because events were in flight.
+    /// Wrong at the first measurement and right at a later one, because events were in flight.
     pub transient: u64,
-    /// Targets that were wrong at two measurements and did not change in between.
     pub drifted: u64,
-    /// Drifted targets that were corrected.
     pub corrected: u64,
-    /// Targets that this run corrected, but that the next `changed` reconcile will not compare. The reason is that the
-    /// list of recorded counters is full. Only a full reconcile updates these targets in Redis.
+    /// Corrected, but not kept for the next `changed` reconcile, whose list is full. Only a full reconcile tells Redis.
     pub untold: u64,
-    /// Targets without a result: they were wrong at the first measurement, and had changed at each later one.
+    /// Wrong at the first measurement, and changed at each later one.
     pub busy: u64,
-    /// The sum of all drifts, without signs.
     pub drift_sum: u64,
     pub pages: u64,
     pub look_ms: u64,
-    /// Milliseconds that the run waited for events in flight, including `publish_grace`.
+    /// Includes `publish_grace`.
     pub fence_ms: u64,
     #[serde(flatten)]
     pub head: RunHead,
-    /// The safety limit at which a real run without `--force` would stop. `None` if such a run would not stop.
+    /// Where a real run without `--force` would stop.
     pub would_brake: Option<String>,
     pub targets: Vec<TargetReport>,
 }
@@ -46,7 +40,7 @@ pub struct TargetReport {
     pub target: String,
     pub truth: i64,
     pub counter: i64,
-    /// The amount that was added to `counter`. In a dry run, the amount that a real run would add.
+    /// In a dry run, the amount that a real run would add.
     pub added: i64,
 }
 
@@ -94,9 +88,7 @@ pub struct Progress {
     pub recount: String,
     pub checked: u64,
     pub drifted: u64,
-    /// Targets to be measured again.
     pub pending: u64,
-    /// The last id of the last page.
     pub reached: u64,
 }
 

@@ -38,7 +38,6 @@ struct Seen {
     clocks_differ: bool,
 }
 
-/// The history of a board that the daemon saves.
 struct Watched {
     first_at: Micros,
     late_at: Option<Micros>,
@@ -51,7 +50,7 @@ impl SnapshotClock {
         while !stop.is_cancelled() {
             let config = self.live.current();
             let every = config.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
-            // A due board waits at most a tenth of its `snapshot_every` for the next check.
+            // A due board waits at most a tenth of its `snapshot_every`.
             let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
             if every.is_some() {
                 let looked = beat.during(self.look(&config.boards, &mut seen));
@@ -65,7 +64,7 @@ impl SnapshotClock {
         }
     }
 
-    /// Requests a run if a snapshot is due, and reports each problem with the boards once.
+    /// Reports each problem with the boards once.
     async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<()> {
         let Self { store, cache, .. } = self;
         let clock::Reading { now, problem } = clock::read(store, cache).await?;
@@ -108,8 +107,7 @@ impl Seen {
         }
     }
 
-    /// Returns how many boards are late that were in time before, for `IN_TIME` of their `snapshot_every`. A board that
-    /// is saved slowly is in time for a moment after each snapshot.
+    /// A board that is saved slowly is in time for a moment after each snapshot, so it must have been in time for long.
     fn newly_late(&mut self, on: &[&Savable], now: Micros) -> usize {
         let mut before = std::mem::take(&mut self.saved);
         let mut boards = 0;

@@ -14,25 +14,23 @@ use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 use tallyd_redis::score::Rule;
 
-/// If a snapshot is incomplete, the snapshot is due again after this time, or after `every` if `every` is shorter.
+/// For an incomplete snapshot, or `every` if that is shorter.
 const AGAIN_AFTER: Duration = Duration::from_secs(300);
 
-/// A period that can be saved, with its state.
 #[derive(Clone, Debug)]
 pub(super) struct Savable {
     pub at: BoardPeriod,
     pub rule: Rule,
     pub every: Duration,
-    /// The snapshot in MySQL, even if it is incomplete.
+    /// Even if it is incomplete.
     pub noted: Option<Snapshot>,
     pub mark: Option<u64>,
     pub live: bool,
-    /// The count of members in the live zset.
     members: u64,
 }
 
 impl Savable {
-    /// Returns the period's snapshot; `None` before the first complete snapshot.
+    /// `None` before the first complete snapshot.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
@@ -45,14 +43,13 @@ impl Savable {
         !self.every.is_zero()
     }
 
-    /// Whether the board's last complete snapshot is too old. A board without one has waited since `seen_at`. The
-    /// daemon reports a lost board in another way.
+    /// A board without a complete snapshot has waited since `seen_at`. A lost board is reported elsewhere.
     pub(super) fn is_late(&self, seen_at: Micros, now: Micros) -> bool {
         let last = self.snapshot().and_then(|snapshot| snapshot.taken_at).unwrap_or(seen_at);
         !self.is_lost() && last.after(self.every * 2) < now
     }
 
-    /// Whether Redis has the board, or had it at the last complete snapshot.
+    /// Now, or at the last complete snapshot.
     pub(super) fn has_members(&self) -> bool {
         self.live || self.snapshot().is_some()
     }
@@ -61,17 +58,15 @@ impl Savable {
         let Some(Snapshot { began_at, taken_at, members, .. }) = self.noted else { return self.live };
         let is_complete = taken_at == Some(began_at);
         let pause = if is_complete { self.every } else { self.every.min(AGAIN_AFTER) };
-        // If a snapshot's time is in the future, the clock was wrong when the snapshot was taken.
-        // A young board grows fast, so most of it would be missing in a snapshot of its first seconds.
+        // A young board grows fast: a snapshot of its first seconds lacks most of it.
         let has_doubled = is_complete && self.members > members * 2;
         let is_time = has_doubled || began_at > now || began_at.after(pause) <= now;
         is_time && !self.is_lost() && self.has_members()
     }
 }
 
-/// Returns the periods that can be saved. These are the open periods, in the order of the configuration. If `scope`
-/// contains a period, only this period is returned. This period is returned even if it is closed, but not if it is
-/// frozen.
+/// The open periods, in the order of the configuration. A period in the scope is returned even if it is closed, but not
+/// if it is frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,

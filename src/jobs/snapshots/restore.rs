@@ -51,27 +51,23 @@ pub struct NotRestored {
     reason: Reason,
 }
 
-/// Restores one period of a board.
 pub struct Restore {
-    /// Whether the restore adds the current scores in Redis to the snapshot's scores. If the snapshot already includes
-    /// such a score, the score then counts twice.
+    /// A score that the snapshot already includes then counts twice.
     add: bool,
-    /// The time of the run. `None` in a command: then MySQL's clock decides.
+    /// `None` in a command: then MySQL's clock decides.
     pub now: Option<Micros>,
     candidate: Candidate,
     page_members: usize,
 }
 
-/// The data to restore, and the zset in which it is restored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// The new live zset has the snapshot's scores plus the additions that the old live zset received since the loss.
+    /// The snapshot's scores plus the additions since the loss.
     Add(Snapshot),
-    /// If a member has a higher score in the snapshot than in the live zset, the live zset gets the snapshot's score.
+    /// The higher one of both scores.
     Raise(Snapshot),
-    /// The snapshot becomes the frozen zset, which the next run archives.
+    /// The next run archives it.
     Frozen(Snapshot),
-    /// The archive becomes the frozen zset.
     Archive { row: PeriodRow, copy: u8 },
 }
 
@@ -94,8 +90,7 @@ impl Source {
         }
     }
 
-    /// Says where the data comes from. For a snapshot, also says which additions are lost. `points` is the sum of the
-    /// snapshot's scores.
+    /// For a snapshot, also says which additions are lost. `points` is the sum of its scores.
     fn words(self, points: f64) -> String {
         let time = |at: Option<Micros>| at.map_or_else(|| "an unknown time".to_owned(), instant);
         let of = |Snapshot { members, taken_at, .. }: Snapshot| {
@@ -150,8 +145,6 @@ impl Job for Restore {
 }
 
 impl Restore {
-    /// # Errors
-    /// Fails if the configuration has no such board.
     pub fn new(config: &Config, (name, period): (&str, &str), add: bool) -> Result<Self, ScopeError> {
         let candidate = candidate_named(&config.boards, name, period)?;
         Ok(Self { add, now: None, candidate, page_members: config.archive.page_members })
@@ -200,7 +193,7 @@ impl Restorer<'_> {
         Ok(PeriodReport { members, late_members, ..PeriodReport::new(at, Outcome::Restored) }.because(from))
     }
 
-    /// Returns the source of the restore, or why nothing can be restored.
+    /// Fails with the reason if nothing can be restored.
     async fn source(&self, candidate: &Candidate, keys: BoardKeys) -> Step<Source> {
         let BoardRun { store, number, .. } = *self.run;
         let at = &candidate.at;
@@ -220,7 +213,6 @@ impl Restorer<'_> {
         }
     }
 
-    /// Decides from which data a board that was never frozen is restored, and in which way.
     async fn source_of_live(
         &self,
         Candidate { at, rule, .. }: &Candidate,
@@ -229,7 +221,6 @@ impl Restorer<'_> {
     ) -> Step<Source> {
         let cache = self.run.cache;
         if cache.is_restoring(at, &snapshot.tag()).await?.1 {
-            // An earlier restore from this snapshot was interrupted, and continues.
             return Ok(Source::Add(snapshot));
         }
         let mark = self.run.mark(at).await?;
@@ -241,7 +232,7 @@ impl Restorer<'_> {
         Ok(if self.on.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
-    /// Returns the preview of a restore: how many members Redis has, and the sum of the scores that would not be added.
+    /// How many members Redis has, and the sum of the scores that would not be added.
     async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let BoardRun { store, cache, .. } = *self.run;
         let (live, _) = cache.count_board(at).await?;
@@ -262,7 +253,6 @@ impl Restorer<'_> {
         Ok(said)
     }
 
-    /// Creates a zset with all data that MySQL has about the board.
     async fn fill(&self, to: Restoring<'_>, source: Source) -> Step<()> {
         let BoardRun { store, cache, .. } = *self.run;
         let (total, of) = match source {
@@ -285,7 +275,7 @@ impl Restorer<'_> {
             self.run.show_done(filled);
         }
         let filled = rows.read;
-        // The rows can include those of an interrupted later snapshot, so their count can differ from `total`.
+        // The rows of an interrupted later snapshot can be among these.
         let is_whole = if of == RowsOf::Snapshot { filled > 0 } else { filled == total };
         if !is_whole {
             return Err(Halt::Kept(Reason::Incomplete { filled, total }));
@@ -293,8 +283,7 @@ impl Restorer<'_> {
         self.run.present(cache.end_filling(to, filled).await?).map(drop)
     }
 
-    /// Renames the filled zset to its final key. Returns how many members were moved into the zset before it was
-    /// renamed.
+    /// Returns how many members were moved into the zset before it was renamed.
     async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         match source {
@@ -309,8 +298,7 @@ impl Restorer<'_> {
         self.run.present(cache.put_frozen(to).await?).map(|_| 0)
     }
 
-    /// Moves the additions since the loss into the restored zset, which then becomes the live zset. Returns how many
-    /// members were moved.
+    /// The restored zset becomes the live zset. Returns how many members were moved.
     async fn put_live(&self, to: Restoring<'_>, candidate: &Candidate, mark: u64) -> Step<u64> {
         let mut moved = 0;
         loop {
@@ -323,8 +311,8 @@ impl Restorer<'_> {
         }
     }
 
-    /// Raises all members to their scores in the snapshot, and marks the board. The first page is empty. If another Redis
-    /// server takes over meanwhile, it has a different count of pages, and its board is not marked.
+    /// The first page is empty. If another Redis server takes over, its count of pages differs, and the board gets no
+    /// mark.
     async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "restored", snapshot.members);

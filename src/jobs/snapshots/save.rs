@@ -39,21 +39,20 @@ use tallyd_redis::snapshots::Scanned;
 
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
-/// After this time, a run does not start to save another board, so that other runs can get the job's lock.
+/// So that other runs can get the job's lock.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
 const SCAN_MEMBERS: usize = 250;
 
-/// Maximum number of members that one statement searches. MariaDB would execute a search with a longer list as a join.
+/// MariaDB would execute a search with a longer list as a join.
 const NEW_MEMBERS: usize = 900;
 
-/// Takes snapshots of boards.
 pub struct Snapshots {
-    /// The boards to save, even if they are not due. `None` saves the boards that are due.
+    /// Even if they are not due. `None` saves the boards that are due.
     scope: Option<Scope>,
-    /// Whether a snapshot is taken even if Redis has lost the board, or most of the board.
+    /// Even if Redis has lost the board, or most of it.
     force: bool,
-    /// The time of the run. `None` in a daemon or command: then MySQL's clock decides.
+    /// `None` in a daemon or command: then MySQL's clock decides.
     pub now: Option<Micros>,
     boards: Vec<Board>,
 }
@@ -63,11 +62,10 @@ struct Saver<'a> {
     force: bool,
 }
 
-/// The size of a board, as far as it is known.
 #[derive(Clone, Copy)]
 struct Known {
     saved: u64,
-    /// If Redis has fewer members than this, the board was evicted or deleted.
+    /// With fewer members, the board was evicted or deleted.
     members_min: u64,
 }
 
@@ -94,7 +92,6 @@ impl Job for Snapshots {
         Default::default()
     }
 
-    /// If the clocks differ, the run does nothing and reports the difference.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let Some(board_run) = BoardRun::begin(run, self.now).await? else { return Ok(()) };
         let saver = Saver { run: &board_run, force: self.force };
@@ -139,7 +136,7 @@ impl Snapshots {
         }
         let mut due = savable(store, cache, &self.boards, &Scope::default(), now).await?;
         due.retain(|savable| savable.is_on() && savable.is_due(now));
-        // The boards that have waited longest are saved first.
+        // Those that have waited longest come first.
         due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
         Ok(due)
     }
@@ -162,7 +159,7 @@ impl Saver<'_> {
         }
         let has_board = async || has_best(run, at, savable.rule, run.evicts().await).await;
         if snapshot.is_some() && !force && (savable.is_lost() || !has_board().await?) {
-            // MySQL records this try, so that other boards are saved before the next try of this board.
+            // So that other boards are saved before the next try of this board.
             store.note_tried(number, at, now).await?;
             return Err(Halt::Kept(Reason::LostLive));
         }
@@ -184,9 +181,8 @@ impl Saver<'_> {
         Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Saved) })
     }
 
-    /// Marks the board with this run, and then writes the run's number to MySQL. Returns `false` if the board no longer
-    /// exists. If a run crashes between these two steps, the mark in Redis is newer than the number in MySQL. If Redis
-    /// starts from an old backup, the mark is older than the number.
+    /// Before MySQL has the number. After a crash in between, the mark is newer than the number; after a restart of
+    /// Redis from an old backup it is older. Returns `false` if the board no longer exists.
     async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         if self.run.taken(cache.mark_board(at, number, *mark, Some(number), None).await?)?.is_none() {
@@ -198,7 +194,6 @@ impl Saver<'_> {
         Ok(true)
     }
 
-    /// Writes the changes. Returns the count of members, or `None` if the board was frozen during the snapshot.
     async fn save_all(&self, savable: &Savable, known: Known) -> Step<Option<u64>> {
         let cache = self.run.cache;
         let (before, _) = cache.count_board(&savable.at).await?;
@@ -206,16 +201,14 @@ impl Saver<'_> {
         fault::point("snapshot:looked");
         let (total, _) = cache.count_board(&savable.at).await?;
         if known.saved == members && members == before && members == total {
-            // All saved members are on the board, and the board had exactly this number of members before and after the
-            // check. So the board has no other members.
+            // The board had exactly this number of members before and after the check, so it has no others.
             return Ok(Some(members));
         }
         let added = self.save_new(savable, Known { saved: members, ..known }, total).await?;
         Ok(added.map(|added| members + added))
     }
 
-    /// Checks the saved members, writes the changed members and deletes the missing members. Returns how many members
-    /// remain.
+    /// Returns how many of the saved members remain.
     async fn save_changed(&self, Savable { at, rule, .. }: &Savable, known: Known) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "compared", known.saved);
@@ -249,8 +242,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Goes through the `total` members in Redis, and writes the members that have not been saved yet. Returns how many
-    /// members were written.
+    /// Goes through the `total` members in Redis. Returns how many were new.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;
@@ -262,7 +254,7 @@ impl Saver<'_> {
             let began = Instant::now();
             let mut members = Vec::new();
             while members.len() < PAGE_MEMBERS {
-                // The pages are small, because Redis cannot answer other clients while it reads a page.
+                // Small, because Redis cannot answer other clients while it reads a page.
                 let page = cache.scan_board(at, number, known.members_min, from.as_deref(), SCAN_MEMBERS).await?;
                 let Some(page) = page_of(page)? else { return Ok(None) };
                 members.extend(page.members);
@@ -287,7 +279,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Pauses as long as the page took, so that the servers can serve other clients.
+    /// As long as the page took.
     async fn rest(&self, began: Instant) -> Step<()> {
         let pause = began.elapsed().min(Duration::from_secs(1));
         self.run.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
@@ -307,7 +299,7 @@ fn log_saved(
     }
 }
 
-/// Returns the page; `None` if the board was frozen.
+/// `None` if the board was frozen.
 fn page_of<T>(scanned: Scanned<T>) -> Step<Option<T>> {
     match scanned {
         Scanned::Page(page) => Ok(Some(page)),

@@ -21,17 +21,15 @@ use tallyd_redis::layout::Loaded;
 use tallyd_redis::load::Lost;
 use tallyd_redis::repairs::{Repair, Repaired};
 
-/// Number of rows that are read and added together. Each of 8,192 buckets gets about 24 of these rows.
+/// Each of 8,192 buckets gets about 24 of these rows.
 const PAGE_ROWS: usize = 200_000;
 
-/// Number of counters that are measured together. A counter is measured if its right value at the cut cannot be
-/// computed from a page.
+/// Counters whose right value at the cut cannot be computed from a page.
 const PAGE_MEASURED: usize = 20_000;
 
-/// Maximum number of busy counters in memory.
 const BUSY_MAX: usize = 20_000;
 
-/// Maximum number of fields in memory, over all lost buckets.
+/// Over all lost buckets.
 const FIELDS_MAX: usize = 500_000;
 
 pub(super) struct Loader<'l, 'a> {
@@ -40,18 +38,15 @@ pub(super) struct Loader<'l, 'a> {
     report: &'l mut Report,
 }
 
-/// A page of rows, and the outbox rows since the previous page. Both are read in one snapshot.
 struct Page {
     range: Range,
     lag: OutboxLag,
 }
 
-/// The result for one page of rows from MySQL: the amounts that the load must add to its buckets.
 #[derive(Default)]
 struct Lacking {
-    /// The additions that must be made to the buckets.
     repairs: Vec<Repair>,
-    /// Counters that the load must measure, because the page does not show how much is missing in Redis.
+    /// The page does not show how much of these is missing in Redis.
     to_measure: Vec<CounterKey>,
 }
 
@@ -60,12 +55,11 @@ impl<'l, 'a> Loader<'l, 'a> {
         Self { run, measure, report }
     }
 
-    /// Loads as many buckets as memory allows, starting with bucket `from`. Returns the number of the first bucket that
-    /// is not loaded.
+    /// Loads as many buckets as memory allows. Returns the first bucket that is not loaded.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // The last outbox rows are read first. The load includes these rows and all earlier outbox rows. Because of the
-        // buckets' offsets, the outbox does not add these rows again, even if it sends them late.
+        // Read first: the load includes these rows and all earlier ones. Because of the buckets' offsets, the outbox
+        // does not add these rows again, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.base.number;
@@ -78,8 +72,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         let touched = if has_untouched(servers, kind) { Touched::none_after(outbox.clone()) } else { Touched::Any };
         let mut loading = Loading::new(lost, outbox, number);
         if servers.has_counts_by_api(kind) {
-            // The lost amounts can be computed once the events in flight are in MySQL. Until the load ends, readers
-            // query MySQL.
+            // Until the load ends, readers query MySQL.
             self.measure.fence_patiently().await?;
         }
         if !self.load_pages(kind, &mut loading, touched).await? {
@@ -95,7 +88,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(next)
     }
 
-    /// Reads all rows, and adds the amounts that the buckets lack. Returns true if the load has reached the last row.
+    /// Returns true if the load has reached the last row.
     async fn load_pages(&mut self, kind: Kind, loading: &mut Loading, mut touched: Touched) -> Result<bool> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
@@ -104,7 +97,6 @@ impl<'l, 'a> Loader<'l, 'a> {
             let after = range.until;
             touched.note(range.after, &lag);
             let Lacking { repairs, to_measure } = self.lacking(loading, range, &touched);
-            // While the amounts of this page are added, the next page is read.
             let following = list_page(servers, kind, after, &touched);
             let ((), following) = tokio::try_join!(self.add(loading, &repairs), following)?;
             for some in to_measure.chunks(PAGE_MEASURED) {
@@ -123,7 +115,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         }
     }
 
-    /// Marks buckets as loaded, except the buckets that have busy counters.
+    /// Buckets with busy counters stay unknown.
     async fn end_loads(&mut self, name: &str, loading: &mut Loading) -> Result<()> {
         let cache = &self.run.servers.cache;
         let busy: HashSet<u32> = loading.busy.iter().map(|(target, _)| cache.keys.bucket(*target)).collect();
@@ -138,12 +130,10 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Computes the amounts that were missing in the buckets at their cuts (the instants at which the buckets were
-    /// read). Some counters must be measured instead: counters to which the daemon has added since the cut, and all
-    /// counters of layouts that are not packed. The load must also measure counters whose value at the cut is unknown
-    /// (retired metrics, and fields that are not numbers). The load adds nothing for counters that only Redis has. Such
-    /// counters are orphans, or the events of their likes have not reached MySQL yet. The comparison handles both
-    /// cases.
+    /// Measured instead are counters to which the daemon has added since the cut, all counters of layouts that are not
+    /// packed, and counters whose value at the cut is unknown (retired metrics, fields that are not numbers). Nothing
+    /// is added for counters that only Redis has: they are orphans, or the events of their likes have not reached MySQL
+    /// yet, and the comparison handles both.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
@@ -168,8 +158,6 @@ impl<'l, 'a> Loader<'l, 'a> {
         lacking
     }
 
-    /// Measures counters, and adds to Redis the amounts that are missing there. Counters that are written during the
-    /// measurement are busy.
     async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
         let measured = self.measure.measure(keys, Duration::ZERO, None, &loading.outbox).await?;
         let measurements = measured.measurements;
@@ -177,8 +165,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         self.add(loading, &self.missing(&measurements)).await
     }
 
-    /// Measures busy counters again. If the load takes long, the writes to nearly all busy counters have ended before
-    /// this second measurement.
+    /// The writes to nearly all busy counters end before this second measurement, if the load takes long.
     async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
         let mut busy = std::mem::take(&mut loading.busy);
         busy.sort_unstable();
@@ -188,13 +175,11 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // If a counter is still busy, the site writes it all the time. If there are many such counters, the run calls
-        // `load_watched` now and does not wait for the end of the load. This frees memory for other busy counters.
+        // The site writes such a counter all the time. Many of them are watched now, to free memory for others.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
-    /// Watches counters that API servers write all the time. If a counter still cannot be judged, its bucket stays
-    /// unknown until the next run.
+    /// If a counter still cannot be judged, its bucket stays unknown until the next run.
     async fn load_watched(&mut self, loading: &mut Loading) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let (by_daemon, mut busy): (Vec<CounterKey>, Vec<CounterKey>) =
@@ -206,8 +191,8 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // The accepted skew is zero. So the time that the producer gave the event always decides whether the event
-            // was before the cut. A later comparison repairs a wrong result.
+            // Zero skew: the time that the producer gave the event always decides. A later comparison repairs a wrong
+            // result.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;
@@ -215,8 +200,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Returns the amounts that are missing in Redis. The result contains each counter whose drift is known and not
-    /// zero.
+    /// Each counter whose drift is known and not zero.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
         let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
             Judgement::Drift(drift) if drift != 0 => {
@@ -228,13 +212,11 @@ impl<'l, 'a> Loader<'l, 'a> {
         measurements.iter().filter_map(missing).collect()
     }
 
-    /// Adds the repairs to buckets that are being loaded. If Redis has lost a bucket again, the next run loads it.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();
         while !left.is_empty() {
-            // One call accepts a limited count of repairs per bucket. The other repairs are sent in the next calls,
-            // with the bucket's new state.
+            // One call accepts few repairs per bucket. The next calls send the others, with the bucket's new state.
             let mut calls: HashMap<u32, usize> = HashMap::new();
             let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
                 let of_bucket = calls.entry(keys.bucket(repair.number.0)).or_default();
@@ -269,8 +251,7 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 }
 
-/// Whether the layout is packed, and the daemon adds at least one metric of the kind to Redis. For the counters of this
-/// metric, the load can compute the missing amounts from a page.
+/// If so, the load can compute the missing amounts of these counters from a page.
 fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     let targets = Target { kind, id: TargetId(0) };
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))
@@ -288,21 +269,16 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
     Ok(Page { range, lag })
 }
 
-/// The buckets of one kind that are being loaded, with their progress.
 struct Loading {
-    /// The buckets, with their content at the cut.
     lost: Lost,
-    /// The last outbox rows that the load includes.
+    /// The load includes rows up to these.
     outbox: OutboxOffsets,
-    /// The number of the last repair of each bucket, in the order of `lost.cuts`.
+    /// In the order of `lost.cuts`.
     passes: Vec<u64>,
-    /// The number of the run that loads the buckets.
     run: u64,
-    /// Counters that were written since the buckets' cuts.
     busy: Vec<CounterKey>,
 }
 
-/// The state of one bucket that is being loaded.
 struct LoadingBucket {
     cut: Micros,
     state: Loaded,
@@ -314,7 +290,6 @@ impl Loading {
         Self { lost, outbox, passes, run, busy: Vec::new() }
     }
 
-    /// Returns the bucket's state; `None` if the bucket is not being loaded.
     fn bucket(&self, bucket: u32) -> Option<LoadingBucket> {
         let place = bucket.checked_sub(self.lost.from)? as usize;
         let cut = (*self.lost.cuts.get(place)?)?;
@@ -322,14 +297,12 @@ impl Loading {
         Some(LoadingBucket { cut: Micros(cut.get()), state })
     }
 
-    /// Records that the bucket was repaired.
     fn note(&mut self, bucket: u32, pass: u64) {
         if let Some(last) = bucket.checked_sub(self.lost.from).and_then(|place| self.passes.get_mut(place as usize)) {
             *last = pass;
         }
     }
 
-    /// Stops loading the bucket.
     fn leave(&mut self, bucket: u32) {
         if let Some(cut) = bucket.checked_sub(self.lost.from).and_then(|place| self.lost.cuts.get_mut(place as usize)) {
             *cut = None;

@@ -34,11 +34,10 @@ use buckets::Loader;
 use tallyd_redis::Cache;
 use tallyd_redis::load::Unloaded;
 
-/// Maximum number of loads per hour: if only a few buckets are lost, scheduled runs load them at most so often.
+/// If only a few buckets are lost, scheduled runs load them at most so often.
 const LOADS_MAX: u64 = 3;
 
-/// Fails if the daemon counts in other layouts than this configuration has. Without this check, the run would record a
-/// layout as updated that no daemon updates, or a layout as outdated that the daemon updates.
+/// Otherwise the run would record a layout as updated that no daemon updates, or the other way round.
 pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
     let ours: BTreeSet<String> = layouts(servers).map(|cache| cache.keys.layout().full_name()).collect();
     let theirs = BTreeSet::from_iter(servers.store.daemon_layouts().await?);
@@ -53,7 +52,6 @@ pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
     .into())
 }
 
-/// Makes all buckets of outdated layouts unknown. If a reload was requested, makes all buckets of all layouts unknown.
 pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     let servers = run.servers;
     if run.base.options.dry_run {
@@ -85,7 +83,6 @@ pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     Ok(servers.store.note_layouts(run.base.number, &ours, also.as_deref()).await?)
 }
 
-/// Loads lost buckets. A dry run loads nothing.
 pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, report: &mut Report) -> Result<()> {
     let cache = &run.servers.cache;
     let mut lost = 0;
@@ -102,8 +99,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // A run goes through the lost buckets only once. If buckets are lost during this run, the next run loads them.
-        // Otherwise a Redis that evicts buckets would keep this run busy forever.
+        // A run goes through the lost buckets only once. Otherwise a Redis that evicts buckets would keep it busy
+        // forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }
@@ -118,8 +115,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     Ok(())
 }
 
-/// Whether the next load must wait, because Redis has lost buckets too often. Each load reads the whole table
-/// `counter`. Without this limit, every run would read the table again while Redis evicts buckets.
+/// Each load reads the whole table `counter`, and a Redis that evicts buckets would make every run do so.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.job.wait_max.is_some();
@@ -146,12 +142,11 @@ fn say_loading(run: &RunContext<'_>, lost: u64) {
     }
 }
 
-/// The layouts that API servers count in.
 fn layouts(servers: &Servers) -> impl Iterator<Item = &Cache> {
     std::iter::once(&servers.cache).chain(&servers.also)
 }
 
-/// Makes the layout's buckets unknown. Returns how many of these buckets were loaded before.
+/// Returns how many of the buckets were loaded before.
 async fn unload(servers: &Servers, cache: &Cache) -> Result<u64> {
     let mut buckets = 0;
     for (_, name) in servers.names.all() {

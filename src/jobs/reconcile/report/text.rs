@@ -57,7 +57,6 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes the details for an operator: one line for each kind of detail, and one line for each listed target.
     fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { drifted_by_size: sizes, head: RunHead { waits, .. }, steps_ms: steps, .. } = self;
         let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];

@@ -11,35 +11,29 @@ use crate::jobs::reconcile::context::{JOB, Mode, RunContext};
 use crate::jobs::reconcile::orphans::Orphans;
 use tallyd_core::model::{Kind, Micros, TargetId};
 
-/// The progress of a full run. The targets of `kind` are compared up to `target_id`. All earlier kinds are compared
-/// completely, including their orphans.
+/// The targets of `kind` are compared up to `target_id`, and all earlier kinds completely, including their orphans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// The layout that is compared.
     layout: String,
-    /// True if the run found all counters right up to this target.
     clean: bool,
-    /// The time by Redis' clock at which the run began. After a resume, the time at which the first run began.
+    /// By Redis' clock. After a resume, the beginning of the first run.
     began: i64,
     kind: u8,
     target_id: u64,
 }
 
-/// An earlier run that is resumed.
 struct Resumed {
     run: u64,
     checkpoint: Checkpoint,
 }
 
-/// Compares all counters.
 pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let servers = run.servers;
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // A run can resume an earlier run and also load lost counters. Perhaps Redis lost these counters after the earlier
-    // run had compared them. So the result is not clean.
+    // Redis can have lost the loaded counters after the earlier run had compared them, so the result is not clean.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -47,8 +41,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         Some(checkpoint) => Micros(checkpoint.began),
         None => comparer.measure.fenced_now().await?,
     };
-    // The total is only for the progress bar. If the run resumes an earlier run, the number of remaining counters is
-    // unknown.
+    // Only for the progress bar. After a resume, the number of remaining counters is unknown.
     let total = servers.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
     run.base.show(|progress| progress.total = total);
     for (kind, name) in servers.names.all() {
@@ -72,12 +65,9 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         }
         Orphans::new(comparer, kind, name).compare_all(known).await?;
     }
-    // If this run is incomplete, it records no cut, and the next `changed` run compares the counters that this run
-    // skipped.
     if run.job.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // If this run resumed an earlier run, nothing is recorded. Redis may have gone back to an older state between
-        // the two runs.
+        // Redis may have gone back to an older state between this run and the resumed one.
         if resumed.is_none() && !comparer.report.head.dry_run {
             run.note_compared(began).await?;
         }
@@ -85,7 +75,6 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     Ok(())
 }
 
-/// Returns the place where the run must resume; `None` if it must begin with the first target.
 async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let servers = run.servers;
     if !run.base.options.resume {

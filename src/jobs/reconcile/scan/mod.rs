@@ -19,10 +19,8 @@ use super::report::{Report, Steps};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_mysql::changed::ChangedBefore;
 
-/// A run first compares at most this number of counters that earlier runs recorded.
 const KEPT_MAX: usize = 5_000;
 
-/// Compares the counters of some targets.
 pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Target]) -> Result<()> {
     let targets: BTreeSet<Target> = targets.iter().copied().collect();
     comparer.listed = targets.len() as u64;
@@ -31,8 +29,7 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares the counters that changed since the last run's cut. The last run compared all changes before this cut (a
-/// time by Redis' clock). Counters that the last run recorded for this run are compared first.
+/// By Redis' clock. Counters that the last run recorded for this run are compared first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;
@@ -53,25 +50,22 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the time up to which everything has been compared. This time is recorded in MySQL and in Redis. If Redis
-/// goes back to an older state, the time that is recorded in Redis goes back, too.
+/// Recorded in MySQL and in Redis, whose record goes back, too, if Redis goes back to an older state.
 async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> Result<Micros> {
     let servers = run.servers;
     let layout = servers.cache.keys.layout().full_name();
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // Redis lost the recorded time together with some buckets. If this run cannot load these buckets, their
-        // counters stay unknown.
+        // Redis lost the recorded time together with buckets. If they cannot be loaded, their counters stay unknown.
         None if report.buckets_loaded > 0 || report.head.dry_run => by_mysql,
         None => Micros(0),
     };
     Ok(by_mysql.min(by_redis))
 }
 
-/// Compares the counters that earlier runs recorded. Their suspects are rechecked later, together with other suspects.
-/// In this small group alone, a few drifted counters would be a high percentage, and the run would stop at the safety
-/// limit.
+/// Their suspects are rechecked later with others. In this small group alone, a few drifted counters would be a high
+/// percentage, and the run would stop at the safety limit.
 async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Result<()> {
     for page in kept.chunks(comparer.throttle.page()) {
         if comparer.run.early_end.is_due() {
@@ -82,7 +76,7 @@ async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Resul
     Ok(())
 }
 
-/// Compares the counters that changed since `start`, newest first. The counters in `compared` are left out.
+/// Newest first, without `compared`.
 async fn compare_since(comparer: &mut Comparer<'_>, start: Micros, compared: &[CounterKey]) -> Result<()> {
     let run = comparer.run;
     let mut before = ChangedBefore::NEWEST;

@@ -17,29 +17,23 @@ use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::Store;
 use tallyd_mysql::ranges::{LAST, Range, Recount};
 
-/// Maximum number of likes in a range of several targets. Within one snapshot, MySQL counts one row per like. The limit
-/// keeps these snapshots short.
+/// Within one snapshot, MySQL counts one row per like. The limit keeps these snapshots short.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// If this time has passed since the last recheck, the run rechecks its suspects and then stores a checkpoint. If a
-/// later run resumes an interrupted run, the later run starts at the last checkpoint.
+/// A recheck is followed by a checkpoint, at which a later run resumes.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
-/// Compares the ranges of a run. If the run has a slice, only the ranges of this slice are compared.
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
-    /// The number of rows of `counter` in the slice that the run has not compared yet. `None` if the run has no slice.
+    /// Rows of `counter`. `None` if the run has no slice.
     slice_left: Option<u64>,
 }
 
-/// A range that is ready to be read.
 struct Listed {
     sampled: SampledRange,
-    /// The total time to list the range, sample it and wait for its fence.
     took: Duration,
 }
 
-/// A range with MySQL's values.
 struct Recounted {
     listed: Listed,
     /// `None` if too many targets of the range have no counter.
@@ -48,7 +42,7 @@ struct Recounted {
 }
 
 impl Listed {
-    /// Starts a task that reads MySQL's values of the range. The task is aborted if the handle is dropped.
+    /// The task is aborted if the handle is dropped.
     fn begin_recount(self, store: &Store) -> AbortOnDropHandle<Result<Recounted>> {
         let store = store.clone();
         AbortOnDropHandle::new(tokio::spawn(async move {
@@ -60,23 +54,20 @@ impl Listed {
 }
 
 impl<'r, 'a> Ranges<'r, 'a> {
-    /// Makes ranges of all counters.
     pub(super) fn all(comparer: &'r mut Comparer<'a>) -> Self {
         Self { comparer, slice_left: None }
     }
 
-    /// Divides the next rows of `counter` into ranges. The parameter `rows` is the number of these rows.
+    /// `rows` is the number of these rows of `counter`.
     pub(super) fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
         Self { comparer, slice_left: Some(rows) }
     }
 
-    /// Whether the whole slice has been compared.
     pub(super) fn is_at_end(&self) -> bool {
         self.slice_left == Some(0)
     }
 
-    /// Compares the kind's targets after `after`, until the end of the kind or of the slice. Returns the last target.
-    /// `checkpoint` encodes the run's position, and whether everything was right so far.
+    /// Returns the last target. `checkpoint` encodes the run's position, and whether everything was right so far.
     pub(super) async fn compare_kind(
         &mut self,
         kind: Kind,
@@ -89,7 +80,6 @@ impl<'r, 'a> Ranges<'r, 'a> {
         let (mut reached, mut listed_until) = (after, after);
         let mut is_listed = false;
         let mut next: Option<Listed> = None;
-        // MySQL recounts these ranges, in the order of their ids.
         let mut recounts = VecDeque::new();
         loop {
             if next.is_none() && !is_listed {
@@ -106,7 +96,6 @@ impl<'r, 'a> Ranges<'r, 'a> {
             }
             let Some(first) = recounts.pop_front() else { break };
             let recounted = first.await.context("a recount panicked")??;
-            // MySQL recounts the next range while this run compares the first one.
             recounts.extend(next.take().map(|listed| listed.begin_recount(&run.servers.store)));
             let until = recounted.listed.sampled.range.until;
             if !self.compare_recounted(recounted, known).await? {
@@ -124,7 +113,6 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(reached)
     }
 
-    /// Compares a range. Returns false if the run must end before the whole range is compared.
     async fn compare_recounted(&mut self, recounted: Recounted, known: &mut KnownByBucket) -> Result<bool> {
         let Recounted { listed: Listed { sampled, took: sampling }, recount, took } = recounted;
         let rows = usize::try_from(sampled.range.rows()).unwrap_or(usize::MAX);
@@ -145,8 +133,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(true)
     }
 
-    /// Lists and samples the range that follows `after`, and waits for its fence. Returns `None` if the kind has no
-    /// more targets, if the slice is complete, or if the run must end.
+    /// Returns `None` if the kind has no more targets, if the slice is complete, or if the run must end.
     async fn list_and_sample(&mut self, kind: Kind, after: TargetId) -> Result<Option<Listed>> {
         let run = self.comparer.run;
         if after >= LAST || self.is_at_end() {
@@ -169,7 +156,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(Some(Listed { sampled, took: began.elapsed() }))
     }
 
-    /// Compares a range in which many targets have no row of `counter`. The comparison adds the rows.
+    /// Adds the rows of `counter` that many targets lack.
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
         let run = self.comparer.run;
         let like = run.servers.metrics.like();

@@ -15,23 +15,19 @@ use crate::jobs::reconcile::report::Slice;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
 
-/// Minimum number of rows of `counter` in a slice. Because of this minimum, small tables are compared quickly, even if
-/// MySQL's statistics are inaccurate.
+/// Small tables are compared quickly, even if MySQL's statistics are inaccurate.
 const SLICE_MIN: u64 = 10;
 
-/// The place before the first target.
 const BEGINNING: Target = Target { kind: Kind(0), id: TargetId(0) };
 
-/// The place where the next slice begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     kind: u8,
     target_id: u64,
-    /// The bucket at which the next search for orphans begins, in each kind.
+    /// The next search for orphans begins here, in each kind.
     bucket: u32,
 }
 
-/// Compares the next slice.
 pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let servers = run.servers;
@@ -45,8 +41,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     run.base.show(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
-    // The run first searches its part of the buckets, which is small. So the runs together search all buckets in time,
-    // even if each run is short.
+    // First, so that the runs together search all buckets in time, even if each run is short.
     let bucket = search_buckets(comparer, last.bucket, parts).await?;
     let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
     let mut slice = Ranges::slice(comparer, rows);
@@ -55,7 +50,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
             break;
         }
         let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
-        // The run records its place after each page. So if the run is killed, only the work of one page is lost.
+        // If the run is killed, only the work of one page is lost.
         let checkpoint = |id, _| place(Target { kind, id });
         let id = slice.compare_kind(kind, after, &mut KnownByBucket::default(), checkpoint).await?;
         reached = Target { kind, id };
@@ -71,7 +66,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     comparer.note_checkpoint(&place(next)?).await
 }
 
-/// Searches the next buckets of each kind. Returns the bucket that follows them.
+/// Returns the bucket that follows them.
 async fn search_buckets(comparer: &mut Comparer<'_>, last: u32, parts: u64) -> Result<u32> {
     let run = comparer.run;
     let buckets = run.servers.cache.keys.buckets();
@@ -87,7 +82,6 @@ async fn search_buckets(comparer: &mut Comparer<'_>, last: u32, parts: u64) -> R
     Ok(until % buckets)
 }
 
-/// Returns the place after `reached`, where the next slice begins.
 fn after(servers: &Servers, reached: Target) -> Target {
     if reached.id < LAST {
         return reached;
@@ -96,7 +90,7 @@ fn after(servers: &Servers, reached: Target) -> Target {
     next_kind.map_or(BEGINNING, |(kind, _)| Target { kind, id: TargetId(0) })
 }
 
-/// Returns a place as text; `None` if it is before the first target.
+/// `None` if it is before the first target.
 fn place_of(servers: &Servers, place: Target) -> Option<String> {
     (place.kind != Kind(0)).then(|| servers.name(place))
 }
