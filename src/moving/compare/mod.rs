@@ -34,25 +34,20 @@ use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::template::Template;
 use tallyd_mysql::ranges::LAST;
 
-/// Time between the two checks of a suspect.
 pub const LOOKS_APART: Duration = Duration::from_secs(5);
 
-/// If there are this many suspects, the run checks them again before it reads the next page.
+/// Then the run checks them again before it reads the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// Maximum number of targets in a page.
 const PAGE_TARGETS: usize = 10_000;
 
-/// Compares the counts that `subject` selects.
 pub struct Comparer {
     pub subject: Subject,
     pub limits: Limits,
 }
 
-/// Selects the counts to compare.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// The pattern of the older site's keys.
     pub keys: Template,
     pub kind: (String, Kind),
     pub metric: (String, Metric),
@@ -113,12 +108,11 @@ impl Comparison<'_, '_> {
         self.look_again().await
     }
 
-    /// Adds the results of a first check to the report and the suspects.
     async fn take(&mut self, page: Page) -> Result<()> {
         let Page { looks, unreadable, .. } = page;
         self.run.report.unreadable += unreadable;
         for (id, look) in looks {
-            // A scan of Redis can return a key twice.
+            // A scan can return a key twice.
             if look.drift() != 0 && self.suspects.insert(id, look).is_some() {
                 continue;
             }

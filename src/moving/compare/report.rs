@@ -17,32 +17,22 @@ use tallyd_core::sizes::Sizes;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The pattern of the older site's keys, for example `like:count:{id}`.
+    /// `like:count:{id}`.
     pub keys: String,
     pub kind: String,
     pub metric: String,
-    /// The count of compared targets. These are all targets with a count on at least one side.
     pub checked: u64,
-    /// Targets whose two counts were equal at the first check.
     pub equal: u64,
-    /// Targets that differed at the first check, but were equal or differed in the other direction at the second check.
-    /// The cause was events in flight.
+    /// Differed at the first check, but not in the same direction at the second: events were in flight.
     pub transient: u64,
-    /// Targets that differed at both checks, in the same direction.
     pub differ: u64,
-    /// The number of differing targets that are missing on the older site.
     pub missing_old: u64,
-    /// The number of differing targets without a row in `counter`.
     pub missing_tallyd: u64,
-    /// Keys that were not compared, because their content is not a number.
+    /// Their content is not a number.
     pub unreadable: u64,
-    /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
-    /// The number of targets for which tallyd's count is higher, grouped by the size of the difference.
     pub tallyd_more: Sizes,
-    /// The number of targets for which tallyd's count is lower, grouped by the size of the difference.
     pub tallyd_less: Sizes,
-    /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
     #[serde(flatten)]
     pub head: RunHead,
@@ -54,12 +44,10 @@ pub struct TargetReport {
     pub target: String,
     pub old: Option<i64>,
     pub tallyd: Option<i64>,
-    /// The difference between the two counts. The run compared the counts twice, and reports the smaller difference.
-    /// The value is positive if tallyd's count is higher.
+    /// The smaller difference of the two checks. Positive if tallyd's count is higher.
     pub drift: i64,
 }
 
-/// Maximum number of targets that a report lists.
 const WORST_MAX: usize = 20;
 
 impl Report {
@@ -68,9 +56,8 @@ impl Report {
         Self { keys, kind: subject.kind.0.clone(), metric: subject.metric.0.clone(), ..Self::default() }
     }
 
-    /// Adds a target to the report, from the results of its two checks.
     pub(super) fn judge(&mut self, kind: &str, id: TargetId, first: &Look, second: &Look) {
-        // `confirmed_delta` returns the correction of tallyd's count, and the drift has the opposite sign.
+        // `confirmed_delta` returns the correction, which has the opposite sign.
         let drift = -confirmed_delta(first.drift(), second.drift());
         if drift == 0 {
             self.transient += 1;
@@ -151,9 +138,7 @@ impl Report {
 pub struct Progress {
     pub checked: u64,
     pub differ: u64,
-    /// Suspects that wait for their second check.
     pub pending: u64,
-    /// The reason why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 

@@ -12,29 +12,26 @@ use tallyd_redis::scan::{Held, ScanCursor};
 
 const ACTION: &str = "search for the site's keys";
 
-/// The two counts of a target that one check has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The older site's count, or `None` if the site has no count.
+    /// `None` if the site has no count.
     pub old: Option<i64>,
-    /// The count in `counter`, or `None` if there is no row.
+    /// `None` if there is no row.
     pub counted: Option<i64>,
 }
 
 impl Look {
-    /// Returns the difference of the two counts. It is positive if tallyd's count is higher.
+    /// Positive if tallyd's count is higher.
     pub(super) fn drift(&self) -> i64 {
         self.counted.unwrap_or(0).saturating_sub(self.old.unwrap_or(0))
     }
 }
 
-/// The counts that one check has read for a group of targets.
 #[derive(Default)]
 pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
-    /// The last target that the page covers.
     pub until: TargetId,
-    /// The number of keys whose content is not a number.
+    /// Their content is not a number.
     pub unreadable: u64,
 }
 
@@ -44,7 +41,6 @@ pub(super) struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    /// Reads the next targets of `counter` after `after`, and their keys.
     pub(super) async fn page(&self, after: TargetId, limit: usize) -> Result<Page> {
         let (kind, metric) = (self.subject.kind.1, self.subject.metric.1);
         let range = self.servers.store.list_range(kind, after, limit).await?;
@@ -53,12 +49,12 @@ impl Sides<'_> {
         Ok(Page { until: range.until, ..self.held(counted).await? })
     }
 
-    /// Starts the scan for keys of targets without a row in `counter`.
+    /// For keys of targets without a row in `counter`.
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         Ok(self.servers.cache.begin_scan().await?)
     }
 
-    /// Reads some keys of targets without a row in `counter`. Also returns the position for the next call.
+    /// Also returns the position for the next call.
     pub(super) async fn search(&self, from: ScanCursor) -> Result<(Page, Option<ScanCursor>)> {
         let Subject { keys, kind, metric } = self.subject;
         let (pattern, mut next) = (keys.pattern(&kind.0, &metric.0), Some(from));
@@ -78,13 +74,11 @@ impl Sides<'_> {
         Ok((self.held(counted).await?, next))
     }
 
-    /// Checks the suspects a second time.
     pub(super) async fn again(&self, suspects: &BTreeMap<TargetId, Look>) -> Result<BTreeMap<TargetId, Look>> {
         let counted = self.counted(suspects.keys().copied()).await?;
         Ok(self.held(counted).await?.looks)
     }
 
-    /// Reads the keys of these targets, and combines them with the counts of `counter`.
     async fn held(&self, counted: Vec<(TargetId, Option<i64>)>) -> Result<Page> {
         let Subject { keys, kind, metric } = self.subject;
         let names: Vec<String> = counted.iter().map(|(id, _)| keys.name(&kind.0, *id, &metric.0)).collect();
@@ -104,7 +98,6 @@ impl Sides<'_> {
         Ok(page)
     }
 
-    /// Reads the counts of these targets from `counter`.
     async fn counted(&self, ids: impl IntoIterator<Item = TargetId>) -> Result<Vec<(TargetId, Option<i64>)>> {
         let (kind, metric) = (self.subject.kind.1, self.subject.metric.1);
         let keys: Vec<CounterKey> = ids.into_iter().map(|id| (Target { kind, id }, metric)).collect();

@@ -30,20 +30,15 @@ use tallyd_mysql::erase::{Moved, Place};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::erase::BoardZset;
 
-/// The result of erasing a member from boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Members {
-    /// The number of zsets in which the member was deleted or renamed.
     zsets: u64,
-    /// The number of archive rows in which the member was renamed.
     places: u64,
-    /// The number of deleted snapshot rows.
     saved: u64,
     #[serde(flatten)]
     head: RunHead,
 }
 
-/// Maps each period to the member's places in the archive, and to the zsets that contain the member.
 type Found = BTreeMap<BoardPeriod, (Vec<Place>, Vec<BoardZset>, bool)>;
 
 impl Erasing<'_, '_> {
@@ -62,8 +57,7 @@ impl Erasing<'_, '_> {
         Ok(())
     }
 
-    /// Returns the boards that the command lists. If a target is erased, also returns the boards to which rules add
-    /// targets of this kind.
+    /// For a target also the boards to which rules add targets of its kind.
     fn boards(&self) -> Vec<String> {
         let mut boards: BTreeSet<String> = self.on.boards.iter().cloned().collect();
         if let Subject::Target { target, .. } = &self.on.subject {
@@ -73,7 +67,7 @@ impl Erasing<'_, '_> {
         boards.into_iter().collect()
     }
 
-    /// Waits until the archiver has released its lock, at most for the time `fence_max`.
+    /// Waits at most `fence_max` for the archiver's lock.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.on.config.reconcile.repair_keep.0;
@@ -124,8 +118,7 @@ impl Erasing<'_, '_> {
         Ok(members)
     }
 
-    /// Searches a board for the member. The search covers the periods that have data in MySQL, the current period, and
-    /// the periods directly before it.
+    /// In the periods that have data in MySQL, the current one, and those directly before it.
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.run.servers.store, self.on.subject.member());
         let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
@@ -159,7 +152,6 @@ impl Erasing<'_, '_> {
         Ok(found)
     }
 
-    /// Returns the period's row, if the period has a verified archive.
     async fn verified(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let row = self.run.servers.store.board_period(at).await?;
         Ok(row.filter(|row| row.copy.is_some() && row.state != PeriodState::Pruned))
@@ -179,8 +171,8 @@ impl Erasing<'_, '_> {
                     let to = store.place_for(at, *place, &by).await?;
                     let named = |member: &[u8]| BoardMember { member: member.to_vec(), score: place.score };
                     let after = row.tally.replaced(&named(former.as_bytes()), &named(&by));
-                    // Renames the member in the zset first. If this run ends here, the next run finds the member in
-                    // MySQL and chooses the same new name.
+                    // First in the zset. If this run ends here, the next run finds the member in MySQL and chooses the
+                    // same name.
                     let zset = (at, &BoardZset::Frozen);
                     let changed = cache.erase_member(run, zset, former.as_bytes(), Some(&by)).await?;
                     members.zsets += taken(changed)?;
@@ -207,8 +199,7 @@ impl Erasing<'_, '_> {
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
         let cache = &self.run.servers.cache;
         members.zsets += match zset {
-            // A restore from the archive began to fill this zset, but did not finish. The next restore creates the zset
-            // again.
+            // Left by an unfinished restore from the archive. The next restore creates the zset again.
             BoardZset::Restored(tag) if tag.starts_with('a') => {
                 cache.drop_zset(at, zset).await?;
                 1

@@ -22,32 +22,28 @@ use tallyd_mysql::Store;
 use tallyd_mysql::erase::LikeRow;
 use tallyd_mysql::ranges::LAST;
 
-/// Number of rows in a page. The run waits for one fence for each page.
+/// One fence for each page.
 const PAGE_ROWS: usize = 2_000;
 
-/// The number of targets for which one statement searches a user's rows. Such a statement takes tens of milliseconds.
+/// One statement searches a user's rows for these. It takes tens of milliseconds.
 const PAGE_TARGETS: usize = 2_000;
 
-/// Maximum number of unlikes that wait for a confirm at the same time.
 const AT_ONCE: usize = 64;
 
-/// While queues are too long, their length is checked at this interval.
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
-/// The row that a run has reached, in the order of the primary key.
+/// In the order of the primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     kind: u8,
     target_id: u64,
     user_id: u64,
-    /// True when all likes are erased.
     ended: bool,
 }
 
-/// The state from which `--resume` continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// The name of the erased user or target. The next successful run deletes the checkpoint with this name.
+    /// The next successful run deletes the checkpoint with this name.
     of: String,
     cursor: Cursor,
     unlikes: u64,
@@ -55,11 +51,10 @@ struct Checkpoint {
     liked_again: u64,
 }
 
-/// Reads the subject's rows page by page.
 struct Rows<'a> {
     store: &'a Store,
     subject: &'a Subject,
-    /// The kinds of targets in which to search for a user's rows, in order.
+    /// In which a user's rows are searched, in order.
     kinds: Vec<Kind>,
     index: Option<String>,
     cursor: Cursor,
@@ -92,8 +87,8 @@ impl<'a> Erasing<'a, '_> {
         Ok(())
     }
 
-    /// Counts rows that appeared after their page was erased. If only a scan of all targets can find these rows, this
-    /// run skips the scan. Then another run of the erase finds the rows.
+    /// Counts rows that appeared after their page was erased, unless that needs a scan of all targets. The next erase
+    /// finds such rows.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.run.options.dry_run || !rows.is_cheap() {
@@ -112,8 +107,7 @@ impl<'a> Erasing<'a, '_> {
     async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
         self.unlike(page).await?;
         fault::point("erase:published");
-        // The fence is needed even if all rows are unlikes. Otherwise an older like that is still in flight could
-        // create the row again after the row was deleted.
+        // Needed even if all rows are unlikes: an older like in flight could create the row again after its deletion.
         self.fence().await?;
         fault::point("erase:fenced");
         let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();
@@ -124,7 +118,7 @@ impl<'a> Erasing<'a, '_> {
         for cache in &self.caches {
             self.run.report.redis_keys += cache.forget_clicks(&self.kinds, &pairs).await?;
         }
-        // When a target is erased, its filter is dropped once, at the end.
+        // A target's filter is dropped once, at the end.
         if matches!(self.on.subject, Subject::User(_)) {
             let targets: BTreeSet<Target> = pairs.into_iter().map(|(target, _)| target).collect();
             self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
@@ -132,7 +126,6 @@ impl<'a> Erasing<'a, '_> {
         Ok(())
     }
 
-    /// Publishes an unlike for each row that is a like, and waits for the confirms.
     async fn unlike(&mut self, page: &[LikeRow]) -> Result<()> {
         self.keep_pace().await?;
         let now = self.run.servers.cache.now().await?;
@@ -142,7 +135,7 @@ impl<'a> Erasing<'a, '_> {
             .iter()
             .filter(|row| row.liked)
             .filter_map(|row| {
-                // The unlike must have a later time than the row, even if clocks differ.
+                // It must be later than the row, even if clocks differ.
                 let at = now.max(Micros(row.at.0.saturating_add(1)));
                 let LikeRow { target, user, .. } = *row;
                 let event = LikeEvent { target, user, at, liked: false };
@@ -161,7 +154,7 @@ impl<'a> Erasing<'a, '_> {
         Ok(())
     }
 
-    /// Waits while the queues hold more than `[reconcile] queue_depth_max`, because events of the site have priority.
+    /// Events of the site have priority.
     async fn keep_pace(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.run.servers;
         let max = self.on.config.reconcile.queue_depth_max;
@@ -209,13 +202,12 @@ impl<'a> Erasing<'a, '_> {
 }
 
 impl Rows<'_> {
-    /// Whether MySQL can find the subject's rows without a scan of all targets.
+    /// Without a scan of all targets.
     fn is_cheap(&self) -> bool {
         self.index.is_some() || matches!(self.subject, Subject::Target { .. })
     }
 
-    /// Returns the next page of rows. If the table has no index by user, a page has the user's rows for a group of
-    /// targets, and can be empty.
+    /// Without an index by user, a page has the user's rows for a group of targets, and can be empty.
     async fn next(&mut self) -> Result<Vec<LikeRow>> {
         let Cursor { kind, target_id, user_id, .. } = self.cursor;
         let page = match (self.subject, &self.index) {
@@ -238,8 +230,7 @@ impl Rows<'_> {
         Ok(page)
     }
 
-    /// Returns the user's rows for the next targets that have like records. MySQL goes directly from one target to the
-    /// next, so the cost depends on the number of targets, not of rows.
+    /// MySQL goes from target to target, so the cost depends on the number of targets, not of rows.
     async fn scan(&mut self, user: UserId) -> Result<Vec<LikeRow>> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.0 >= self.cursor.kind).copied() else {
             self.cursor.ended = true;

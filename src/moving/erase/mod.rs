@@ -68,7 +68,7 @@ use tallyd_mysql::erase::JOB;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// The points at which a test can end the process, in the order of the steps. There is a point between any two steps.
+/// In the order of the steps. There is a point between any two steps.
 pub const FAULT_POINTS: [&str; 10] = [
     "erase:published",
     "erase:fenced",
@@ -82,15 +82,12 @@ pub const FAULT_POINTS: [&str; 10] = [
     "erase:boards",
 ];
 
-/// Time between two checks while the run waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Erases all data about one subject.
 pub struct Eraser {
     pub config: Config,
     pub subject: Subject,
-    /// The boards from which the subject is also removed, in addition to the boards of the configured rules. The
-    /// members of these boards must be users, or targets of this kind.
+    /// In addition to the boards of the rules. Their members must be users, or targets of this kind.
     pub boards: Vec<String>,
 }
 
@@ -98,7 +95,6 @@ struct Erasing<'a, 'r> {
     on: &'a Eraser,
     run: &'a mut Run<'r, Eraser>,
     kinds: KindNames,
-    /// One Redis cache for each layout of counters.
     caches: Vec<Cache>,
     fences: Fences<'r>,
     backlog: Backlog,
@@ -120,7 +116,7 @@ impl Job for Eraser {
     type Report = Report;
     type Progress = Progress;
 
-    /// While consumers are paused, no daemon writes the unlikes.
+    /// No daemon would write the unlikes.
     fn needs(&self, _: &Config) -> &'static [Task] {
         &[Task::Consumer]
     }
@@ -133,8 +129,7 @@ impl Job for Eraser {
         (Report::new(self.subject.word()), Progress::default())
     }
 
-    /// Fails with [`JobError::NotNow`] if a queue stalls, or if the archiver is running. Work that was done before a
-    /// failure stays done.
+    /// Work that was done before a failure stays done.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let cache = &run.servers.cache;
         let also = cache.also(&self.config.redis, &self.config.metrics)?;
@@ -171,14 +166,12 @@ impl Erasing<'_, '_> {
         Ok(())
     }
 
-    /// Waits until every event that was published before now is committed.
     async fn fence(&mut self) -> Result<()> {
         let number = self.run.next_number();
         self.run.unless_stopped(self.fences.pass(number)).await?
     }
 
-    /// Waits until all rows that are now in the outbox have been added to Redis. After the wait, the erase can rewrite
-    /// these rows. The next step can delete counters, because no daemon adds these rows to Redis later.
+    /// After the wait, the rows of the outbox can be rewritten and counters deleted: no daemon adds these rows later.
     async fn settle(&mut self) -> Result<()> {
         if self.run.options.dry_run {
             return Ok(());
@@ -200,7 +193,6 @@ impl Erasing<'_, '_> {
         }
     }
 
-    /// Deletes the data that belongs only to the subject.
     async fn erase_numbers(&mut self) -> Result<()> {
         let Servers { store, cache, .. } = self.run.servers;
         let dry_run = self.run.options.dry_run;
@@ -224,9 +216,8 @@ impl Erasing<'_, '_> {
         self.drop_filters(&[target]).await
     }
 
-    /// Drops the filters of these targets, because one user can't be removed from a filter. If the erase changed a
-    /// target's counter, the daemon's next filter run builds the filter again. If the user's row was already an unlike,
-    /// the erase did not change the counter. In this case, only the daily run over all targets builds the filter again.
+    /// A user can't be removed from a filter. The next filter run builds the filters of changed counters. If the user's
+    /// row was already an unlike, the counter is unchanged, and only the daily run over all targets builds the filter.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
         if !self.on.config.filter.is_on() {
             return Ok(());
@@ -242,7 +233,7 @@ impl Erasing<'_, '_> {
         Ok(())
     }
 
-    /// Counts the messages in all queues, without fences. The messages can belong to any user or target.
+    /// Without fences. They can belong to any user or target.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.run.servers;
         let in_use = InUse::read(store, broker).await?;

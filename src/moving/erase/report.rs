@@ -10,7 +10,7 @@ use tracing::info;
 use crate::jobs::run::{Ended, RunHead, RunReport};
 use crate::runtime::progress::{RunProgress, rate};
 
-/// Places that can still contain data about the subject after an erase, and for how long.
+/// Where data about the subject can stay, and for how long.
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ, until they expire: erase again after a restore from them",
     "logs of API servers, proxies and databases (tallyd's own logs do not contain users)",
@@ -22,54 +22,42 @@ const BEYOND: [&str; 4] = [
 pub struct Report {
     /// `user` or `target`.
     pub of: &'static str,
-    /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
-    /// The number of likes for which the run published an unlike.
+    /// Published unlikes.
     pub unlikes: u64,
-    /// The number of deleted rows of `like_record`.
     pub rows: u64,
-    /// The number of rows that became likes again after the unlikes. They stay.
+    /// After the unlikes. They stay.
     pub liked_again: u64,
-    /// The number of rows that were deleted with a target's counters, for each table.
     pub numbers: BTreeMap<&'static str, u64>,
-    /// The number of deleted keys and fields in Redis: a target's counters, remembered clicks and a user's own keys.
+    /// A target's counters, remembered clicks and a user's own keys.
     pub redis_keys: u64,
-    /// Dropped filters. The daemon builds these filters again.
+    /// The daemon builds them again.
     pub filters: u64,
-    /// The number of outbox rows that were rewritten or deleted.
     pub outbox_rows: u64,
     pub letters_deleted: u64,
-    /// The number of dead letters that were rewritten, because they also contain events of other users or targets.
+    /// They also contain events of other users or targets.
     pub letters_rewritten: u64,
-    /// The ids of dead letters that can contain the subject's id in a field that tallyd does not know.
+    /// Dead letters that can contain the subject's id in a field that tallyd does not know.
     pub unclear_letters: Vec<u64>,
-    /// The number of runs whose report or checkpoint was rewritten.
     pub runs: u64,
-    /// The number of zsets in which the member was deleted or renamed.
     pub zsets: u64,
-    /// The number of rows of archived boards in which the member was renamed.
     pub places: u64,
-    /// The number of deleted rows of board snapshots.
     pub saved: u64,
-    /// Queues that still have messages, or whose number of messages is unknown. The messages can contain events of any
-    /// user.
+    /// With messages of any user, or with an unknown number of messages.
     pub waiting: Vec<Waiting>,
-    /// True if API servers count likes. In that case a reconcile must still subtract the unlikes from the counters in
-    /// Redis.
+    /// API servers count likes, so a reconcile must still subtract the unlikes in Redis.
     pub redis_follows: bool,
-    /// Work that another run or an operator must still do.
     pub left: Vec<String>,
-    /// Storage from which this command can't erase data, for example backups.
+    /// For example backups.
     pub beyond: [&'static str; 4],
     #[serde(flatten)]
     pub head: RunHead,
 }
 
-/// A queue that has messages, perhaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     pub queue: String,
-    /// `None` if RabbitMQ does not say how many messages the queue has.
+    /// `None` if RabbitMQ does not say.
     pub messages: Option<u64>,
 }
 
@@ -78,7 +66,6 @@ impl Report {
         Self { of, beyond: BEYOND, ..Self::default() }
     }
 
-    /// Returns true if no work is left.
     pub fn is_complete(&self) -> bool {
         self.head.ended == Ended::Done && self.left.is_empty()
     }
@@ -154,7 +141,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// The progress of a run that erases likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     rows: u64,
@@ -163,8 +149,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Adds one page to the progress. `rows` is the number of erased rows up to now, and `kind` is the kind of the
-    /// page's targets.
+    /// `rows` is the number of erased rows up to now.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }

@@ -8,13 +8,11 @@ use tallyd_core::erase::{Cleared, Subject, replaced};
 use tallyd_mysql::erase::{NamedRow, NamedRun};
 use tallyd_mysql::letters::Selection;
 
-/// Number of dead letters whose ids one call reads.
 const LETTERS_PAGE: u64 = 500;
 
-/// Number of dead letters whose bodies one call reads. A body can have a few megabytes.
+/// Read by one call. A body can have a few megabytes.
 const LETTERS_AT_ONCE: usize = 16;
 
-/// Maximum number of dead letters that a report lists.
 const NAMED_MAX: usize = 1_000;
 
 impl Erasing<'_, '_> {
@@ -24,8 +22,7 @@ impl Erasing<'_, '_> {
         self.erase_reports().await
     }
 
-    /// Rewrites or deletes the subject's rows of the outbox. This is safe, because Redis already contains the additions
-    /// of these rows. The offsets in Redis' buckets are above the numbers of the rows, so no row is added again.
+    /// Safe, because Redis has the additions of these rows, and the offsets of its buckets are above their numbers.
     async fn erase_outbox(&mut self) -> Result<()> {
         let store = &self.run.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
@@ -39,8 +36,7 @@ impl Erasing<'_, '_> {
                     }
                     self.run.report.outbox_rows += match self.run.options.dry_run {
                         true => 1,
-                        // The erase waited for the outbox. MySQL does not rewrite a row that was added to the outbox
-                        // after this wait. The next erase rewrites the row.
+                        // MySQL leaves rows that were added after the wait for the outbox to the next erase.
                         false => store.rewrite_outbox(self.run.number, &NamedRow { body, ..row }).await?,
                     };
                 }
@@ -89,9 +85,8 @@ impl Erasing<'_, '_> {
         Ok(())
     }
 
-    /// Removes the subject from reports and checkpoints of runs. A report can list a target as a drifted target, and the
-    /// report of a refused run names the refused row. The checkpoint of an unfinished run can have the subject as its
-    /// last position. The erase moves this position to before the subject, where the run can also continue.
+    /// A report can list a drifted target or name a refused row. A checkpoint whose last position is the subject moves
+    /// to before the subject, where the run can also continue.
     async fn erase_reports(&mut self) -> Result<()> {
         let (store, subject) = (&self.run.servers.store, &self.on.subject);
         for NamedRun { run, report, checkpoint } in store.runs_naming(self.run.number, &subject.member()).await? {

@@ -47,45 +47,39 @@ use tallyd_mysql::changed::{ChangedBefore, Span};
 use tallyd_mysql::moving::exports::{LikeRow, time_literal};
 use tallyd_mysql::site_query::QueryError;
 
-/// Maximum number of rows of `counter` that one list call reads.
 const PAGE_TARGETS: usize = 10_000;
 
-/// Number of targets whose rows one statement reads.
 const READ_TARGETS: usize = 500;
 
-/// Maximum number of rows that one call reads and one transaction writes.
+/// One call reads them, and one transaction writes them.
 const ROWS: usize = 500;
 
-/// The number of connections to the site's server: one for writes, and one for checks of the server's load.
+/// One for writes, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// A daemon's clock can be this much behind MySQL's clock. So if a pass makes another list, the list contains the
-/// changes since an earlier time: the start of the pass minus this duration.
+/// So much can a daemon's clock be behind MySQL's. A further list begins this much before the start of the pass.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
-/// Maximum number of lists in one pass. If each list takes minutes, a pass can reach this maximum. In that case the
-/// next pass finds the remaining changes.
+/// Per pass. If each list takes minutes, the next pass finds the remaining changes.
 const LISTS_MAX: usize = 10;
 
-/// Exports one block of the configuration.
 pub struct Exporter {
-    /// The time from which the export starts. `None` if it continues where its last run ended.
+    /// `None` if it continues where its last run ended.
     since: Option<Micros>,
-    /// The pause between two passes. `None` if the run makes only one pass.
+    /// `None` if the run makes only one pass.
     every: Option<Duration>,
     export: Export,
     kind: Kind,
     like: Metric,
     writes: ExportWrites,
     limits: Limits,
-    /// The server that has the site's table. `None`: the server of `[mysql]`.
+    /// `None`: the server of `[mysql]`.
     site: Option<Store>,
 }
 
-/// The progress of an export over all its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// All rows that were written before this time are exported. The time is in microseconds, by MySQL's clock.
+    /// Everything before it is exported. In microseconds, by MySQL's clock.
     until: i64,
 }
 
@@ -127,7 +121,6 @@ impl Job for Exporter {
         (Report::new(&self.export), Progress { export: self.export.name.clone(), ..Progress::default() })
     }
 
-    /// Fails with [`JobError::Refused`] if a statement is wrong, or with another error if a server fails.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let (limits, site) = (self.limits.clone(), self.site.clone());
         run.limit_pages(PageLimits { replicas: Vec::new(), site, limits, page_max: PAGE_TARGETS, log_wait }).await?;
@@ -177,7 +170,7 @@ impl Exporting<'_, '_> {
         Ok(since)
     }
 
-    /// Exports the rows written since `since`. Returns the time up to which rows are exported.
+    /// Returns the time up to which rows are exported.
     async fn pass(&mut self, since: Micros) -> Result<Micros> {
         let store = &self.run.servers.store;
         let since = since.before(self.on.export.overlap.0);
@@ -198,8 +191,7 @@ impl Exporting<'_, '_> {
         Ok(until)
     }
 
-    /// Lists the targets that changed since `listed_since`. From these targets, exports the rows that changed since
-    /// `since`.
+    /// Exports the rows since `since` of the targets that changed since `listed_since`.
     async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<()> {
         let mut before = ChangedBefore::NEWEST;
         loop {

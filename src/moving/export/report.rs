@@ -15,19 +15,17 @@ use tallyd_core::job_name::CommandName;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub export: String,
-    /// Finished passes.
     pub passes: u64,
-    /// The count of changed targets. A target is counted once for each list in which it appears.
+    /// Once for each list in which a target appears.
     pub targets: u64,
-    /// The count of rows that were written as likes. A row is counted once for each pass that writes it.
+    /// Once for each pass that writes the row.
     pub likes: u64,
-    /// The count of rows that were written as unlikes, or deleted because of an unlike.
     pub unlikes: u64,
-    /// The start of the export, in microseconds since 1970. Rows that were written since this time are exported.
+    /// Microseconds since 1970.
     pub since: i64,
-    /// The end of the export. All rows that were written up to this time are exported. `None` if no pass finished.
+    /// `None` if no pass finished.
     pub until: Option<i64>,
-    /// The `at` of exported rows can be before `since`, by at most this number of seconds.
+    /// How much older than `since` the `at` of exported rows can be.
     pub overlap_s: u64,
     #[serde(flatten)]
     pub head: RunHead,
@@ -79,7 +77,6 @@ pub struct Progress {
     pub targets: u64,
     pub rows: u64,
     pub passes: u64,
-    /// The reason why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 

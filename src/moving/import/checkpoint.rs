@@ -10,11 +10,11 @@ use crate::runtime::clock;
 use tallyd_core::import::{Key, Start};
 use tallyd_core::model::{TargetId, UserId};
 
-/// The progress of an import. `start` keeps the value of the first run, so later runs can recognize the imported rows.
+/// `start` keeps the value of the first run, so later runs can recognize the imported rows.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Checkpoint {
     pub start: Start,
-    /// The last finished target and user.
+    /// Target and user.
     pub after: (u64, u64),
 }
 
@@ -29,7 +29,7 @@ impl Checkpoint {
 }
 
 impl Importing<'_, '_> {
-    /// Stores and returns the position from which this run starts. Later runs keep the time of the first start.
+    /// Later runs keep the time of the first start.
     pub(super) async fn begin(&mut self) -> Result<Checkpoint, JobError> {
         let (on, name) = (self.on, &self.on.import.name);
         let first = self.run.last_checkpoint::<Checkpoint>(name, false).await?;
@@ -53,7 +53,7 @@ impl Importing<'_, '_> {
         Ok(checkpoint)
     }
 
-    /// Removes the last row's ids from the checkpoint of a complete pass. Later runs need only its start.
+    /// Later runs need only its start.
     pub(super) async fn forget_position(&self) -> Result<(), JobError> {
         match self.began_at {
             Some(checkpoint) => self.note(&Checkpoint { after: (0, 0), ..checkpoint }).await,

@@ -19,14 +19,12 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Maximum number of rows that wait for their second check. The scan pauses while more rows wait.
+/// The scan pauses while more rows wait for their second check.
 const HELD_MAX: usize = 100_000;
 
-/// Maximum number of rows that one transaction removes. The number is small, because consumers wait for the locks of
-/// the transaction.
+/// Small, because consumers wait for the locks of the transaction.
 const TAKEN_OUT_MAX: usize = 500;
 
-/// A row that was missing on the site at the first check, and the time of its second check.
 struct Missed {
     row: Liked,
     due: Instant,
@@ -98,8 +96,7 @@ impl Importing<'_, '_> {
         Ok(())
     }
 
-    /// # Errors
-    /// Fails if the limit is exceeded, so that a wrong query or a table that is not whole removes nothing more.
+    /// So that a wrong query or a table that is not whole removes nothing more.
     fn check_limit(&self, is_exceeded: bool) -> Result<(), JobError> {
         let (missed, rows) = (self.run.report.missed, self.run.report.rows);
         match is_exceeded && !self.run.options.force && !self.run.options.dry_run {
@@ -111,7 +108,6 @@ impl Importing<'_, '_> {
         }
     }
 
-    /// Returns the imported rows that are missing on the site.
     fn missed(&mut self, step: Step, after: Duration, checkpoint: &Checkpoint, columns: &LikeColumns) -> Vec<Missed> {
         let due = Instant::now() + after;
         let here = step.here.iter().map(|row| row.key);
@@ -128,8 +124,7 @@ impl Importing<'_, '_> {
         missed
     }
 
-    /// Waits until the second check of the oldest rows is due, and checks these rows. Removes the rows that are still
-    /// missing on the site.
+    /// Waits until the second check of the oldest rows is due. Removes the rows that are still missing.
     async fn look_again(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -156,7 +151,7 @@ impl Importing<'_, '_> {
             self.run.report.taken_out += gone.len() as u64;
             return Ok(());
         }
-        // All rows that still wait for their second check are after this position.
+        // All rows that still wait are after this position.
         let after = raw(if held.is_empty() { reached } else { last });
         let done = Checkpoint { after, ..*checkpoint };
         fault::point("import:taking-out");

@@ -50,7 +50,7 @@ use tallyd_mysql::moving::imports::JOB;
 use tallyd_mysql::site_query::Plan;
 use tallyd_redis::Cache;
 
-/// The points at which a test can end the process, in order. There is a point between any two steps.
+/// In order. There is a point between any two steps.
 pub const FAULT_POINTS: [&str; 8] = [
     "import:read",
     "import:writing",
@@ -62,24 +62,20 @@ pub const FAULT_POINTS: [&str; 8] = [
     "import:taken-out",
 ];
 
-/// The number of connections to the site's server: one for pages, and one for checks of the server's load.
+/// One for pages, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// Maximum number of warnings in a report.
 const WARNINGS_MAX: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Writes the site's rows.
     Rows,
-    /// Removes imported rows that the site no longer has. A missing row is checked again after this time.
+    /// A missing row is checked again after this time.
     Deletions { look_again_after: Duration },
-    /// Compares the site with tallyd, and changes nothing.
     Verify,
 }
 
 impl Pass {
-    /// Returns the name of the pass, which reports and the modes of runs contain.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rows => "rows",
@@ -89,7 +85,6 @@ impl Pass {
     }
 }
 
-/// Imports one block of the configuration.
 pub struct Importer {
     pass: Pass,
     store: Store,
@@ -100,16 +95,16 @@ pub struct Importer {
     reads: Reads,
     kind: Kind,
     metric: Metric,
-    /// The time of a row can be ahead of this machine's clock by at most this.
+    /// A row's time can be ahead of this machine's clock by at most this.
     future_max: Duration,
-    /// The server with the site's table, if it is not the server of `[mysql]`.
+    /// `None`: the server of `[mysql]`.
     source: Option<Store>,
 }
 
 struct Importing<'a, 'r> {
     on: &'a Importer,
     run: &'a mut Run<'r, Importer>,
-    /// The position from which this run started. `None` for a pass that has no position.
+    /// `None` for a pass that has no position.
     began_at: Option<Checkpoint>,
     outage: Outage,
     read_ms: Cell<u64>,
@@ -117,10 +112,9 @@ struct Importing<'a, 'r> {
 }
 
 impl Importer {
-    /// Creates the importer for one `[[import]]`.
     pub fn new(config: &Config, import: &Import, pass: Pass, servers: &Servers) -> Result<Self> {
         let reads = import.reads().map_err(|(_, problem)| anyhow!(problem))?;
-        // Opening balances are imported while no daemon runs, so the import must not wait until queues become shorter.
+        // No daemon runs then, so the import must not wait for shorter queues.
         let queue_depth_max = if matches!(reads, Reads::Likes(_)) { config.reconcile.queue_depth_max } else { 0 };
         let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
         Ok(Self {
@@ -138,11 +132,7 @@ impl Importer {
         })
     }
 
-    /// Asks the site's server how it would execute the query. The query is not executed. The result is empty if the
-    /// import reads keys.
-    ///
-    /// # Errors
-    /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.
+    /// The query is not executed. Empty if the import reads keys. [`JobError::Refused`] if the query is wrong.
     pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         match &self.reads {
             Reads::Likes(query) => self.like_columns(query).await.map(|(_, plan)| plan),
@@ -174,7 +164,6 @@ impl Job for Importer {
         (Report::new(&import, self.pass.name()), Progress { import, ..Progress::default() })
     }
 
-    /// Fails with [`JobError::Refused`] if the query or a row is wrong, or with another error if a server fails.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let page_max = match (&self.reads, self.pass) {
             (Reads::Likes(_), Pass::Verify) => self.import.page_rows * verify::RANGE_PAGES,
@@ -191,7 +180,7 @@ impl Job for Importer {
         worked.map_err(JobError::into_error)
     }
 
-    /// The operator can resume a pass only if the pass writes rows.
+    /// Only a pass that writes rows can be resumed.
     fn how_to_continue(&self, options: &RunOptions) -> Option<&'static str> {
         Some(match (self.pass, options.dry_run) {
             (Pass::Rows | Pass::Deletions { .. }, false) => "--resume continues",
@@ -199,7 +188,6 @@ impl Job for Importer {
         })
     }
 
-    /// Closes the connections to servers that only this import uses.
     async fn close(&self) {
         for store in self.replicas.iter().map(|(_, store)| store).chain(&self.source) {
             store.close().await;
@@ -222,7 +210,7 @@ impl Importing<'_, '_> {
         if self.run.report.head.ended == Ended::Done { self.forget_position().await } else { Ok(()) }
     }
 
-    /// Adds the query's plan to the report, and warns if each page would take longer than the page before.
+    /// Warns if each page would take longer than the page before.
     fn plan(&mut self, plan: &[Plan]) {
         self.run.report.plan = plan.iter().map(ToString::to_string).collect();
         let faults = plan.iter().filter_map(Plan::fault);
@@ -233,8 +221,7 @@ impl Importing<'_, '_> {
         }));
     }
 
-    /// Waits after a failure of a page. Returns false if the run must end with this error, because a retry can't
-    /// succeed, or the run is over.
+    /// Returns false if the run must end with this error, because a retry can't succeed, or the run is over.
     async fn waits_after(&mut self, error: &JobError) -> bool {
         let JobError::Other(cause) = error else { return false };
         if !is_passing(cause) || self.run.is_over() {

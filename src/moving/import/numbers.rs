@@ -16,25 +16,20 @@ use tallyd_mysql::moving::source::NumberColumns;
 use tallyd_redis::scan::ScanCursor;
 use tallyd_redis::site_keys::SiteKeys;
 
-/// The source of the counts.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a> {
     Table(&'a Query, NumberColumns),
     Keys(&'a Template),
 }
 
-/// The position at which a page starts.
 pub(super) enum Cursor {
-    /// After this target.
     After(TargetId),
-    /// Redis's cursor.
     Scan(ScanCursor),
 }
 
-/// A page of counts, in the order of their targets.
+/// In the order of their targets.
 pub(super) struct Page {
     pub numbers: Vec<(TargetId, i64)>,
-    /// The number of keys that do not belong to a target.
     ignored: u64,
     /// `None` at the end.
     pub next: Option<Cursor>,
@@ -45,8 +40,7 @@ impl Importer {
         SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
     }
 
-    /// Returns the position of the first page. A scan of keys always starts from the beginning, because a position in
-    /// Redis' scan is not valid in a later run.
+    /// A scan of keys always starts from the beginning, because Redis' positions are not valid in a later run.
     pub(super) async fn numbers_from(&self, of: Numbers<'_>, after: TargetId) -> Result<Option<Cursor>, JobError> {
         match of {
             Numbers::Table(..) => Ok(Some(Cursor::After(after))),
@@ -66,7 +60,7 @@ impl Importer {
                     self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
-            // The cursor always belongs to the run's own source, because a run has only one source.
+            // A run has only one source.
             (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
         };
         match fault {
@@ -75,7 +69,6 @@ impl Importer {
         }
     }
 
-    /// Returns the site's count of a target, if the site has one.
     pub(super) async fn number_of(&self, of: Numbers<'_>, target: TargetId) -> Result<Option<i64>, JobError> {
         let found = match of {
             Numbers::Table(query, columns) => self.numbers((query, columns), TargetId(target.0 - 1), 1).await?.rows,
@@ -88,7 +81,7 @@ impl Importer {
 }
 
 impl<'a> Importing<'a, '_> {
-    /// Imports all counts of the site. Each counter is set to the site's current count.
+    /// Each counter is set to the site's current count.
     pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
         let of = self.source_of_numbers().await?;
         let checkpoint = self.begin().await?;
@@ -100,7 +93,7 @@ impl<'a> Importing<'a, '_> {
             let began = Instant::now();
             let page = self.run.unless_stopped(self.on.numbers_page(of, from, self.run.page_size())).await??;
             fault::point("import:numbers-read");
-            // A page of a scan often has no key of the import.
+            // A page of a scan often has none.
             if !self.run.options.dry_run && !page.numbers.is_empty() {
                 let reached = page.numbers.last().map_or(0, |(target, _)| target.0);
                 let after = if matches!(of, Numbers::Table(..)) { (reached, 0) } else { (0, 0) };
@@ -126,7 +119,7 @@ impl<'a> Importing<'a, '_> {
         }
     }
 
-    /// Checks the query, and returns the source of the counts.
+    /// Checks the query.
     pub(super) async fn source_of_numbers(&mut self) -> Result<Numbers<'a>, JobError> {
         match &self.on.reads {
             Reads::Numbers(query) | Reads::Likes(query) => {

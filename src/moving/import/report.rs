@@ -11,71 +11,56 @@ use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
 
-/// The result of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The name of the `[[import]]` block.
     pub import: String,
     /// `rows`, `deletions` or `verify`.
     pub pass: &'static str,
-    /// The number of rows, counts or keys that the site returned.
     pub rows: u64,
-    /// The number of returned rows that are likes.
     pub likes: u64,
-    /// The number of rows that were new in tallyd.
     pub added: u64,
-    /// If likes are imported: the number of rows that replaced an older row in tallyd. If counts are imported: the
-    /// number of counts that differed from tallyd's count.
+    /// Likes that replaced an older row, or counts that differed from tallyd's count.
     pub changed: u64,
-    /// The number of rows that were not written, because tallyd's row was newer or had the same time.
+    /// tallyd's row was newer or had the same time.
     pub kept: u64,
-    /// The sum of the changes of all like counters.
     pub counted: i64,
-    /// The number of rows that were imported earlier, but that the first check no longer found on the site.
+    /// Imported earlier, and no longer on the site at the first check.
     pub missed: u64,
-    /// The number of missing rows that were removed. In a dry run, the number that would be removed.
+    /// In a dry run, the number that would be removed.
     pub taken_out: u64,
-    /// The number of rows that the query returned twice. Only a dry run counts them.
+    /// Only a dry run counts rows that the query returned twice.
     pub repeated: u64,
-    /// The number of rows in the wrong order. Only a dry run counts them.
+    /// Only a dry run counts rows in the wrong order.
     pub unordered: u64,
-    /// The number of keys that match the pattern, but do not belong to a target.
+    /// They match the pattern, but do not belong to a target.
     pub ignored: u64,
-    /// The time of the oldest row, in microseconds since 1970.
+    /// Microseconds since 1970.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
-    /// In a `verify` run of likes: the number of likes in `like_record`. In a `verify` run of counts: the number of
-    /// targets in `counter`.
+    /// In a `verify` run: tallyd's likes, or its targets in `counter`.
     pub here: u64,
-    /// In a `verify` run, the count of rows that were read because the sums of their range differed.
+    /// In a `verify` run, rows that were read because the sums of their range differed.
     pub read: u64,
-    /// Targets that differ.
     pub differing: u64,
-    /// The first targets that differ.
     pub targets: Vec<TargetReport>,
     pub pages: u64,
     pub read_ms: u64,
     pub write_ms: u64,
-    /// How the site's server executes the query.
     pub plan: Vec<String>,
     pub warnings: Vec<String>,
-    /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
     #[serde(flatten)]
     pub head: RunHead,
 }
 
-/// A target that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     pub target: String,
-    /// If likes are compared: the number of the target's likes on the site. If counts are compared: the site's count.
+    /// Likes, or the count.
     pub site: i64,
-    /// If likes are compared: the number of the target's likes in tallyd. If counts are compared: tallyd's count.
+    /// Likes, or the count.
     pub here: i64,
-    /// The number of users whose like exists only on the site.
     pub missing: u64,
-    /// The number of users whose like exists only in tallyd.
     pub extra: u64,
 }
 
@@ -161,9 +146,7 @@ fn date(at: Micros) -> String {
 pub struct Progress {
     pub import: String,
     pub rows: u64,
-    /// The last target of the last page.
     pub reached: u64,
-    /// The reason why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 

@@ -17,7 +17,7 @@ use tallyd_mysql::moving::imports::Written;
 use tallyd_mysql::moving::source::{LikeColumns, SitePage};
 
 impl Importing<'_, '_> {
-    /// Imports all rows of the site, from the position at which this run starts.
+    /// From the position at which this run starts.
     pub(super) async fn import_rows(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
@@ -37,8 +37,7 @@ impl Importing<'_, '_> {
             let is_signed = self.on.import.keeps_deleted != Some(true) || !columns.has_times();
             let states: Vec<(Pair, State)> =
                 rows.rows.into_iter().map(|row| self.state(row, checkpoint.start)).collect();
-            // Both futures must run to their end, because a failed read must not abort the transaction of the other
-            // page.
+            // A failed read must not abort the transaction of the other page.
             let (mut written, mut following) =
                 tokio::join!(self.write((&states, is_signed), &done), self.read(site, next));
             while let Err(error) = &written
@@ -86,8 +85,8 @@ impl Importing<'_, '_> {
         report.counted += likes;
     }
 
-    /// Reads the page after `after`, and returns it with the key of its last row, or `None` at the end. Only an empty
-    /// page is the end of the table: a query can bound its pages in other ways than by `:rows`.
+    /// With the key of the last row, or `None` at the end. Only an empty page is the end of the table: a query can
+    /// bound its pages in other ways than by `:rows`.
     async fn read(
         &self,
         site: (&Query, &LikeColumns),
@@ -111,8 +110,7 @@ impl Importing<'_, '_> {
         }
     }
 
-    /// Counts a page's rows. Fails if rows are in the wrong order. A dry run does not fail. It counts the rows that are
-    /// in the wrong order.
+    /// Fails if rows are in the wrong order. A dry run only counts them.
     fn judge(&mut self, page: &SitePage<SiteLike>) -> Result<(), JobError> {
         if let (Some(fault), false) = (&page.fault, self.run.options.dry_run) {
             return Err(self.on.refused(fault));

@@ -12,26 +12,24 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Reads both sides.
 pub(super) struct Sides<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// The last key of the range to read.
     end: Key,
-    /// The key up to which all rows were returned.
+    /// All rows up to this key were returned.
     reached: Key,
     of_site: Buffer<Key>,
     here: Buffer<Liked>,
 }
 
-/// Rows that were read from the site or from tallyd, but have not been returned yet.
+/// Rows that have not been returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
-    /// The key up to which all rows were read.
+    /// All rows up to this key were read.
     until: Key,
 }
 
-/// The likes on the site and the likes in tallyd, for one range of keys.
+/// For one range of keys.
 pub(super) struct Step {
     pub until: Key,
     pub site: Vec<Key>,
@@ -46,13 +44,13 @@ impl<T> Buffer<T> {
 }
 
 impl<'a> Sides<'a> {
-    /// Prepares to read the rows after the first key, up to and including the second key.
+    /// After the first key, up to and including the second key.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), (after, end): (Key, Key)) -> Self {
         let buffer = || Buffer { rows: VecDeque::new(), until: after };
         Self { on, site, end, reached: after, of_site: buffer(), here: Buffer { rows: VecDeque::new(), until: after } }
     }
 
-    /// Returns the next range of about `limit` rows, or `None` at the end.
+    /// About `limit` rows, or `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Step>, JobError> {
         if self.reached >= self.end {
             return Ok(None);

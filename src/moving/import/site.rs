@@ -14,7 +14,6 @@ use tallyd_mysql::moving::sums::SiteSums;
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
 impl Importer {
-    /// Returns the server with the site's table.
     pub(super) fn site_store(&self) -> &Store {
         self.source.as_ref().unwrap_or(&self.store)
     }
@@ -40,10 +39,7 @@ impl Importer {
         Bounds { after, limit, latest: clock::now().after(self.future_max) }
     }
 
-    /// Returns the query's columns, and how the server would execute the query.
-    ///
-    /// # Errors
-    /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.
+    /// Also returns how the server would execute the query. [`JobError::Refused`] if the query is wrong.
     pub(super) async fn like_columns(&self, query: &Query) -> Result<(LikeColumns, Vec<Plan>), JobError> {
         let statement = self.of_likes(query, FIRST, self.import.page_rows);
         let found = self.site_store().like_columns(&statement, self.import.unit).await;
@@ -61,10 +57,7 @@ impl Importer {
         self.site_store().number_columns(&statement).await.map_err(|error| self.job_error(error))
     }
 
-    /// Returns a page of the likes after `after`.
-    ///
-    /// # Errors
-    /// Fails with [`JobError::Refused`] if the query or a row is wrong, or with another error if MySQL fails.
+    /// [`JobError::Refused`] if the query or a row is wrong.
     pub(super) async fn likes(
         &self,
         (query, columns): (&Query, &LikeColumns),
@@ -76,10 +69,7 @@ impl Importer {
         page.await.map_err(|error| self.job_error(error))
     }
 
-    /// Reads a page of the site's likes, and returns the sums of the page. The page begins after the key `after`.
-    ///
-    /// # Errors
-    /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.
+    /// The sums of a page. [`JobError::Refused`] if the query is wrong.
     pub(super) async fn site_sums(
         &self,
         (query, columns): (&Query, &LikeColumns),
@@ -91,13 +81,11 @@ impl Importer {
         sums.await.map_err(|error| self.job_error(error))
     }
 
-    /// Returns whether this user likes this target in the site's table.
     pub(super) async fn has_like(&self, site: (&Query, &LikeColumns), key: Key) -> Result<bool, JobError> {
         let page = self.likes(site, before(key), 1).await?;
         Ok(page.rows.first().is_some_and(|row| row.key == key && row.liked))
     }
 
-    /// Returns a page of the counts after `after`.
     pub(super) async fn numbers(
         &self,
         (query, columns): (&Query, NumberColumns),

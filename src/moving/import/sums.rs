@@ -6,36 +6,31 @@ use tallyd_core::import::{Key, LAST, Sums};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Compares both sides. A range ends where a page of the site's query ends. While tallyd's server calculates the sums
-/// of a range, the site's server calculates the sums of the next range.
+/// A range ends where a page of the site's query ends. While tallyd's server sums a range, the site's sums the next.
 pub(super) struct SumsOf<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// The key up to which the site's server was queried.
     reached: Key,
-    /// The site's answer about the next range. The code has not queried tallyd's server about this range yet.
+    /// tallyd's server has not been asked about this range yet.
     next: Option<OfSite>,
 }
 
-/// The site's answer about a range of rows.
 #[derive(Clone, Copy)]
 struct OfSite {
     after: Key,
     until: Key,
     answered: usize,
-    /// `None` if the sums can't be used, because a row is invalid or the rows are in the wrong order.
+    /// `None` if a row is invalid or the rows are in the wrong order.
     sums: Option<Sums>,
 }
 
-/// The answers of both sides about a range of rows.
 pub(super) struct Compared {
     pub after: Key,
     pub until: Key,
-    /// Number of rows that the site's query returned.
     pub answered: usize,
     pub site: Sums,
     pub here: Sums,
-    /// Whether the site's sums can be used. If not, the rows count as different, and are read one by one.
+    /// If not, the rows count as different, and are read one by one.
     has_sums: bool,
 }
 
@@ -44,19 +39,18 @@ impl Compared {
         !self.has_sums || self.site != self.here
     }
 
-    /// Compares the number of rows on the site with the number of rows in tallyd, and returns the larger number.
+    /// The larger number of both sides.
     pub(super) fn rows(&self) -> usize {
         self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
     }
 }
 
 impl<'a> SumsOf<'a> {
-    /// Prepares to compare the rows after `after`.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), after: Key) -> Self {
         Self { on, site, reached: after, next: None }
     }
 
-    /// Compares the next range, of at most `limit` rows of the site. Returns `None` at the end.
+    /// At most `limit` rows of the site. Returns `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Compared>, JobError> {
         let this = match self.next.take() {
             Some(next) => next,

@@ -22,40 +22,33 @@ use tallyd_core::model::TargetId;
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Number of times that a difference is checked again.
 const LOOKS: usize = 3;
 
-/// The pause before each repeated check.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// The size of a range, as a number of import pages. The range can be large, because the servers return only its sums.
+/// In pages of an import. Large, because the servers return only sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
-/// Number of pieces into which a differing range is divided. If only one row is in flight, the run reads only the piece
-/// that contains this row, instead of the whole range.
+/// If only one row is in flight, the run reads only its piece of a differing range.
 const PIECES: usize = 16;
 
-/// Maximum number of differing rows that wait for their next check (they need a few MiB of memory). The scan pauses
-/// while more rows wait.
+/// A few MiB. The scan pauses while more rows wait for their next check.
 const ROWS_MAX: usize = 100_000;
-/// Maximum number of targets that wait for their next check because their counts differ.
 const NUMBERS_MAX: usize = 10_000;
 
-/// A range can grow by this number of rows between two checks.
+/// So much can a range grow between two checks.
 const MORE: usize = 8;
 
-/// Rows of a range that have differed in every check so far.
+/// These have differed in every check so far.
 struct Suspect {
     range: Differing,
     looks: usize,
     due: Instant,
 }
 
-/// The targets that differ, in order.
 #[derive(Default)]
 struct Found {
-    /// The first of these targets. Each target has two counts: the rows that only the site has, and the rows that only
-    /// tallyd has.
+    /// The rows that only the site has, and those that only tallyd has.
     listed: BTreeMap<TargetId, (u64, u64)>,
     last: Option<TargetId>,
     count: u64,
@@ -73,7 +66,6 @@ impl Found {
     }
 }
 
-/// Differing rows that wait for their next check.
 #[derive(Default)]
 struct Looks {
     waiting: VecDeque<Suspect>,
@@ -81,7 +73,6 @@ struct Looks {
 }
 
 impl Looks {
-    /// Adds `range`. Its rows were checked again `looks` times, and differed each time.
     fn add(&mut self, range: Differing, looks: usize) {
         let now = Instant::now();
         match looks {
@@ -91,7 +82,6 @@ impl Looks {
         }
     }
 
-    /// Removes and returns the rows that must be checked next.
     fn pop(&mut self) -> Option<Suspect> {
         self.waiting.pop_front()
     }
@@ -153,7 +143,7 @@ impl Importing<'_, '_> {
         Ok(self.run.check_stop()?)
     }
 
-    /// Compares a range again in pieces, and reads the rows of those pieces that still differ.
+    /// Reads the rows of those pieces that still differ.
     async fn narrow(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -174,8 +164,7 @@ impl Importing<'_, '_> {
         Ok(())
     }
 
-    /// Reads the rows of both sides after the first key, up to and including the second key. About `rows` rows are
-    /// expected.
+    /// After the first key, up to and including the second key. About `rows` rows are expected.
     async fn read_rows(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -202,7 +191,7 @@ impl Importing<'_, '_> {
         differing(&step.site, &here)
     }
 
-    /// Waits until the next repeated check is due, and checks its rows again. Keeps the rows that still differ.
+    /// Waits until the next check is due. Keeps the rows that still differ.
     async fn look(&mut self, site: (&Query, &LikeColumns), looks: &mut Looks) -> Result<(), JobError> {
         let Some(Suspect { range, looks: count, due }) = looks.pop() else { return Ok(()) };
         let (left, stop) = (due.saturating_duration_since(Instant::now()), self.run.stop);
@@ -254,7 +243,7 @@ impl Importing<'_, '_> {
         Ok(self.run.check_stop()?)
     }
 
-    /// Checks the counts of these targets again several times, and keeps the targets whose counts differ each time.
+    /// Keeps the targets whose counts differ each time.
     async fn settle_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();
