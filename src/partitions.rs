@@ -14,18 +14,15 @@ use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, BrokerError, MapQueue, Publisher};
 
-/// The partitions in use.
 pub(crate) struct InUse {
-    /// All partitions in use, including those that this configuration adds.
+    /// Including those that this configuration adds.
     pub partitions: Partitions,
-    /// All maps that are recorded in MySQL.
     pub maps: Vec<NotedMap>,
-    /// The recorded count of partitions in MySQL; `None` if no daemon has ever run.
+    /// `None` if no daemon has ever run.
     pub noted: Option<Noted>,
 }
 
 impl InUse {
-    /// Reads the partitions and maps that are recorded in MySQL.
     pub(crate) async fn read(store: &Store, broker: &Broker) -> Result<Self> {
         let noted = store.noted_partitions().await?;
         let count = noted.as_ref().map_or(0, |noted| noted.partitions).max(broker.partitions());
@@ -37,13 +34,12 @@ impl InUse {
     }
 }
 
-/// Returns the queue of a map, with its exchange and binding keys.
 pub(crate) fn queue_of(map: &Map, broker: &Broker) -> MapQueue {
     let (exchange, binding_keys) = (map.exchange.clone(), map.binding_keys.clone());
     MapQueue { queue: broker.map_queue(&map.name), exchange, binding_keys }
 }
 
-/// Returns the record of a map. The record is written to MySQL before the map's queue is bound.
+/// Written to MySQL before the map's queue is bound.
 pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
     NotedMap {
         number: map.number,
@@ -54,10 +50,8 @@ pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
     }
 }
 
-/// Checks that no map uses the name, number or queue of a different map in use.
-///
 /// # Errors
-/// Fails with [`ConfigError`]. The error's text has a sentence for each conflict. Also fails if MySQL fails.
+/// [`ConfigError`] has a sentence for each map with the name, number or queue of a different map in use.
 pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) -> Result<()> {
     let in_use = store.noted_maps().await?;
     let conflict = |map: &Map| noted(map, broker, "").conflict(&in_use);
@@ -65,18 +59,16 @@ pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) 
     if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems).into()) }
 }
 
-/// How long the last known numbers of a backlog stay in force.
 const STAYS: Duration = Duration::from_secs(30);
 
-/// The last known numbers of messages and of consumers of each queue. RabbitMQ does not always know them. Then the last
-/// known numbers stay in force for a while. After that the queue counts as empty and without a consumer, because a job
-/// must not wait forever while all daemons are stopped. These numbers only decide how fast a job works. No decision
-/// about events depends on them.
+/// RabbitMQ does not always know the numbers. Then the last known ones stay in force for `STAYS`. After that the queue
+/// counts as empty and without a consumer, because a job must not wait forever while all daemons are stopped. These
+/// numbers only decide how fast a job works. No decision about events depends on them.
 #[derive(Default)]
 pub(crate) struct Backlog(HashMap<String, ((u64, u64), Instant)>);
 
 impl Backlog {
-    /// Returns the number of messages that wait in a queue, and the number of its consumers.
+    /// Messages that wait, and consumers.
     pub(crate) async fn of(&mut self, publisher: &Publisher, queue: &str) -> Result<(u64, u64), BrokerError> {
         let depth = publisher.depth(queue).await?;
         Ok(self.note(queue, depth, Instant::now()))

@@ -25,16 +25,14 @@ use tallyd_connect::pace::pace;
 use tallyd_core::card::{Card, CardError, next_number};
 use tallyd_mysql::card::CardRow;
 
-/// Interval between checks of MySQL and Redis.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// If another daemon has replaced the row meanwhile, the comparison is repeated, at most this number of times.
+/// While other daemons replace the row meanwhile.
 const TRIES_MAX: u32 = 10;
 
-/// Keeps the card until `stop` is cancelled.
 pub(super) async fn run(servers: Servers, mut live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("keeping the site card in MySQL and Redis");
-    // True from the start or a reload until the daemon has compared its settings with the row.
+    // Until the daemon has compared its settings with the row.
     let mut decides = true;
     while !stop.is_cancelled() {
         let own = Card::from(&*live.current());
@@ -52,7 +50,7 @@ pub(super) async fn run(servers: Servers, mut live: ConfigHandle, beat: Heartbea
     }
 }
 
-/// Checks MySQL and Redis once. If `decides` is true, the daemon's own settings become the site's settings.
+/// If `decides`, the daemon's own settings become the site's settings.
 async fn keep(servers: &Servers, own: &Card, decides: &mut bool) -> Result<()> {
     let in_redis = servers.cache.site_card().await;
     let row = row(servers, own, *decides).await?;
@@ -64,7 +62,7 @@ async fn keep(servers: &Servers, own: &Card, decides: &mut bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns MySQL's row. Replaces the row first if it is missing or holds no card, or if this daemon decides.
+/// Replaces the row first if it is missing or holds no card, or if this daemon decides.
 async fn row(servers: &Servers, own: &Card, decides: bool) -> Result<CardRow> {
     for _ in 0..TRIES_MAX {
         let former = servers.store.site_card().await?;
@@ -82,18 +80,16 @@ async fn row(servers: &Servers, own: &Card, decides: bool) -> Result<CardRow> {
     bail!("other daemons keep replacing the site card in MySQL")
 }
 
-/// Returns the names of the fields in which the row's card differs from the daemon's own card. Returns `None` if the
-/// row holds no card.
+/// The names of the differing fields; `None` if the row holds no card.
 fn differences(own: &Card, row: &CardRow) -> Option<Vec<String>> {
     match Card::decode(&row.text) {
         Ok(card) => Some(own.differences(&card)),
-        // A daemon of another version has written the card.
         Err(CardError::Version(_)) => Some(vec!["version".to_owned()]),
         Err(_) => None,
     }
 }
 
-/// Reports the differences between the daemon's own card and the row's card. Logs only their beginning.
+/// Logs only the beginning of the differences.
 fn tell(own: &Card, row: &CardRow) {
     let fields = differences(own, row).unwrap_or_default().join(", ");
     let how = (!fields.is_empty()).then(|| format!("{fields} (card of {})", row.by));

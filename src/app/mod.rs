@@ -26,11 +26,10 @@ use crate::version;
 use reload::Reloader;
 use tasks::{Running, TaskName, Tasks};
 
-/// Time limit for the admin port and the observer to end after all other tasks.
+/// For the admin port and the observer, after all other tasks.
 const LASTING_MAX: Duration = Duration::from_secs(5);
 
-/// Runs the daemon until SIGTERM or SIGINT. The configuration was read from `path`, and SIGHUP reads it again from
-/// `path`.
+/// Until SIGTERM or SIGINT. SIGHUP reads the configuration from `path` again.
 pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let stop = shutdown::on_signals()?;
     let hangups = shutdown::hangups()?;
@@ -61,7 +60,6 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
             wrong => wrong,
         },
         ended = supervise(&mut running, &stop) => ended,
-        // Supervises the admin port and the observer while the other tasks run.
         ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
     // If the start failed, the token is not cancelled yet.
@@ -92,7 +90,7 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     supervise(running, &stop).await
 }
 
-/// Waits for the stop. If a task ends before the stop, this is a failure, and all other tasks are stopped.
+/// If a task ends before the stop, this is a failure, and all other tasks are stopped.
 async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()> {
     let ended = tokio::select! {
         () = stop.cancelled() => return Ok(()),

@@ -48,8 +48,7 @@ impl Reloader {
     }
 
     async fn reload(&self) -> Result<()> {
-        // `config::load` blocks its thread while it reads files. So the call must not run on a thread that the tasks
-        // need.
+        // `config::load` blocks its thread while it reads files, and the tasks need theirs.
         let path = self.path.clone();
         let new = tokio::task::spawn_blocking(move || config::load(&path)).await??;
         let now = Arc::clone(&self.sender.borrow());
@@ -63,7 +62,7 @@ impl Reloader {
             })?);
         }
         log::change(filter);
-        // `send_replace` succeeds even if no task listens for changes. Tasks read the configuration when they need it.
+        // Succeeds even if no task listens for changes. Tasks read the configuration when they need it.
         self.sender.send_replace(Arc::new(config));
         if !needs_restart.is_empty() {
             let keys = needs_restart.join(", ");

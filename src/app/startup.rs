@@ -15,18 +15,16 @@ use tallyd_connect::fate::Fate;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::schema::Schema;
 
-/// The start waits at most this time for Redis, because systemd aborts a start that takes minutes.
+/// systemd aborts a start that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Checks MySQL and Redis. If a server is unreachable, the start does not fail. If MySQL is unreachable, the start
-/// waits for MySQL, because codes must have the same meaning in MySQL and in the configuration. After this check, the
-/// daemon starts the tasks that write.
+/// Waits for MySQL, because codes must have the same meaning there and in the configuration before tasks write. An
+/// unreachable Redis is no failure.
 ///
 /// # Errors
-/// Fails if the schema is wrong, or if a code would change its meaning. Also fails if `[redis] cluster` does not match
-/// the server.
+/// The schema is wrong, a code would change its meaning, or `[redis] cluster` does not match the server.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
-    // Redis comes first: if its settings are wrong, the daemon must not note anything in MySQL.
+    // First, because a daemon with wrong settings must not note anything in MySQL.
     look_at_redis(servers).await?;
     let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
     if never_passes(&error) {
@@ -48,7 +46,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) ->
     }
 }
 
-/// Returns true if a person must correct the configuration or the server.
+/// A person must correct the configuration or the server.
 fn never_passes(error: &anyhow::Error) -> bool {
     let is_refused = |cause: &StoreError| cause.fate() == Fate::Misconfigured;
     error.is::<ConfigError>() || error.chain().any(|cause| cause.downcast_ref().is_some_and(is_refused))
@@ -87,8 +85,7 @@ pub(super) fn tell(changes: &[Change]) {
     }
 }
 
-/// Fails if a Redis Cluster is configured as a single server, or if a single server is configured as a Cluster. An
-/// unreachable Redis is no failure.
+/// An unreachable Redis is no failure.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
     match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
         Ok(Err(error)) if error.fate() == Fate::Misconfigured => Err(error.into()),

@@ -25,7 +25,7 @@ use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 use tallyd_core::partition::MAPS_FROM;
 
-/// A task of the daemon. Logs and the status use this name.
+/// For logs and the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TaskName {
     Admin,
@@ -116,7 +116,7 @@ impl Tasks {
         let stop = self.stop.clone();
         running.start_loop(TaskName::Control, |beat| control.follow(store, beat, stop));
         self.start_outbox(&wake_outbox, running)?;
-        // The outbox's task ends when the last sender of its wake-ups is dropped.
+        // The outbox's task ends with the last sender of its wake-ups.
         self.start_consumers(wake_outbox, running);
         let requests = Requests::default();
         self.start_detectors(&requests, running);
@@ -188,8 +188,7 @@ impl Tasks {
         running.start_loop(TaskName::SiteCard, |beat| card::run(servers, live, beat, stop));
     }
 
-    /// Starts the loop that runs a job. If filters are disabled, starts another task instead, which prevents a later
-    /// daemon from trusting old filters.
+    /// If filters are off, another task keeps a later daemon from trusting old filters.
     fn start_job(&self, job: JobName, ticker: &Ticker, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop, .. } = self.clone();
         if job == JobName::Filters && !live.current().filter.is_on() {

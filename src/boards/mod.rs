@@ -21,64 +21,51 @@ use tallyd_redis::ranks::{Placed, Ranking};
 
 pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
-/// A list reads at most this number of periods of each board from MySQL.
+/// Of each board, from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// Number of past periods, the newest first. If MySQL has no row for one of these periods, a list looks for the period
-/// in Redis.
+/// Newest past periods that a list looks for in Redis if MySQL has no row.
 const UNARCHIVED_LOOKED: usize = 20;
 
-/// The reason why a board cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotShown {
-    /// The configuration has no such board.
     #[error("no board is called \"{name}\"; configured boards: {known}")]
     UnknownBoard {
-        /// The requested name.
         name: String,
-        /// The names of all configured boards.
         known: String,
     },
-    /// The text is not a period.
     #[error(transparent)]
     Period(#[from] PeriodError),
-    /// The board has periods of several lengths, and the request does not say which period to show.
     #[error(
         "{name} has periods of several lengths ({periods}): name a period, for example 2026-11-21, 2026-W47, 2026-11 \
          or total"
     )]
     NoPeriod {
         name: String,
-        /// The lengths of the periods that the board has.
         periods: String,
     },
-    /// The board has no periods of that length.
     #[error("{name} has no periods of the length {kind}")]
     NoSuchPeriod {
         name: String,
-        /// The requested length.
         kind: PeriodKind,
     },
-    /// The period's archive was deleted.
     #[error("{0}: the period's archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
-    /// Redis lost the period's frozen zset before the archiver had archived it.
     #[error("{0}: Redis lost the frozen zset of this period before the zset was archived")]
     Lost(BoardPeriod),
 }
 
-/// The configured boards and the servers that store them.
 pub(crate) struct Boards<'a> {
     pub boards: &'a [Board],
     pub store: &'a Store,
     pub cache: &'a Cache,
 }
 
-/// Maps periods to their snapshots. Periods without a snapshot are not included.
+/// Without periods that have no snapshot.
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
-    /// Lists each board's current period, then its earlier periods, newest first.
+    /// Current periods first, then earlier ones, newest first.
     pub(crate) async fn list(&self, now: Micros) -> Result<List> {
         let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {
@@ -87,12 +74,11 @@ impl Boards<'_> {
         Ok(list)
     }
 
-    /// Reads all snapshots from MySQL, for [`Self::list_of`].
     pub(crate) async fn saved(&self) -> Result<Saved> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }
 
-    /// Does the same as [`Self::list`] for one board.
+    /// For one board.
     pub(crate) async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
@@ -104,7 +90,6 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// Reads a period in Redis that has not been archived.
     async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;
@@ -125,7 +110,7 @@ impl Boards<'_> {
         })
     }
 
-    /// Returns the periods before the current one, newest first.
+    /// Newest first.
     async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
         let calendar = board.calendar(jiff::tz::db())?;
@@ -153,8 +138,7 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// Returns the first `count` places of a board in `period`. If `period` is `None`, returns the places in the
-    /// current period. `period` is required if the board is configured with several period lengths.
+    /// `period` is required if the board has several period lengths, else it can be `None` for the current period.
     pub(crate) async fn top(
         &self,
         name: &str,
@@ -175,7 +159,6 @@ impl Boards<'_> {
         Ok(Top { board: at.board, period: at.period, from, entries })
     }
 
-    /// Reads the board from the server that stores it.
     async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(Source, Vec<Placed>)> {
         let is_frozen = match self.store.read_archived(at, 0, count, ranking).await? {
             Archived::Page { placed, .. } => return Ok((Source::MySql, placed)),

@@ -10,28 +10,23 @@ use tallyd_core::archive::PeriodState;
 use tallyd_redis::ranks::Placed;
 use tallyd_redis::score::Rule;
 
-/// The state of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// Writers still add to the period's board.
+    /// Writers still add.
     Open,
-    /// Redis has lost the board since the last snapshot of the period.
+    /// Since the last snapshot of the period.
     Lost,
-    /// The period is over and waits to be archived.
     Closed,
-    /// The period is being archived.
     Frozen,
-    /// The period is archived, and stays in Redis for some time.
+    /// Stays in Redis for some time.
     Done,
-    /// The period is archived, and no longer in Redis.
+    /// No longer in Redis.
     Ended,
-    /// The period's archive was deleted.
     Pruned,
 }
 
 impl State {
-    /// The state's name in texts for users.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -56,30 +51,25 @@ impl From<PeriodState> for State {
     }
 }
 
-/// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     pub state: State,
-    /// The number of members on the period's board. The number is from Redis until the period is archived, and after
-    /// that from MySQL.
+    /// From Redis until the period is archived, and after that from MySQL.
     pub members: u64,
-    /// Seconds until the period ends; `None` if the period has ended or never ends.
+    /// `None` if the period has ended or never ends.
     pub ends_in_s: Option<u64>,
-    /// Seconds since the period ended; `None` while the period is open, or if it ended more than `LOOK_BACK` periods
-    /// ago.
+    /// `None` while the period is open, or if it ended more than `LOOK_BACK` periods ago.
     pub ended_s_ago: Option<u64>,
-    /// Seconds since the period's last snapshot; `None` if the period has no snapshot, or if it is archived.
+    /// `None` without a snapshot, or if the period is archived.
     pub saved_s_ago: Option<u64>,
 }
 
-/// All boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(crate) struct List(pub Vec<Listed>);
 
-/// The server that a board was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Source {
@@ -87,29 +77,25 @@ pub(crate) enum Source {
     MySql,
 }
 
-/// The first places of a board, with the source of the data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Top {
     pub board: String,
     pub period: String,
-    /// The server that the board was read from.
     pub from: Source,
     /// Ordered by place.
     pub entries: Vec<Row>,
 }
 
-/// One place of a board.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     /// The first place is 1.
     pub place: u64,
-    /// The member as text. Bytes that are not UTF-8 are replaced.
+    /// Bytes that are not UTF-8 are replaced.
     pub member: String,
-    /// The score in the zset.
     pub score: f64,
-    /// The part of the score that decides the rank. `None` unless the board's `tie` packs two values into each score.
+    /// Decides the rank. `None` unless the board's `tie` packs two values into each score.
     pub primary: Option<u64>,
-    /// The part of the score that decides between members of equal rank. `None` if `primary` is `None`.
+    /// Decides between members of equal rank.
     pub second: Option<u64>,
 }
 
@@ -127,10 +113,6 @@ impl Row {
 }
 
 impl Top {
-    /// Returns the places as comma-separated values with a header line.
-    ///
-    /// # Errors
-    /// Fails if a row cannot be written. This never happens, because the rows are written to memory.
     pub(crate) fn to_csv(&self) -> Result<String> {
         let mut csv = csv::Writer::from_writer(Vec::new());
         for row in &self.entries {
@@ -140,7 +122,7 @@ impl Top {
     }
 }
 
-/// Formats a time as `2 d 3 h`, `3 h 10 min` or `9 min`.
+/// `2 d 3 h`, `3 h 10 min` or `9 min`.
 fn spoken(time: Duration) -> String {
     let minutes = time.as_secs() / 60;
     match (minutes / 1_440, minutes / 60 % 24, minutes % 60) {

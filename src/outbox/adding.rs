@@ -18,39 +18,31 @@ use tallyd_redis::feed::Gain;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::refused::Refused;
 
-/// Maximum number of rows per read.
 const ROWS_MAX: u64 = 32;
 
-/// For one pass, the task reads rows until these rows together contain this number of items (some megabytes). A large
-/// pass is efficient, because more of its items belong to the same bucket.
+/// One pass reads rows until they have this many items (some megabytes). More items of a large pass share a bucket.
 const ITEMS_MAX: usize = 30_000;
 
-/// In one pass, a partition's task goes ahead for at most this time.
+/// In one pass.
 const AHEAD_MAX: Duration = Duration::from_secs(1);
 
-/// The next rows of an outbox.
 #[derive(Default)]
 struct Window {
     rows: Vec<Row>,
-    /// For each row, when it was written.
     written: Vec<Micros>,
-    /// The new likes of all rows.
     likers: Vec<Pair>,
-    /// Whether more rows can follow.
     is_full: bool,
 }
 
-/// How far a partition's rows were added to counters although some calls failed.
 pub(super) struct Ahead {
-    /// All rows up to this one are in the counters, except in the buckets that are behind.
+    /// In the counters, except in the buckets that are behind.
     number: u64,
-    /// For each cache, the buckets that can lack some of these rows.
+    /// For each cache: they can lack some of these rows.
     behind: Vec<BTreeSet<Bucket>>,
 }
 
 impl Outbox {
-    /// Adds the rows after `added`. If only some calls fail and `goes_ahead` is true, also adds later rows to the
-    /// counters.
+    /// If only some calls fail and `goes_ahead`, also adds later rows to the counters.
     pub(super) async fn add(&self, partition: u16, goes_ahead: bool, state: &mut State) -> Result<()> {
         state.more.remove(&partition);
         let after = state.added.of(partition);
@@ -79,14 +71,14 @@ impl Outbox {
         Ok(())
     }
 
-    /// Adds later rows to the buckets that lack no earlier rows: the rows after those that this pass or a former pass
-    /// has added. `added` is what this pass has added of `window`. A board needs all rows in order, so it waits for the
-    /// failed calls.
+    /// Adds the rows after those that this pass or a former pass has added to the buckets that lack no earlier rows.
+    /// `added` is what this pass has added of `window`. A board needs all rows in order, so it waits for the failed
+    /// calls.
     async fn go_ahead(&self, partition: u16, window: &Window, added: Ahead, state: &mut State) -> Result<()> {
         let former = state.ahead.remove(&partition).filter(|ahead| ahead.number > added.number);
         let mut ahead = match former {
             // A bucket that was behind is no longer, and perhaps its node has lost rows in a failover. So all buckets
-            // get the rows after this window again. The marks decide which of these rows are added.
+            // get the rows after this window again, and the marks decide.
             Some(former) if self.has_reached_again(window, &former, &added) => added,
             Some(mut former) => {
                 former.behind.iter_mut().zip(added.behind).for_each(|(all, new)| all.extend(new));
@@ -102,7 +94,6 @@ impl Outbox {
         more.map(drop)
     }
 
-    /// Whether this pass has added the rows of `window` to a bucket that was behind.
     fn has_reached_again(&self, window: &Window, former: &Ahead, added: &Ahead) -> bool {
         let config = self.live.current();
         let kinds = KindNames::new(&config.kinds);
@@ -113,17 +104,16 @@ impl Outbox {
         })
     }
 
-    /// Adds the next rows after `ahead`. Returns whether more rows can follow.
+    /// Returns whether more rows can follow.
     async fn count_ahead(&self, partition: u16, ahead: &mut Ahead, state: &mut State) -> Result<bool> {
         let window = self.read(partition, ahead.number).await?;
         let Some(last) = window.last() else { return Ok(false) };
-        // The next pass sends the failed calls again. Until then their buckets are behind.
+        // The next pass sends the failed calls again.
         let _failed = self.count(partition, ahead.number, &window, &mut ahead.behind, state).await?;
         ahead.number = last;
         Ok(window.is_full)
     }
 
-    /// Reads the rows after `after` for one pass.
     async fn read(&self, partition: u16, after: u64) -> Result<Window> {
         let (mut window, mut items) = (Window::default(), 0);
         loop {
@@ -141,8 +131,8 @@ impl Outbox {
         }
     }
 
-    /// Adds the rows after `after` to the counters of all layouts, except to the buckets that are `behind`. Buckets for
-    /// which a call failed are then behind, too, and the inner result has the first error.
+    /// Not to buckets that are `behind`. Those for which a call failed are then behind, too, and the inner result has
+    /// the first error.
     ///
     /// # Errors
     /// Redis answered no call.
@@ -180,8 +170,7 @@ impl Outbox {
         Ok(failed.map_err(Error::from))
     }
 
-    /// Adds the users who like a target to the target's Bloom filter. The task does this before it records the outbox
-    /// rows as added. A filter build that begins later reads these likes in MySQL.
+    /// Before the rows are recorded as added. A filter build that begins later reads these likes in MySQL.
     async fn note_likers(&self, config: &Config, window: &Window, state: &mut State) -> Result<()> {
         let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
         for (target, user) in &window.likers {
@@ -199,8 +188,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Adds the rows' amounts to the boards that the rules specify, in the periods in which the rows were written. A
-    /// job's corrections are not added to boards.
+    /// In the periods in which the rows were written, and without a job's corrections.
     async fn feed(&self, config: &Config, partition: u16, window: &Window, state: &mut State) -> Result<()> {
         let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
         let rules = Rules::from(config);
@@ -226,7 +214,6 @@ impl Outbox {
 }
 
 impl Window {
-    /// Returns the number of the last row.
     fn last(&self) -> Option<u64> {
         self.rows.last().map(|(number, _)| *number)
     }

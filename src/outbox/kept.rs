@@ -5,18 +5,15 @@ use std::time::{Duration, Instant};
 
 use tallyd_core::outbox::OutboxOffsets;
 
-/// Rows are kept in MySQL for this time after they were added to Redis. A reconcile needs the rows that were added
-/// between its sample of Redis and its read of MySQL. A reconcile always reads MySQL within this time.
+/// A reconcile needs the rows that were added between its sample of Redis and its read of MySQL, within this time.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// For several instants, the last row of each partition that was in Redis at this instant. The oldest instant is first.
-/// A row is deleted from MySQL after the row has been in Redis for `KEPT`.
+/// For several instants, oldest first: the last row of each partition that was in Redis.
 #[derive(Default)]
 pub(super) struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 
 impl Kept {
-    /// Returns the last rows that have been in Redis for at least `KEPT`. At `now`, the rows up to `noted` are in
-    /// Redis.
+    /// The last rows that have been in Redis for at least `KEPT`. At `now`, the rows up to `noted` are in Redis.
     pub(super) fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
         self.0.push_back((now, noted.clone()));
         let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;

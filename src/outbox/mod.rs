@@ -79,39 +79,37 @@ use tallyd_mysql::Store;
 use tallyd_mysql::outbox::End;
 use tallyd_redis::Cache;
 
-/// If one of these tasks is paused, no rows are added.
 const PAUSED_BY: &[Task] = &[Task::Outbox];
 
-/// At this interval the task checks for rows that other daemons have not added, and records the last added row.
+/// Looks for rows that other daemons have not added, and records the last added row.
 const EVERY: Duration = Duration::from_secs(1);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// When the daemon stops, the task adds rows for at most this time. The next daemon adds the remaining rows.
+/// At the stop. The next daemon adds the remaining rows.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
     pub store: Store,
-    /// One cache for each layout.
+    /// One for each layout.
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
     pub control: Control,
-    /// The name of this daemon. The rows of its own partitions are added immediately.
+    /// Rows of the own partitions are added immediately.
     pub owner: String,
 }
 
 #[derive(Default)]
 struct State {
-    /// For each partition: the last row whose additions are all in Redis. Redis also has all earlier rows.
+    /// Redis also has all earlier rows.
     added: OutboxOffsets,
-    /// The value of `added` that was last recorded in MySQL.
     noted: OutboxOffsets,
-    /// The partitions whose next rows were added only to some buckets.
+    /// Their next rows were added only to some buckets.
     ahead: BTreeMap<u16, Ahead>,
-    /// The partitions that had unread rows at the end of the last look, each with the last row recorded in MySQL then.
+    /// Those with unread rows at the last look, each with the last row recorded in MySQL then.
     waited: BTreeMap<u16, u64>,
     kept: Kept,
-    /// The partitions that still had unread rows after the last pass.
+    /// With unread rows after the last pass.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
     pruned: Option<Instant>,
@@ -122,12 +120,12 @@ struct State {
 }
 
 impl Outbox {
-    /// Adds rows each time `wake` changes, until all its senders are dropped.
+    /// Until all senders of `wake` are dropped.
     pub(crate) async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
         loop {
-            // The wake-up is reset before the pass, so that a commit during the pass wakes the loop again.
+            // Before the pass, so that a commit during the pass wakes the loop again.
             let ended = wake.has_changed().is_err();
             wake.mark_unchanged();
             if !self.control.allows(PAUSED_BY) {
@@ -152,14 +150,13 @@ impl Outbox {
                 return;
             }
             if state.more.is_empty() {
-                // An error means that all senders are dropped. The loop checks for that at its start.
+                // On an error all senders are dropped. The loop checks for that at its start.
                 let _ = tokio::time::timeout(state.until_looks(), wake.changed()).await;
             }
         }
     }
 
-    /// Waits for the end of a pause. Returns `false` if all senders of `wake` are dropped before that. The next daemon
-    /// then adds the remaining rows.
+    /// Returns `false` if all senders of `wake` are dropped first. The next daemon then adds the remaining rows.
     async fn until_allowed(&self, wake: &mut watch::Receiver<()>) -> bool {
         tokio::select! {
             () = self.control.until_allowed(PAUSED_BY) => true,
@@ -167,8 +164,7 @@ impl Outbox {
         }
     }
 
-    /// Adds the rows of the last batches and records the last row. This daemon no longer holds the partitions of these
-    /// batches.
+    /// This daemon no longer holds the partitions of its last batches.
     async fn last_pass(&self, state: &mut State, beat: &Heartbeat) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -179,13 +175,12 @@ impl Outbox {
         }
     }
 
-    /// Adds the next rows of each partition that has new rows. If one partition fails, the others continue. The daemon
-    /// adds the rows of another daemon's partition only if no daemon added any of them since the last look.
+    /// If one partition fails, the others continue. Adds rows of another daemon only if nobody did since the last look.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
-            // These rows include the rows that other daemons have added.
+            // Includes what other daemons have added.
             let applied = self.store.outbox_applied().await?;
             state.added.raise_all(&applied);
             let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);
@@ -226,7 +221,6 @@ impl Outbox {
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
             if self.store.prune_outbox(partition, number).await? {
-                // The next look continues.
                 state.pruned = None;
                 return Ok(());
             }
@@ -240,8 +234,7 @@ impl State {
         self.looked.map_or(Duration::ZERO, |looked| EVERY.saturating_sub(looked.elapsed()))
     }
 
-    /// Returns whether this daemon adds rows of a partition that another daemon writes, or that has no owner. If one of
-    /// several daemons adds the rows, the others stop at their next look.
+    /// Of a partition of another daemon or none. If one daemon adds the rows, the others stop at their next look.
     fn is_left_to_us(&self, End { partition, owner, .. }: &End, looks: bool) -> bool {
         match looks {
             true => self.waited.get(partition) == Some(&self.noted.of(*partition)),

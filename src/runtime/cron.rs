@@ -16,12 +16,11 @@ use jiff::tz::TimeZone;
 
 use tallyd_core::model::Micros;
 
-/// To find a pattern's longest gap, the code compares this number of instants at which the pattern is due. If a pattern
-/// is due every minute, the last of these instants is four weeks after the first instant.
+/// Instants that are compared to find the longest gap: of a pattern that is due every minute, four weeks.
 const LOOKED_AT: usize = 40_320;
 
-/// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
-/// (0 or 7 is Sunday). A day of month and a day of week must both match. Refuses a pattern that is never due.
+/// Second (0 if there are five fields), minute, hour, day of month, month, day of week (0 or 7 is Sunday). A day of
+/// month and a day of week must both match. Refuses a pattern that is never due.
 pub(crate) fn parse(pattern: &str) -> Result<Cron> {
     let cron = CronParser::builder()
         .seconds(Seconds::Optional)
@@ -39,11 +38,9 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
     Ok(cron)
 }
 
-/// Returns the longest gap between two consecutive instants at which the pattern is due. The number of compared
-/// instants is limited. If the pattern is due often, the code compares only the instants of a few days.
+/// If the pattern is due often, compares only the instants of a few days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
-    // The comparison can start at any instant. If a pattern's gaps are longer on some days than on other days, the
-    // pattern is usually due rarely. Then the compared instants span weeks, so the code finds the longer gaps.
+    // A pattern whose gaps are longer on some days is usually due rarely, and then the instants span weeks.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
         [first, second] => (*second - *first).to_std().ok(),
@@ -52,11 +49,10 @@ pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// The local time as seconds since the epoch, as if it were UTC. The cron library gets only this time. If the library
-/// used its own time zones, it would miss instants when clocks are set forward or back.
+/// Local time in seconds since the epoch, as if it were UTC: with its own time zones, the cron library would miss
+/// instants when clocks are set forward or back.
 type Shown = i64;
 
-/// A pattern in a time zone.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     cron: Cron,
@@ -64,7 +60,7 @@ pub(crate) struct Schedule {
     is_hourly: bool,
 }
 
-/// A time in which a zone's offset does not change. `start` and `end` are seconds since the epoch.
+/// With a constant offset. In seconds since the epoch.
 struct Segment {
     start: i64,
     end: i64,
@@ -79,7 +75,7 @@ impl Schedule {
         Ok(Self { cron, zone: TimeZone::get(zone)?, is_hourly })
     }
 
-    /// Returns the latest instant at or before `now` at which the pattern fired, or `None` if it never fired.
+    /// At or before `now`, or `None` if it never fired.
     pub(crate) fn last_fired(&self, now: Micros) -> Option<Micros> {
         let mut at = now.0.div_euclid(1_000_000);
         loop {
@@ -92,7 +88,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the first instant after `now` at which the pattern fires, or `None` if it never fires.
+    /// After `now`, or `None` if it never fires.
     pub(crate) fn next(&self, now: Micros) -> Option<Micros> {
         let after = now.0.div_euclid(1_000_000);
         let mut segment = self.segment(after)?;
@@ -138,12 +134,12 @@ impl Segment {
         at.saturating_add(self.offset)
     }
 
-    /// Returns the first local time in this segment at which the pattern fires.
+    /// In local time.
     fn first(&self, is_hourly: bool) -> Shown {
         self.start.saturating_add(if is_hourly { self.offset } else { self.offset_before })
     }
 
-    /// Returns the instant of a local time. If the local time was skipped, returns the segment's start.
+    /// If the local time was skipped, returns the segment's start.
     fn at(&self, shown: Shown) -> i64 {
         shown.saturating_sub(self.offset).max(self.start)
     }
@@ -167,7 +163,6 @@ mod tests {
         Micros(text.parse::<Timestamp>().unwrap().as_microsecond())
     }
 
-    /// Returns the instants of a schedule after `from` and until `until`.
     fn fired(pattern: &str, zone: &str, from: &str, until: &str) -> Vec<String> {
         let schedule = Schedule::parse(pattern, zone).unwrap();
         let all = std::iter::successors(schedule.next(at(from)), |run| schedule.next(*run));
@@ -250,7 +245,7 @@ mod tests {
     ];
 
     proptest! {
-        /// Searching forwards and backwards finds the same instants, in every zone.
+        /// In every zone.
         #[test]
         fn what_is_next_is_last_once_it_has_fired(
             zone in 0..ZONES.len(), pattern in 0..PATTERNS.len(), second in 1_262_304_000_i64..1_893_456_000,
@@ -281,7 +276,7 @@ mod tests {
                 .collect();
             prop_assert!(days.windows(2).all(|pair| pair[0].tomorrow().ok() == Some(pair[1])), "{days:?}");
             let hours = runs(&format!("{minute} * * * *"));
-            // The result can differ by half an hour in zones that change their clocks by half an hour.
+            // Half an hour less or more in zones that change their clocks by that.
             prop_assert!(hours.windows(2).all(|pair| (30..=90).contains(&((pair[1].0 - pair[0].0) / 60_000_000))));
         }
     }

@@ -14,8 +14,7 @@ use super::lock::locked;
 #[derive(Clone, Default)]
 pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
-/// A loop's name, and a `Weak` pointer to the time of the loop's last beat. When the loop ends, its [`Heartbeat`] is
-/// dropped, and the pointer becomes empty.
+/// The time of the loop's last beat is empty when the loop has ended and dropped its [`Heartbeat`].
 type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]
@@ -41,8 +40,7 @@ impl Heartbeat {
         *locked(&self.0) = Instant::now();
     }
 
-    /// Waits for `work`. Until `work` ends, calls `beat` each second. This is safe, because all calls in `work` have
-    /// time limits.
+    /// Beats each second. This is safe, because all calls in `work` have time limits.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut tick = tokio::time::interval(Duration::from_secs(1));

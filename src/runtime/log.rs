@@ -20,14 +20,12 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
-/// Hides the log lines of these libraries: they log an error and also return it. A log filter that the user sets can
-/// show these lines again.
+/// These libraries log an error and also return it. The user's log filter can show these lines again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
-/// If an event happens thousands of times per second, logs only a few lines about the event. The first event is logged
-/// immediately. For further events, only their count is logged.
+/// Logs the first event immediately, and only the count of further events.
 #[derive(Default)]
 pub(crate) struct Flood {
     said: Option<Instant>,
@@ -35,7 +33,7 @@ pub(crate) struct Flood {
 }
 
 impl Flood {
-    /// Counts `times` more events. If it is time for another line, returns the number of events since the last line.
+    /// If it is time for another line, returns the number of events since the last line.
     pub(crate) fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unsaid += times;
         if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
@@ -48,7 +46,7 @@ impl Flood {
 
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Writes log lines above `bar` until the returned value is dropped. The progress bar then also disappears.
+/// Until the returned value is dropped. The progress bar then also disappears.
 pub(crate) fn under(bar: &ProgressBar) -> impl Drop + use<> {
     *locked(&BAR) = Some(bar.clone());
     Under
@@ -106,8 +104,7 @@ impl Format {
     }
 }
 
-/// Returns whether the stream is the one that systemd has connected with the journal. `told` is the variable
-/// `JOURNAL_STREAM`, which names the stream. Child processes inherit the variable, even if their stderr goes to a file.
+/// Child processes inherit `JOURNAL_STREAM` (`told`), even if their stderr goes to a file.
 fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
     let stream = stream.try_clone_to_owned().and_then(|stream| File::from(stream).metadata());
     stream.is_ok_and(|stream| told == format!("{}:{}", stream.dev(), stream.ino()))
@@ -115,13 +112,12 @@ fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
 
 static LEVEL: OnceLock<&'static str> = OnceLock::new();
 
-/// Sets the level from the command line. A reload keeps it.
+/// From the command line. A reload keeps it.
 pub(crate) fn override_level(level: &'static str) {
     let _ = LEVEL.set(level);
 }
 
-/// Returns the filter of the log. The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured
-/// `level`.
+/// The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured `level`.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
         (Some(level), _) => ((*level).to_owned(), "-v or -q"),
@@ -131,7 +127,6 @@ pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
 }
 
-/// Counts the logged lines by level.
 struct Counts;
 
 static LOGGED: [(Level, AtomicU64); 5] = [
@@ -150,7 +145,7 @@ impl<S: Subscriber> Layer<S> for Counts {
     }
 }
 
-/// Returns the count of lines that this process has logged at each level.
+/// Of this process, at each level.
 pub(crate) fn logged() -> impl Iterator<Item = (Level, u64)> {
     LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
 }
@@ -159,7 +154,7 @@ static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 pub(crate) fn change(filter: EnvFilter) {
     if let Some(handle) = FILTER.get() {
-        // This fails only if logging has already ended.
+        // Fails only if logging has already ended.
         let _ = handle.reload(filter);
     }
 }
@@ -183,14 +178,13 @@ pub(crate) fn start(filter: EnvFilter, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// At the level trace, libraries log each byte that they send. For example, lapin logs the password in its login frame.
-/// So trace lines of libraries are never logged, even if the filter enables them.
+/// Libraries trace each byte that they send, for example lapin the password in its login frame. So their trace lines
+/// are never logged, even if the filter enables them.
 fn holds_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || is_ours(line.target())
 }
 
-/// Returns true if the line comes from one of this workspace's crates, for example from `tallyd::consumer` or
-/// `tallyd_mysql::likes`.
+/// One of this workspace's crates: `tallyd::consumer`, `tallyd_mysql::likes`.
 fn is_ours(target: &str) -> bool {
     let name = target.split("::").next().unwrap_or_default();
     name.strip_prefix(env!("CARGO_CRATE_NAME")).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))

@@ -7,19 +7,17 @@
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
 
-/// The environment variable from which the standard library reads the stack size of threads, in bytes.
+/// In bytes.
 const STACK: &str = "RUST_MIN_STACK";
 
-/// Each level takes five bytes of a frame. A frame has at most 128 KiB (RabbitMQ's default `frame_max`), which is
-/// enough for 26,000 levels. These levels need 48 MiB of stack, at 1.8 KiB each. Without optimization, each level needs
-/// more than 10 KiB. Only address space is reserved: a stack uses memory as it grows.
+/// A frame has at most 128 KiB (RabbitMQ's default `frame_max`), and each level takes five bytes of it: 26,000 levels.
+/// Each needs 1.8 KiB of stack, or more than 10 KiB without optimization. Only address space is reserved.
 const STACK_BYTES: u64 = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
 
-/// The stack size of threads that only drop the values that the broker library has parsed.
+/// For threads that only drop the values that the broker library has parsed.
 pub(crate) const WORKER_BYTES: usize = 32 << 20;
 
-/// Runs `run` on a thread with a large stack, because the main thread's stack has only the system's size (`ulimit -s`).
-/// `None` if the thread can't be started.
+/// The main thread's stack has only the system's size (`ulimit -s`). `None` if the thread can't be started.
 pub(crate) fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let thread = std::thread::Builder::new().name("tallyd".to_owned()).stack_size(WORKER_BYTES).spawn(run).ok()?;
     Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -35,11 +33,9 @@ pub(crate) fn check_stacks() {
     }
 }
 
-/// Forbids core dumps of this process, because they would contain passwords and keys. This also prevents other
-/// processes of the same user from debugging this process and from reading its environment.
+/// Dumps would contain passwords and keys. Also keeps processes of the same user from debugging this one.
 pub(crate) fn forbid_dumps() {
-    // These two system calls can't fail with these values. If a kernel refuses the calls anyway, the unit's setting
-    // (LimitCORE=0) still applies.
+    // Can't fail with these values. If a kernel refuses anyway, the unit's setting (LimitCORE=0) still applies.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // The kernel ignores the size limit if it pipes dumps to a program such as systemd-coredump.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -20,18 +20,16 @@ pub enum ProgressSink {
     Bar,
 }
 
-/// The progress of a run.
 pub trait RunProgress: Clone {
     const JOB: &'static str;
 
-    /// Returns the number of items that are done, and the total number. The total is `None` while it is unknown.
+    /// The total is `None` while it is unknown.
     fn done(&self) -> Done;
 
     fn words(&self, elapsed: Duration) -> String;
 
     fn say(&self, elapsed: Duration);
 
-    /// Shows why the run waits, or that it no longer waits.
     fn wait_for(&mut self, _reason: Option<&str>) {}
 }
 
@@ -56,17 +54,15 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
     }
 }
 
-/// Maps each job to the progress of its run in this process.
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
 pub type Done = (u64, Option<u64>);
 
-/// Returns the progress of a job's run in this process, or zero if there is no run.
+/// Zero if there is no run in this process.
 pub(crate) fn done(job: &str) -> Done {
     locked(&DONE).get(job).copied().unwrap_or_default()
 }
 
-/// Keeps a run in [`DONE`] until this value is dropped.
 struct Noted(&'static str);
 
 impl Noted {
@@ -105,11 +101,11 @@ async fn draw(mut progress: watch::Receiver<impl RunProgress>) {
 
 fn style(has_total: bool) -> ProgressStyle {
     let template = if has_total { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
-    // The template is a valid constant, so parsing it can't fail.
+    // The template is a valid constant.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Returns the percentage of `total` that is done. The result is at most 99, because the total is an estimate.
+/// At most 99, because the total is an estimate.
 pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
     let total = total.filter(|total| *total > 0)?;
     Some((done.saturating_mul(100) / total).min(99))
@@ -156,7 +152,6 @@ mod tests {
         let ten = Duration::from_secs(10);
         assert_eq!((percent(200, Some(1_000)), left(200, Some(1_000), ten)), (Some(20), Some(ten * 4)));
         assert_eq!((percent(0, Some(0)), left(0, Some(9), ten), left(5, None, ten)), (None, None, None));
-        // More items are done than the estimated total.
         assert_eq!((percent(2_000, Some(1_000)), left(2_000, Some(1_000), ten)), (Some(99), Some(Duration::ZERO)));
         assert_eq!(rate(100, ten), 10);
     }

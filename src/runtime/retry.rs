@@ -11,32 +11,27 @@ use super::waits::{Work, waits};
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Longest delay. The delay is short, so that work resumes about a second after a server is reachable again.
+/// So short that work resumes about a second after a server is reachable again.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// After this number of conflicts in a row, which take about a second together, the next conflict is reported as a
-/// failure.
+/// More conflicts in a row, which take about a second together, are a failure.
 const RIVALS_MAX: u32 = 10;
 
-/// Delay after the first conflict. The delay doubles with each further conflict, so that the other transaction can
-/// finish.
+/// Doubles with each further conflict, so that the other transaction can finish.
 const RIVAL_DELAY: Duration = Duration::from_millis(1);
 
-/// Counts conflicts in a row. A conflict is a deadlock: MySQL rolls back this transaction, so that another transaction
-/// can commit.
+/// Deadlocks in a row: MySQL rolls back this transaction, so that another one can commit.
 #[derive(Default)]
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Returns whether the transaction can be retried after a conflict. After too many conflicts in a row, returns
-    /// false, and the caller treats the conflict as a failure.
+    /// After too many conflicts in a row, returns false, and the caller treats the conflict as a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }
 
-    /// Waits before the next try.
     pub(crate) async fn wait(&mut self) {
         tokio::time::sleep(RIVAL_DELAY * (1 << self.0.min(RIVALS_MAX))).await;
         self.0 += 1;
@@ -57,7 +52,7 @@ impl Outage {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
-    /// Records a failure, and returns the delay before the next try.
+    /// Returns the delay before the next try.
     pub(crate) fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
         self.tries += 1;
         let first = self.began.is_none();

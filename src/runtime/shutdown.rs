@@ -6,14 +6,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// The exit code after a second signal: 128 + SIGINT, as in shells.
+/// 128 + SIGINT, as in shells.
 const ABORTED: i32 = 130;
 
 pub(crate) fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).context("listen for SIGHUP")
 }
 
-/// Returns the token that the first signal cancels. The second signal ends the process.
+/// The first signal cancels the token. The second one ends the process.
 pub(crate) fn on_signals() -> Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;

@@ -9,12 +9,10 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// If the last heartbeat of a loop is older than this time, the loop is stuck. So each call that a loop makes must be
-/// shorter than this time.
+/// Age of a stuck loop's last heartbeat. Each call of a loop must be shorter.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// Tells systemd that the configuration is valid and the loops run. A server can still be unreachable. Then the loops
-/// wait for the server.
+/// The configuration is valid and the loops run, or wait for an unreachable server.
 pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }
@@ -34,8 +32,7 @@ pub(crate) fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// As long as every loop has a recent heartbeat, tells systemd's watchdog that the process works. If a loop is stuck,
-/// logs the loop and does not tell the watchdog anything, so systemd restarts the process.
+/// If a loop is stuck, says nothing, so systemd restarts the process.
 pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);

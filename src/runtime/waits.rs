@@ -22,9 +22,9 @@ pub(crate) struct Waits {
 #[serde(default)]
 pub(crate) struct Wait {
     pub(crate) what: Work,
-    /// Reason of the last failure.
+    /// Of the last failure.
     pub(crate) reason: String,
-    /// The time of the first failure, in microseconds since the epoch.
+    /// Of the first failure, in microseconds since the epoch.
     pub(crate) since: i64,
     pub(crate) tries: u64,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Wait {
 pub enum Work {
     Writing(PartitionName),
     Consuming(PartitionName),
-    /// The check that MySQL is reachable, before a partition is consumed.
+    /// Before a partition is consumed.
     Database(PartitionName),
     Other(Cow<'static, str>),
 }
@@ -102,8 +102,7 @@ impl From<Cow<'static, str>> for Work {
     }
 }
 
-// This conversion accepts only a fixed text. The compiler rejects a text that contains a partition's number, because
-// such a text is made at run time. For work on a partition, the code must use a variant that has a partition.
+// Only a fixed text: it can't contain a partition's number. Work on a partition must use a variant that has one.
 impl From<&'static str> for Work {
     fn from(what: &'static str) -> Self {
         Self::Other(Cow::Borrowed(what))
