@@ -8,14 +8,14 @@
 //!
 //! Possible races, each with its outcome:
 //!
-//! * A: events wait in a queue. B: the queue's leader is busy, is being elected, or can't be reached. C: a run asks for
-//!   the queue's depth, and the broker answers "no messages and no consumers". This answer proves nothing. The run
-//!   publishes its fence, which only a leader with a quorum confirms, and asks again.
+//! * A: events wait in a queue. B: the queue's leader is busy, is being elected, or can't be reached. C: the broker
+//!   tells a run "no messages and no consumers". This proves nothing. The run publishes its fence, which only a leader
+//!   with a quorum confirms, and asks again.
 //! * A: a run publishes a fence to a queue without a consumer. B: a daemon starts, drops the fence, and stops. C: an
-//!   event is published, so the queue has one message again. The transaction of B has deleted the fence's row, so one
-//!   message is one too many.
+//!   event is published, so the queue has one message again. B has deleted the fence's row, so one message is one too
+//!   many.
 //! * A: a run reads the rows of the fences. B: a daemon drops a fence, or another run adds one. C: the run reads the
-//!   queue's depth. The run reads the rows again, and the partition is idle only if the rows are the same.
+//!   queue's depth. The partition is idle only if the rows are the same when the run reads them again.
 //! * A: a consumer receives events and the fence, and dies. B: the next consumer receives some of the events, and dies.
 //!   A quorum queue appends returned messages to those that were returned before, so the fence is now before these
 //!   events. A daemon ignores a fence that was returned. Each session begins a new epoch, and then the run sends its
@@ -24,13 +24,11 @@
 //!   event is published on the other side, where no daemon runs. This run cannot notice C before its end. The next run
 //!   publishes a fence first, and gets no confirm.
 //!
-//! While partitions are added, some daemons are configured with fewer partitions than other daemons. A daemon that is
-//! configured with too few partitions sends no fences, because its fences would miss the events in the other
-//! partitions' queues.
+//! While partitions are added, a daemon that is configured with too few of them sends no fences, because its fences
+//! would miss the events in the other partitions' queues.
 //!
-//! Several jobs send fences. Each job has its own sequence of fence numbers. If all jobs shared one sequence, a job
-//! could read the higher number of another job. The job would then wrongly conclude that a later run of the same job
-//! had started.
+//! Each job has its own sequence of fence numbers. In a shared sequence, a job would take another job's higher number
+//! for a later run of its own.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -2,52 +2,50 @@
 //! only metrics that the daemon writes to Redis.
 //!
 //! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
-//! commit, the outbox task reads the rows in order and adds their amounts to Redis, bucket by bucket. Each daemon has
-//! one such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
-//! bucket contains completely. One call adds the sum of all rows of a pass to some buckets. A bucket's mark can be
-//! higher than the last row before the pass. The script (crates/redis/lua/apply.lua) then skips the bucket, and the
-//! task sends it a sum of only the rows after the mark. Once a second the task stores in `outbox_state` the number of
-//! the last row that is added to all buckets. The next daemon begins after that row.
+//! commit, the daemon's outbox task, one for all partitions, reads the rows in order and adds their amounts to Redis,
+//! bucket by bucket. Each bucket holds a mark for each partition: the number of the last row that it contains
+//! completely. One call adds the sum of all rows of a pass to some buckets. If a bucket's mark is higher than the last
+//! row before the pass, the script (crates/redis/lua/apply.lua) skips the bucket, and the task sends it a sum of only
+//! the rows after the mark. Once a second the task stores in `outbox_state` the number of the last row that is added to
+//! all buckets. The next daemon begins after that row.
 //!
 //! Possible races, each with its outcome:
 //!
-//! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same daemon
-//!   after a restart, finds the row. Each daemon checks once a second for rows that have not been added yet.
+//! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same one after a
+//!   restart, finds the row: each daemon checks once a second for rows that have not been added yet.
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
 //!   daemon sends the rows again. The script uses the marks to skip the rows that Redis already has.
-//! * A: a call times out. It is unknown whether Redis has executed the call. Redis can also execute the call later,
-//!   when newer rows have already been added. Because of the marks, the additions are made only once. One call contains
-//!   all additions that its rows make to a bucket. With two calls, the first call could fail, and the second call would
-//!   raise the mark above rows that were not added.
+//! * A: a call times out. Redis may have executed it, or may execute it later, when newer rows have already been added.
+//!   Because of the marks, the additions are made only once. One call contains all additions that its rows make to a
+//!   bucket. Of two calls, the first could fail, and the second would raise the mark above rows that were not added.
 //! * A: the task has added the rows of a pass to some of the buckets. B: the pass is repeated with more rows. The
-//!   script finds that these buckets already have some of the rows. So the script adds nothing to these buckets, and
-//!   returns their marks. For each returned mark, the task sends the rows with higher numbers to the buckets with this
-//!   mark. If a bucket's mark has changed before this call, the script returns the new mark.
-//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 finds these rows, too. Daemon 2 adds the rows
-//!   only if no daemon has recorded any of them as added since daemon 2 looked before. If both daemons add a row, the
-//!   marks prevent the second addition.
+//!   script adds nothing to the buckets that already have some of the rows, and returns their marks. For each returned
+//!   mark, the task sends the rows with higher numbers to the buckets with this mark. If a bucket's mark has changed
+//!   before this call, the script returns the new mark.
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 finds these rows, too. Daemon 2 adds them only
+//!   if no daemon has recorded any of them as added since daemon 2 looked before. If both add a row, the marks prevent
+//!   the second addition.
 //! * A: a node of a Redis Cluster fails. B: further rows are committed. In each pass, the task adds the rows again from
-//!   the first one that a bucket lacks, and then goes ahead with later rows. It sends no later rows to the buckets whose
-//!   calls failed, because such a call would raise a mark above rows that the bucket lacks. If a later pass reaches one
-//!   of these buckets, the task sends all later rows again, even if another node still fails.
+//!   the first one that a bucket lacks, and then goes ahead with later rows. It sends no later rows to the buckets
+//!   whose calls failed, because such a call would raise a mark above rows that the bucket lacks. If a later pass
+//!   reaches one of these buckets, the task sends all later rows again, even if another node still fails.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
 //!   reader that finds row 8 also finds row 7.
 //! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
-//!   Row numbers follow MySQL's clock. So a new row has a higher number than every mark, and the script adds the row.
-//!   Until a full reconcile, Redis keeps the additions that MySQL lost. The task logs a warning if the last recorded
-//!   row is missing in MySQL, or if Redis has marks of rows that MySQL does not have.
-//! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. After that, new rows are
-//!   added to the new bucket, which readers do not use yet. The job that loads the bucket first sets each mark to the
-//!   partition's last committed row. The job then loads values that include exactly the rows up to these marks
+//!   Row numbers follow MySQL's clock, so a new row has a higher number than every mark, and is added. Until a full
+//!   reconcile, Redis keeps the additions that MySQL lost. The task logs a warning if the last recorded row is missing
+//!   in MySQL, or if Redis has marks of rows that MySQL does not have.
+//! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to
+//!   the new bucket, which readers do not use yet. The job that loads the bucket first sets each mark to the
+//!   partition's last committed row, and then loads values that include exactly the rows up to these marks
 //!   (crates/redis/lua/load.lua).
-//! * A: Redis comes back with an older state (a failover, an old snapshot). The marks and the counters then have the
-//!   same older state. The task does not send rows again if MySQL has recorded them as added, or if they were
-//!   added ahead while another node failed and no call to this server failed. A reconcile finds the missing amounts in
-//!   the same way as for counters that API servers write.
+//! * A: Redis comes back with an older state (a failover, an old snapshot) of the marks and the counters. The task does
+//!   not send rows again if MySQL has recorded them as added, or if they were added ahead while another node failed and
+//!   no call to this server failed. A reconcile finds the missing amounts, as for counters that API servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
-//!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads the bucket.
-//!   Otherwise a reconcile adds the missing amounts. The same is true for boards. After any other failure, the task
-//!   retries until the call succeeds.
+//!   and skips the addition. If Redis has lost the bucket after the operator's repair, a job loads it. Otherwise a
+//!   reconcile adds the missing amounts. The same is true for boards. After any other failure, the task retries until
+//!   the call succeeds.
 //!
 //! If targets have Bloom filters, an outbox row also lists the new likes: the target and the user. The task adds these
 //! users to the target's filter before it records the row as added. It is harmless to add a user twice. If the filter's

@@ -14,63 +14,59 @@
 //! prune        delete archives and snapshots whose time is over
 //! ```
 //!
-//! A run depends only on the current state in Redis and MySQL: it checks every closed period and does the missing
-//! steps. So if a run crashes at any step, the next run continues its work. Two rules always hold. A zset is removed
-//! from Redis only after its rows were committed, read back, and found equal to the zset place by place. At most 15,000
-//! members are in memory, however large the board is.
+//! A run depends only on the current state: it checks every closed period and does the missing steps, so a run
+//! continues after a crash at any step. Two rules always hold. A zset is removed from Redis only after its rows were
+//! committed, read back, and found equal to it place by place. At most 15,000 members are in memory.
 //!
 //! # The races
 //!
-//! Writers do not check whether the archiver is running. Writers always add to the live key. A freeze renames the live
-//! key, so the next addition creates the live key again.
+//! Writers do not check whether the archiver is running. They always add to the live key. A freeze renames the live
+//! key, so the next addition creates it again.
 //!
 //! * A writer adds before the freeze: the write is part of the frozen zset.
-//! * A writer adds after the freeze: the live key is created again and holds only late writes. The run moves the late
-//!   writes into the frozen zset page by page. One script adds a member to the frozen zset and removes it from the live
-//!   zset. So each member is added once, even if the script runs twice or after its timeout.
-//! * A writer adds a member during the merge: this merge or the next run moves the member into the frozen zset.
-//! * A writer adds a member after "done": the next run stops the expiry of the frozen zset (PERSIST) and records
-//!   "frozen" again. The run then merges the late member, and writes a second copy. Readers get the first copy until
-//!   the run has verified the second copy.
+//! * A writer adds after the freeze: the live key is new and holds only late writes. The run moves them into the frozen
+//!   zset page by page. One script adds a member to the frozen zset and removes it from the live zset, so each member
+//!   is added once, even if the script runs twice or after its timeout.
+//! * A writer adds a member during the merge: this merge or the next run moves it.
+//! * A writer adds a member after "done": the next run stops the expiry of the frozen zset (PERSIST), records "frozen"
+//!   again, merges the member, and writes a second copy. Readers get the first copy until the second one is verified.
 //! * A writer adds a member just before UNLINK: the script that removes the frozen zset first looks for the live key.
-//!   If the live key exists, the script keeps the frozen zset.
-//! * A writer adds a member after the frozen zset was removed: the live key then contains only late writes, and not the
-//!   whole board. A live key is frozen only in two cases: MySQL has no row of the period, or Redis went back to an
-//!   older state (below). Otherwise the live key stays, and every report contains the key and the reason.
-//! * A writer subtracts from a member that only the frozen zset has: the live key has no score for this member.
-//!   `board.lua` removes a member whose score falls to zero, so the subtraction is lost. The archive keeps the higher
-//!   score. This error is accepted, because it can only happen after `archive_grace`.
+//!   If the live key exists, the frozen zset stays.
+//! * A writer adds a member after the frozen zset was removed: the live key holds only late writes. A live key is
+//!   frozen only if MySQL has no row of the period, or if Redis went back to an older state (below). Otherwise it
+//!   stays, and every report contains the key and the reason.
+//! * A writer subtracts from a member that only the frozen zset has: `board.lua` removes a member whose score falls to
+//!   zero, so the subtraction is lost, and the archive keeps the higher score. This error is accepted, because it can
+//!   only happen after `archive_grace`.
 //! * A run crashes between two steps ([`FAULT_POINTS`]): the next run begins the copy again and writes the same places.
-//!   If MySQL has no row for a frozen key yet, the frozen key contains the complete board. Each run repeats EXPIRE for
-//!   a zset whose archive is done.
-//! * Two runs start at the same time: only the run that gets the job's lock continues. If the lease of the first run
-//!   expires while its process is paused, a second run takes over, and the first run resumes later. Each transaction
-//!   locks the row of the job's lock before its commit. In this row the first run finds the number of the second run,
-//!   and the transaction is rolled back. Redis cannot check that lock. So a run writes its claim of a board to Redis
-//!   before it reads the board's progress. Every script that changes a closed period does nothing if another run has
-//!   claimed the board. The claim contains a random number, because after a failover MySQL can assign the number of a
-//!   run a second time. If the first run claims the board after the second run, the scripts of the second run are
-//!   refused, and the second run fails. At its next read from MySQL, the first run detects the takeover and stops. The
+//!   If MySQL has no row for a frozen key yet, the key contains the complete board. Each run repeats EXPIRE for a zset
+//!   whose archive is done.
+//! * Two runs start at the same time: only the run that gets the job's lock continues. If a paused run's lease expires,
+//!   a second run takes over, and the first run resumes later. Each transaction locks the row of the job's lock before
+//!   its commit, finds the second run's number there, and is rolled back. Redis cannot check that lock, so a run claims
+//!   a board in Redis before it reads the board's progress, and every script that changes a closed period does nothing
+//!   if another run has claimed the board. The claim contains a random number, because after a failover MySQL can
+//!   assign the number of a run a second time. If the first run claims the board after the second run, the second run's
+//!   scripts are refused, and it fails. The first run detects the takeover at its next read from MySQL, and stops. The
 //!   next run does all remaining work.
-//! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. If a board was not verified before it
-//!   was lost, the run reports the loss and never records "done" for it. The run then freezes no other zset as this
-//!   period's board. If the period was "done" before the flush, nothing is lost, and the period is recorded as ended.
-//!   If a second copy (with late writes) was in progress, the first archive is complete, and the late writes are
-//!   reported as lost.
+//! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. If a board was not verified before, the
+//!   run reports the loss, never records "done" for it, and freezes no other zset as this period's board. If the period
+//!   was "done" before, nothing is lost, and the period is recorded as ended. If a second copy (with late writes) was
+//!   in progress, the first archive is complete, and the late writes are reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
-//!   again. Such a Redis server can have a live zset of a period that is frozen according to MySQL, but not according
-//!   to this server. This live zset is the whole board in an older state, and not a zset of late writes. If this zset
-//!   were added to its archive, the scores would count twice. So its scores are raised to the archive's scores instead
-//!   (`rollback_recovery`). The same is done with a frozen zset that lacks archived late writes. If the server lacks the
-//!   mark of a board, the board is reported as lost.
-//! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
-//!   the state "done" can come from a time before the late writes were archived. Redis stores how many members were
-//!   moved into a frozen zset. If this count is higher than the count in MySQL, the board is archived again. If a zset
-//!   was removed from Redis since the backup, this zset and its late writes are lost.
+//!   again. Such a server can have a live zset of a period that is frozen according to MySQL, but not according to this
+//!   server. This live zset is the whole board in an older state. Added to its archive, its scores would count twice,
+//!   so they are raised to the archive's scores instead (`rollback_recovery`). The same is done with a frozen zset that
+//!   lacks archived late writes. If the server lacks the mark of a board, the board is reported as lost.
+//! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row that
+//!   says "done" can be from before the late writes were archived. If Redis has moved more members into the frozen zset
+//!   than MySQL says, the board is archived again. A zset that was removed from Redis since the backup is lost, with
+//!   its late writes.
 //! * A clock is wrong: MySQL's clock decides when a period is over. If the clock of the host or of Redis differs from
-//!   MySQL's clock by minutes, the run does nothing.
+//!   it by minutes, the run does nothing.
 //! * Another program changes the frozen zset, or the copied rows, during the copy or after it: the last run finds a
-//!   page of the zset that differs from its rows in MySQL. The zset is kept without an expiry, and the report contains
+//!   page of the zset that differs from its rows. The zset stays without an expiry, and the report contains the first
+//!   place that differs. The run continues with the other boards.
 //!   the first place that differs. The run continues with the other boards.
 
 mod candidates;

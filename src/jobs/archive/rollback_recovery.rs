@@ -1,25 +1,23 @@
-//! Archives a board again after Redis went back to a state before the freeze. This happens when a replica that lagged
-//! takes over, or when a server is started from an old dump.
+//! Archives a board again after Redis went back to a state before the freeze: a replica that lagged took over, or a
+//! server was started from an old dump.
 //!
 //! The script that freezes a zset also records the freeze in Redis. Redis also stores the number of the run that first
-//! claimed the board. This number is the generation of the data. When the rows are verified, MySQL stores the number of
-//! the freeze and the generation. If the freeze that Redis records is older than the freeze that MySQL records, Redis
-//! has gone back in time. The live zset then contains the former scores plus later additions, and the two cannot be
-//! separated. So each member gets the highest of its scores in Redis, the archive and the snapshot, and no score is
-//! added twice. The run cannot recover the writes that Redis lost when it went back. If the archive contains late
-//! writes, the run also loses the changes that writers made after Redis went back. After this step, the period is
-//! archived in the same way as the first time. Redis counts the pages whose scores the run has raised. If another Redis
-//! server takes over before the freeze, the new server has a different count. Then the run does not freeze the zset of
-//! the new server.
+//! claimed the board, which is the generation of the data. When the rows are verified, MySQL stores both. If Redis'
+//! freeze is older than MySQL's, Redis has gone back in time. The live zset then contains the former scores plus later
+//! additions, which cannot be separated. So each member gets the highest of its scores in Redis, the archive and the
+//! snapshot, and no score is added twice. The writes that Redis lost when it went back are not recovered. If the
+//! archive contains late writes, the changes that writers made after Redis went back are lost, too. Then the period is
+//! archived as the first time. Redis counts the pages whose scores the run has raised. If another Redis server takes
+//! over before the freeze, its count differs, and its zset is not frozen.
 //!
-//! Redis can also go back to a state in which the board is frozen, but lacks late members that are archived. Redis counts
-//! the late members, so this count is then lower than in MySQL. The run first moves the late members that Redis has into
+//! Redis can also go back to a state in which the board is frozen, but lacks archived late members. Redis counts the
+//! late members, so this count is then lower than in MySQL. The run first moves the late members that Redis has into
 //! the frozen zset, and then raises its scores in the same way. MySQL records before the first of these steps that late
-//! members are missing, because Redis can count more late members afterwards than MySQL has recorded. The last page
-//! of the raise counts as one more late member. If Redis then goes back once more, its count is lower again.
+//! members are missing, because Redis can count more of them afterwards than MySQL has recorded. The last page of the
+//! raise counts as one more late member. If Redis then goes back once more, its count is lower again.
 //!
-//! After a flush, Redis has a newer generation than MySQL. If MySQL has recorded the period as frozen, a live zset then
-//! holds only late writes.
+//! After a flush, Redis has a newer generation than MySQL. A live zset of a period that MySQL has recorded as frozen
+//! then holds only late writes.
 
 use tracing::warn;
 

@@ -1,4 +1,4 @@
-//! One run of the job that builds and updates Bloom filters. A target with many likes has a filter. The filter answers
+//! One run of the job that builds and updates Bloom filters. A target with many likes has a filter, which answers
 //! whether a user likes the target, with "no" or "perhaps".
 //!
 //! # The way
@@ -12,74 +12,67 @@
 //!   drop:   the target has too few likes now, or Redis can have lost a part
 //! ```
 //!
-//! A run depends only on the current state in MySQL and Redis. If a run crashes at any point, the next run continues
-//! its work. One rule always holds: **a filter never says "no" about a user who likes the target.** A wrong "perhaps"
-//! costs a query. After a wrong "no", a like is counted twice. At most 16 MiB of a filter are in memory, even if the
-//! filter is larger.
+//! A run depends only on the current state in MySQL and Redis, so the next run continues after a crash at any point.
+//! One rule always holds: **a filter never says "no" about a user who likes the target.** A wrong "perhaps" costs a
+//! query. After a wrong "no", a like is counted twice. At most 16 MiB of a filter are in memory.
 //!
 //! # Why nothing is lost
 //!
 //! One script counts a like (lua/like.lua), another begins a build, and another swaps in the new filter. So each like
-//! happens either completely before or completely after a build begins. The same is true for a swap. All keys of a
-//! target are in one slot of a Redis Cluster.
+//! is either completely before or completely after a begin or a swap. All keys of a target are in one slot of a Redis
+//! Cluster.
 //!
 //! * *A like before "begin"*: the fence follows the like's event, so the like is in MySQL before the build reads the
-//!   users. If the event was published after the fence, Redis remembers the click for two minutes. The
-//!   clicks are read before the users, and the newer hash of clicks before the older hash. Clicks move from the newer
-//!   to the older hash, so a click that moves between the two reads is read once or twice. If Redis forgets a click
-//!   during the reads, the click is old, and its like is already in MySQL. For a filter of several parts, the clicks
-//!   and the users are read again for each part.
-//! * *A like after "begin" and before the swap* is noted beside the filter (`added`). The like's bits are also set in
-//!   the former filter, if the bits were computed for that filter's shape. During a build, the script that removes
-//!   notes refuses to run. So Redis keeps the note of the like until the new filter has the like's bits.
-//! * *A like after the swap*: like.lua sets the like's bits in the new filter, or notes the user in the key `added`. If
-//!   a client computed the bits for another shape, or cannot compute bits, the user is noted instead.
-//! * *A like that the daemon counts* (`writer = "daemon"`): the daemon commits the like in MySQL. Later the daemon adds
-//!   the like's outbox row to Redis, and notes the user in Redis. If the like is committed before the build reads the
-//!   users from MySQL, the build reads this user, too. If the like is committed after this read, the daemon notes the
-//!   user later than the step "begin". So the note stays in Redis. Until the outbox row is added, a reader can get a
-//!   wrong "no".
+//!   users. If the event was published after the fence, Redis remembers the click for two minutes. The clicks are read
+//!   before the users, and the newer hash of clicks before the older hash. Clicks move from the newer to the older
+//!   hash, so a click that moves between the two reads is read once or twice. If Redis forgets a click during the
+//!   reads, its like is already in MySQL. For a filter of several parts, clicks and users are read again for each part.
+//! * *A like after "begin" and before the swap* is noted beside the filter (`added`). Its bits are also set in the
+//!   former filter, if they were computed for that filter's shape. During a build, the script that removes notes
+//!   refuses to run. So the note stays until the new filter has the like's bits.
+//! * *A like after the swap*: like.lua sets the like's bits in the new filter. If a client computed the bits for
+//!   another shape, or cannot compute bits, the user is noted in `added` instead.
+//! * *A like that the daemon counts* (`writer = "daemon"`): the daemon commits the like in MySQL. Later it adds the
+//!   like's outbox row to Redis, and notes the user there. A like that is committed before the build reads the users is
+//!   read. After that, the daemon notes the user later than "begin", so the note stays. Until the outbox row is added,
+//!   a reader can get a wrong "no".
 //! * A reader checks the remembered clicks, then the noted users, then the bits. lua/filter_has.lua and lua/like.lua
-//!   each do all three checks in one script. An unlike leaves the user's bits set. The bits also stay set if a counted
-//!   like is reverted. Bits that stay set can only cause a wrong "perhaps".
+//!   each do this in one script. An unlike, or the reverting of a counted like, leaves the user's bits set, which can
+//!   only cause a wrong "perhaps".
 //!
 //! # The races
 //!
-//! * A run crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and the users of new likes are
-//!   still noted, because the config still has `building`. The next run finds `building` and builds the filter. When it
-//!   begins, the script discards the pieces that the crashed run has written. After the swap, the next run adds the
-//!   noted users to the filter's bits (fold).
-//! * A run freezes, and resumes after a second run has begun. The filter's config has the number of the second run,
-//!   which is higher. So the first run's scripts, which begin a build, write pieces and swap the filter, do nothing.
-//!   The swap of the second run removes the number from the config. After that, the first run still cannot write pieces
-//!   or swap. If the first run begins a build after the second run's swap, Redis notes users unnecessarily until the
-//!   next run. The first run can add noted users to a filter (fold) only if the filter has the expected shape. A fold
+//! * A run crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and new likes are still noted,
+//!   because the config still has `building`. The next run finds `building` and builds the filter. When it begins, the
+//!   script discards the pieces of the crashed run. After the swap, the noted users are added to the filter's bits
+//!   (fold).
+//! * A run freezes, and resumes after a second run has begun. The filter's config has the second run's higher number,
+//!   so the first run's scripts that begin a build, write pieces and swap do nothing. The swap of the second run
+//!   removes the number. After that, the first run still cannot write pieces or swap. If it begins a build then, Redis
+//!   notes users unnecessarily until the next run. It can fold only into a filter of the expected shape, and a fold
 //!   sets only the bits of users who like the target.
-//! * Redis executes a call twice, or executes a call after its timeout. Each piece contains its position, and the
-//!   script refuses a piece that arrives for another position. If Redis executes the script that begins a build twice,
-//!   the script discards the written pieces. Then Redis refuses the next piece. If the swap is repeated, `next` is
-//!   empty and nothing is swapped.
-//! * A click changes no counter (result 0). The API server still publishes the click's event, because earlier events of
-//!   this like may not have reached MySQL. So like.lua notes the user of every like, even if the click changes no
-//!   counter.
+//! * Redis executes a call twice, or after its timeout. Each piece contains its position, and the script refuses a
+//!   piece for another position. A repeated begin discards the written pieces, so Redis refuses the next piece. At a
+//!   repeated swap, `next` is empty and nothing is swapped.
+//! * A click changes no counter (result 0). The API server still publishes its event, because earlier events of this
+//!   like may not have reached MySQL. So like.lua notes the user of every like, even if the click changes no counter.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
-//!   again. The fence of that run follows every event that was published before the flush.
-//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. The config
-//!   contains the number of noted users. If Redis loses noted users, the set of notes has fewer users than this number.
-//!   Without the config, there is no filter. A filter that lacks a part never answers "no", and the next run drops and
-//!   rebuilds it.
+//!   again. Its fence follows every event that was published before the flush.
+//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If noted
+//!   users are lost, the set has fewer users than the config says. Without the config, there is no filter. A filter
+//!   that lacks a part never answers "no", and the next run drops and rebuilds it.
 //! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter can lack likes
-//!   whose events are in MySQL. After such an event Redis has another data set, and a run in progress ends. The next
-//!   run begins a new epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a
-//!   filter of another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour,
-//!   because it is unknown whether API servers noted all likes in this hour. A filter can still give a wrong "no"
-//!   between a failover and the next run. A reader caches the epoch for one second, so a wrong "no" is also possible in
-//!   this second.
-//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. For each
-//!   like that it counts, an API server then calls lua/note_beside.lua, which notes the user (docs/scripts.md). A run
-//!   during the move fails, and the next run continues its work.
+//!   whose events are in MySQL. Redis has another data set, and a run in progress ends. The next run begins a new epoch
+//!   with one write, to `filter:epoch`. Readers pass its value to the scripts, and a filter of another epoch gives no
+//!   answer until it is rebuilt. The key expires if no run was active for an hour, because it is unknown whether API
+//!   servers noted all likes in this hour. A wrong "no" is possible between a failover and the next run, and for one
+//!   second more, because a reader caches the epoch for one second.
+//! * A slot of a Redis Cluster moves: while the slot's keys are on two nodes, Redis refuses the scripts. For each like
+//!   that it counts, an API server then calls lua/note_beside.lua, which notes the user (docs/scripts.md). A run during
+//!   the move fails, and the next run continues its work.
 //! * Likes reach MySQL without lua/like.lua or long after it ran (an import, a dead letter that is published manually).
-//!   These likes are in no filter until you rebuild the filter with `tallyd admin filters rebuild`. A run notices this if
+//!   They are in no filter until you rebuild it with `tallyd admin filters rebuild`. A run notices this if more users
+//!   like a target than were ever put into its filter.
 //!   more users like a target than were ever put into its filter.
 
 mod build;

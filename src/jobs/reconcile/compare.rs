@@ -1,11 +1,10 @@
 //! Compares counters, one page at a time. It measures a page, measures the suspect counters of the page again, and
 //! repairs each confirmed drift (the difference between Redis and MySQL).
 //!
-//! The first measurement is cheap, because its fence is sent immediately. Nearly all counters are right at this
-//! measurement. The other counters are *suspects*. The suspects of many pages are measured again together. A suspect
-//! that is still busy is watched. If API servers count one of the suspects, the second measurement waits a whole
-//! `publish_grace`. If the run finds a drift, it stores the drift with the suspect. Later, another measurement of the
-//! suspect gives a second drift. If both drifts have the same direction, the run repairs the smaller drift.
+//! The first measurement is cheap, because its fence is sent immediately. Nearly all counters are right then. The
+//! others are *suspects*, and those of many pages are measured again together. A suspect that is still busy is watched.
+//! If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. If two measurements
+//! find a drift in the same direction, the run repairs the smaller drift.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};

@@ -1,29 +1,27 @@
 //! Compares Redis' counters with MySQL and repairs drift, while the site keeps writing likes.
 //!
-//! A page of counters is measured in four steps. The run takes a sample of Redis (at an instant of Redis' clock, the
-//! cut). The run sends a fence through every partition and waits until the fences are committed. Then the run reads
-//! MySQL and compares the values. Nearly all counters are right at this measurement. The other counters are suspects,
-//! and are measured once more. If API servers write the suspects to Redis, the run waits `publish_grace` before the
-//! second sample, and again before the second fence. If two measurements find a drift in the same direction, the
-//! smaller drift is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter is
-//! measured again together with a few other counters. If the counter is still busy, it is watched. While a counter is
-//! watched, the consumers log its events with the rows' former states. The run computes the counter's value at the cut
-//! from its current value and this log.
+//! A page of counters is measured in four steps: the run samples Redis (at an instant of Redis' clock, the cut), sends
+//! a fence through every partition, waits until the fences are committed, reads MySQL and compares. Nearly all counters
+//! are right at this measurement. The others are suspects, and are measured once more. If API servers write the
+//! suspects to Redis, the run waits `publish_grace` before the second sample, and again before the second fence. If two
+//! measurements find a drift in the same direction, the smaller drift is repaired. A counter is *busy* if an event
+//! newer than the cut was applied to it. Such a counter is measured again together with a few others. If it is still
+//! busy, it is watched: the consumers log its events with the rows' former states, and the run computes the counter's
+//! value at the cut from its current value and this log.
 //!
-//! A run has three steps. `load` loads lost buckets. `scan` selects the counters and the order in which they are
-//! compared. `compare` handles one page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits
-//! until the servers have capacity. The state that these modules share is in `context`, not in this file.
+//! `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one page at a time
+//! (`measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have capacity. These modules
+//! share the state in `context`.
 //!
 //! Possible races, each with its outcome:
 //!
 //! * A: an API server counts a like in Redis. B: the first measurement takes its sample and sends its fence. C: the
-//!   like's event is published. The first measurement finds a drift of +1. The second measurement takes its sample
-//!   `publish_grace` later, and sends its fence after another `publish_grace`. So the second measurement includes C,
-//!   and nothing is repaired. If C is later than both fences, the like appears as a drift and is repaired. This also
-//!   happens if a late event causes a drift in the first measurement, and another late event causes a drift in the
-//!   second measurement. A later run measures after these events were applied, and reverts the repair.
-//! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
-//!   busy.
+//!   like's event is published. The first measurement finds a drift of +1. The second one takes its sample
+//!   `publish_grace` later, and sends its fence after another `publish_grace`, so it includes C, and nothing is
+//!   repaired. If C is later than both fences, the like appears as a drift and is repaired. So do two late events that
+//!   each cause a drift in one measurement. A later run measures after these events were applied, and reverts the
+//!   repair.
+//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` shows that the counter is busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, so the like of B
 //!   stays counted (invariant 4).
 //! * A: the repair times out. B: a later run measures. C: Redis runs the repair of A late. The repair script checks
@@ -35,15 +33,13 @@
 //! * A: two measurements agree. B: Redis fails over to a replica that does not have the drift. The repair is not made,
 //!   because Redis has a different data set than at the start of the run.
 //! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. Until a run
-//!   has loaded the bucket again, a counter that is missing in the bucket has an unknown value, not zero.
-//! * Two reconciles want to run. The job's lock lets only one of them run. If the lease of the first run ended while
-//!   that run was frozen, the fences of this run never pass, because the second run's fences have higher numbers. MySQL
-//!   refuses the writes of the first run.
-//! * A row of `counter` is corrected while the consumer writes it. The run reads the row of `counter` and the target's
-//!   like records in one snapshot. Then the run adds the difference between both values to the row.
+//!   has loaded the bucket again, a counter that is missing in it has an unknown value, not zero.
+//! * Two reconciles want to run. The job's lock lets only one of them run. If the lease of a frozen run ended, its
+//!   fences never pass, because the second run's fences have higher numbers, and MySQL refuses its writes.
+//! * A row of `counter` is corrected while the consumer writes it. The run reads the row and the target's like records
+//!   in one snapshot, and adds the difference between both values to the row.
 //!
-//! A reconcile must never set a counter or change MySQL's likes. Until a fence is committed, a reconcile must not
-//! compare a value.
+//! A reconcile must never set a counter, change MySQL's likes, or compare a value before its fence is committed.
 
 mod compare;
 mod context;

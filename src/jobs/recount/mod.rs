@@ -5,21 +5,21 @@
 //! that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition, and measures the
 //! suspects again. If a target is wrong at both measurements, and did not change in between, the difference is added.
 //!
-//! An API server writes a comment's row and publishes the comment's event at nearly the same time. So in any snapshot
-//! the table and `counter` differ by the events in flight. One measurement cannot distinguish these events from drift.
-//! Possible races, each with its outcome:
+//! An API server writes a comment's row and publishes its event at nearly the same time. So in any snapshot the table
+//! and `counter` differ by the events in flight, which one measurement cannot distinguish from drift. Possible races,
+//! each with its outcome:
 //!
 //! * A: a comment's row is written. B: the first measurement finds -1. C: the comment's event is applied. The fence is
 //!   sent `publish_grace` later, so the second measurement comes after C and finds the target right.
-//! * A: the first measurement. B: a comment is added. C: the second measurement. The table's count differs between the
-//!   two measurements. So the target has *changed*, and the run measures the target again.
-//! * Between the two measurements one comment is added and another one is removed, so the true value is unchanged. If
-//!   only one of the two events was applied, the counter has a newer `at`, so the target has changed. If both events or
-//!   neither were applied, the drift is unchanged.
+//! * A: the first measurement. B: a comment is added. C: the second measurement. The table's count differs, so the
+//!   target has *changed*, and is measured again.
+//! * Between the measurements one comment is added and another one is removed, so the true value is unchanged. If only
+//!   one event was applied, the counter has a newer `at`, so the target has changed. If both or neither were applied,
+//!   the drift is unchanged.
 //! * A: a drift of +1. B: a comment's row is written, and its event is in flight. C: the first measurement finds no
-//!   drift. This run does not measure the target again, so a later run finds the drift.
-//! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, so the
-//!   effect of B is kept.
+//!   drift. A later run finds it.
+//! * A: two measurements agree. B: an event is applied. C: the correction. It adds a difference, so the effect of B is
+//!   kept.
 //! * A: a run freezes. B: a second run makes corrections. C: the first run resumes. Each correction checks the job's
 //!   lock in its own transaction, so the first run writes nothing.
 //!

@@ -11,20 +11,18 @@
 //!    an archive, first record "done" in MySQL, so that the frozen zset stays for `expire_after`.
 //! ```
 //!
-//! If a restore crashes while it fills the zset, the next restore begins again. Later the restore moves the members of
-//! the live zset into the filled zset. After the first move, some additions exist only in the filled zset. If the
-//! restore crashes after this move, the next restore continues with the filled zset. The key of the filled zset
-//! contains the source, so a restore from another source does not use that zset. Until the restore ends, the board has
-//! no mark in Redis, so no run treats the partial live zset as the board. One script moves the last page and renames
-//! the zset, so concurrent additions are neither lost nor counted twice. While a member was missing in the live zset,
-//! writers could not subtract from its score. So these subtractions are lost. If a restore crashes after it recorded
-//! "done" in MySQL, the period is not in Redis, and the next archive run records it as ended.
+//! If a restore crashes while it fills the zset, the next one begins again. After the first move from the live zset,
+//! some additions exist only in the filled zset. If the restore crashes then, the next one continues with the filled
+//! zset. Its key contains the source, so a restore from another source does not use it. Until the restore ends, the
+//! board has no mark in Redis, so no run treats the partial live zset as the board. One script moves the last page and
+//! renames the zset, so concurrent additions are neither lost nor counted twice. While a member was missing in the live
+//! zset, writers could not subtract from its score, so these subtractions are lost. If a restore crashes after it
+//! recorded "done" in MySQL, the period is not in Redis, and the next archive run records it as ended.
 //!
-//! If Redis lost all data, everything in the live zset was added since the loss. In this case the generation of the
-//! data in Redis is newer than in MySQL. Otherwise the live zset contains an older state or a part of the board, plus
-//! later additions. This happens after a restart from a backup, or after a failover. The later additions cannot be
-//! distinguished from the older data. So each member is raised to its score in the snapshot, if that score is higher.
-//! It is safe to repeat this step, because the step adds nothing.
+//! If Redis lost all data, the generation of its data is newer than in MySQL, and everything in the live zset was added
+//! since the loss. Otherwise (after a restart from a backup, or a failover) the live zset contains an older state or a
+//! part of the board, plus later additions, which cannot be distinguished. So each member is raised to its score in the
+//! snapshot, if that is higher. It is safe to repeat this step, because it adds nothing.
 
 use std::borrow::Cow;
 use std::time::Instant;

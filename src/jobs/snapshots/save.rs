@@ -8,13 +8,13 @@
 //!   -> go through the saved members: write changes, delete missing ones -> go through Redis: write new members -> record the end
 //! ```
 //!
-//! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. If Redis has lost a
-//! part of the board, the remaining part must never overwrite the rows. So a script reads each page, and first checks
-//! the board. If Redis lacks this run's mark of the board, or if the zset has too few members, the script reads
-//! nothing. With some values of `maxmemory-policy`, Redis can evict only the zset, which then grows again. So the run
-//! compares the best members of the last snapshot. If the sum of their live scores is less than half of the saved sum,
-//! the run takes no snapshot. After a crash, the rows are from two snapshots. Each row was right when it was written. The next run
-//! checks all rows. The snapshot can lack additions that were made during the run.
+//! The rows are changed in place, so a snapshot writes only the changes since the last one. If Redis has lost a part of
+//! the board, the rest must never overwrite the rows. So a script reads each page, and reads nothing if Redis lacks
+//! this run's mark of the board, or if the zset has too few members. With some values of `maxmemory-policy`, Redis can
+//! evict only the zset, which then grows again. So the run takes no snapshot if the live scores of the last snapshot's
+//! best members sum to less than half of the saved sum. After a crash, the rows are from two snapshots. Each row was
+//! right when it was written, and the next run checks all rows. The snapshot can lack additions that were made during
+//! the run.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

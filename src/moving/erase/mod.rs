@@ -12,35 +12,34 @@
 //! waiting  count the messages in the queues
 //! ```
 //!
-//! Each step does only the work that has not been done yet. If a run crashes at any point ([`FAULT_POINTS`]), the next
-//! run completes its work. A run after a successful run finds nothing to do. Only the first step can take long. This
-//! happens if the command erases a user, because `like_record` has no index by user. The run lists all targets, and
-//! reads the user's rows by their keys for each page of targets. A run with `--resume` continues after the last
-//! finished page of an earlier run.
+//! Each step does only the work that has not been done yet, so the next run completes a run that crashed at any point
+//! ([`FAULT_POINTS`]), and finds nothing to do after a successful one. Only the first step can take long: `like_record`
+//! has no index by user, so for a user the run lists all targets, and reads the user's rows by their keys for each page
+//! of targets. `--resume` continues after the last finished page of an earlier run.
 //!
 //! # Races
 //!
-//! * The erase publishes an unlike. After this unlike, the user likes the target again. The newer event wins, so the
-//!   row is a like, and the erase does not delete it. The report counts the row as `liked_again`.
+//! * After the unlike, the user likes the target again. The newer event wins, so the row is a like, and the erase does
+//!   not delete it. The report counts the row as `liked_again`.
 //! * The site published a like before the unlike, in any partition. The erase publishes a fence after both events, and
-//!   waits for the fence before it deletes the row. So no earlier event can change the row after the deletion.
-//! * A daemon commits a batch with a like and crashes before the acknowledgement. Then the erase deletes the row.
-//!   Without the row, the daemon no longer ignores older events. The broker redelivers the like and then the unlike
-//!   that follows it in the queue. So the row exists again, as an unlike. The effect is the same if a producer
-//!   publishes an old event again. The counters stay right, and the next erase deletes the row.
-//! * A filter run reads the user before the erase deletes the row. Then the erase drops the filter together with its
-//!   config, which contains the number of the filter run. So Redis rejects the new filter, and a later filter run
-//!   builds a filter without the user. The erase deletes the user's remembered click before it drops the filter.
-//! * Another run wants to write a snapshot or an archive of a board. This run must wait, because the erase holds the
+//!   waits for it before it deletes the row. So no earlier event can change the row after the deletion.
+//! * A daemon commits a batch with a like and crashes before the acknowledgement. Then the erase deletes the row,
+//!   without which the daemon no longer ignores older events. The broker redelivers the like and then the unlike, so
+//!   the row exists again, as an unlike. The effect is the same if a producer publishes an old event again. The
+//!   counters stay right, and the next erase deletes the row.
+//! * A filter run reads the user before the erase deletes the row. Then the erase drops the filter with its config,
+//!   which contains the number of the filter run. So Redis rejects the new filter, and a later run builds one without
+//!   the user. The user's remembered click is deleted before the filter.
+//! * Another run wants to write a snapshot or an archive of a board. It must wait, because the erase holds the
 //!   archiver's lock and the board's claim.
-//! * The erase renames a member of a frozen zset, and crashes before it renames the member in MySQL. The next erase
-//!   finds the row in MySQL and chooses the same new name.
-//! * A reconcile is running, and needs the events that the consumers log for it. The erase leaves the rows of this log
-//!   and reports how many there are. The reconcile deletes the rows at its end.
+//! * The erase crashes between the renaming of a member in a frozen zset and in MySQL. The next erase finds the row in
+//!   MySQL and chooses the same new name.
+//! * A reconcile needs the events that the consumers log for it. The erase leaves the rows of this log and reports how
+//!   many there are. The reconcile deletes them at its end.
 //!
-//! An erase must never delete a row that a newer like has changed, or an event of another user. An erase must never
-//! delete an outbox row that has not been added to Redis yet. After a successful run, the erased user or target must
-//! not be in any log, report or checkpoint.
+//! An erase must never delete a row that a newer like has changed, an event of another user, or an outbox row that has
+//! not been added to Redis yet. After a successful run, the erased user or target must not be in any log, report or
+//! checkpoint.
 
 mod boards;
 mod likes;

@@ -1,28 +1,24 @@
 //! `tallyd admin export` exports the likes and unlikes that users made after the cut-over. The command writes them into the
 //! site's old table, so that the site can return to this table.
 //!
-//! A pass lists the targets whose counter changed since the last pass. For each listed target, the pass reads the rows
-//! of `like_record` that changed since the last pass. The pass writes the current state of these rows with the site's
-//! own statements, in key order, up to 500 rows in a transaction. A repeated pass writes the same states again.
+//! A pass lists the targets whose counter changed since the last pass, and reads their rows of `like_record` that
+//! changed since then. It writes the current state of these rows with the site's own statements, in key order, up to
+//! 500 rows in a transaction. A repeated pass writes the same states again.
 //!
 //! Races:
 //!
-//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass also reads older
-//!   changes: it begins to read `overlap` before the start of this pass. So the next pass reads the row that B has
-//!   changed.
-//! * A: a pass lists changed targets. B: a target changes again before the pass reaches it in the list. The change
-//!   moves the target to a part of the list that the pass has already read (`update_span`). C: the pass misses the
-//!   target. So the pass makes another list, which contains the changes since the start of the pass. The list is
-//!   ordered by spans of five minutes, so a second change in a span does not move a target. If the pass begins and ends
-//!   two consecutive lists in the same span, the pass is complete.
+//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass begins to read
+//!   `overlap` before the start of this pass, so it reads the row that B has changed.
+//! * A: a pass lists changed targets. B: a target changes again before the pass reaches it, and moves to a part of the
+//!   list that the pass has already read (`update_span`). C: the pass misses the target. So the pass makes another
+//!   list, of the changes since its start. The list is ordered by spans of five minutes, and a second change in a span
+//!   does not move a target. So the pass is complete if it begins and ends two consecutive lists in the same span.
 //! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
 //!   wakes up. Before each transaction, a run checks that it still holds the job's lock, because the site's server
-//!   can't check this.
+//!   can't.
 //!
-//! A pass misses an event if a daemon writes it to MySQL more than `overlap` after the event's `at`. `tallyd import
-//! --verify` finds such an event.
-//!
-//! An export must never change anything but the site's table.
+//! A pass misses an event that a daemon writes to MySQL more than `overlap` after the event's `at`. `tallyd import
+//! --verify` finds it. An export must never change anything but the site's table.
 
 pub mod report;
 

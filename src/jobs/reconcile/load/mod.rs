@@ -2,21 +2,20 @@
 //! flushes it, if an empty replica is promoted, or if Redis evicts a bucket.
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
-//! returns its content at that instant (the cut). If no event after the cut changed a counter, the counter's value in
-//! MySQL after a fence is also its value at the cut. The load adds the difference between this value and the bucket's
-//! content, so concurrent changes are kept. If a later event changed a counter, the counter is watched, as in any
-//! comparison. At the end the load marks the bucket as loaded, if the bucket is still marked as loading.
+//! returns its content at that instant (the cut). If no event after the cut changed a counter, its value in MySQL after
+//! a fence is also its value at the cut. The load adds the difference to the bucket's content, so concurrent changes
+//! are kept. If a later event changed a counter, the counter is watched, as in any comparison. At the end the load
+//! marks the bucket as loaded, if it is still marked as loading.
 //!
 //! Counters that the daemon adds to Redis need no fence (`tallyd_core::touched`).
 //!
-//! If likes were published after the fence, the loaded counters do not include them. The next comparison finds these
-//! likes, because their `at` is within `overlap`.
+//! Loaded counters lack likes that were published after the fence. The next comparison finds these likes, because their
+//! `at` is within `overlap`.
 //!
-//! If a layout of Redis keys was abandoned and is configured again, its counters are outdated. So the run treats the
-//! layout as lost. Each run stores the names of the configured layouts to which API servers write. If a layout is
-//! missing in the last run's record, no daemon has updated that layout. After a switch, or after a move that was
-//! aborted, the buckets of this layout can still be marked as loaded. The run removes these marks before it compares
-//! anything. Then the run loads these buckets in the same way as lost buckets.
+//! An abandoned layout of Redis keys that is configured again has outdated counters, perhaps in buckets that are marked
+//! as loaded (after a switch or an aborted move). Each run stores the names of the layouts to which API servers write.
+//! A layout that is missing in the last run's record has not been updated by a daemon, so the run removes its marks
+//! before it compares anything, and loads its buckets as lost ones.
 
 mod buckets;
 
