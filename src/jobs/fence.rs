@@ -78,7 +78,6 @@ enum FenceState {
     Passed,
     /// The queue has no consumer, and only fences that the read rows name.
     Idle,
-    /// With the reason.
     Waiting(String),
 }
 
@@ -219,7 +218,6 @@ impl Fences<'_> {
         Ok(Look::Unknown)
     }
 
-    /// Sends the fence to a queue that perhaps has no consumer.
     async fn leave(&self, (partition, queue): (u16, &str), number: u64) -> Result<()> {
         self.store.note_fence(partition, number).await?;
         self.send(queue, number).await?;

@@ -37,23 +37,18 @@ use tallyd_mysql::jobs::Outcome;
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// Empty if the mode has no schedule.
     pub pattern: String,
-    /// Makes the mode due, independently of its schedule.
     pub request: Request,
     pub first_run: FirstRun,
     /// If several modes of one job are due, the lowest rank runs first.
     pub rank: usize,
-    /// Any paused task keeps the mode from running.
     pub needs: &'static [Task],
     pub run: Run,
 }
 
-/// Returns the rule that decides when the mode runs next.
 pub type Run = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
-    /// Becomes due only by its schedule. Its rank is 0.
     fn new(job: JobName, mode: &str, pattern: &str, needs: &'static [Task], run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
         Self { job, mode: mode.to_owned(), pattern: pattern.to_owned(), request, first_run, rank: 0, needs, run }
@@ -98,7 +93,6 @@ impl Request {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns whether there was a request.
     fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
@@ -110,7 +104,6 @@ pub enum JobError {
     /// The same call can succeed later.
     #[error("{0}")]
     NotNow(String),
-    /// Or a task that the job needs is paused.
     #[error("{0} (run `{undo}` to resume)", undo = .0.undo())]
     Paused(Box<Order>),
     /// An operator must change something, so there is no retry before the next scheduled time.

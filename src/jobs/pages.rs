@@ -18,7 +18,6 @@ use tallyd_rabbitmq::{Broker, Publisher};
 pub(crate) struct PageLimits {
     /// By name. The run waits while one of them is too far behind.
     pub replicas: Vec<(String, Store)>,
-    /// Another MySQL server that the run reads or writes.
     pub site: Option<Store>,
     pub limits: Limits,
     pub page_max: usize,
@@ -65,7 +64,6 @@ impl<J: Job + ?Sized> Run<'_, J> {
         Ok(!self.is_over())
     }
 
-    /// Writes the reason into the report.
     pub(crate) fn is_over(&mut self) -> bool {
         if self.stop.is_cancelled() {
             self.end(Ended::Stopped, "it was stopped");

@@ -29,7 +29,6 @@ pub(crate) const LISTED_MAX: usize = 20;
 
 pub(super) const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
-/// Its value is the configuration of a run.
 pub trait Job: Sync {
     const NAME: &'static str;
     /// Such a run does not begin if the configuration has too few partitions.
@@ -70,11 +69,9 @@ pub struct RunOptions {
     pub force: bool,
     /// Continues where the last run of this mode ended.
     pub resume: bool,
-    /// Then the run ends after the current page.
     pub run_time_max: Option<Duration>,
 }
 
-/// Holds the job's lock.
 pub struct Run<'a, J: Job + ?Sized> {
     pub servers: &'a Servers,
     /// The fencing token of all writes of the run.
@@ -177,7 +174,6 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         self.options.run_time_max.map(|max| self.began + max)
     }
 
-    /// A later run can resume there.
     pub async fn note_checkpoint(&self, place: &(impl Serialize + Sync)) -> Result<()> {
         let text = serde_json::to_string(place).context("write the run's progress")?;
         Ok(self.servers.store.note_checkpoint(self.number, &text).await?)
@@ -229,7 +225,6 @@ pub(crate) fn millis_since(began: Instant) -> u64 {
 }
 
 pub(super) struct Allowed {
-    /// Cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
     /// Read operators' orders, because a command's process has no other task that does.
     _following: JoinSet<()>,

@@ -22,7 +22,6 @@ pub trait RunReport: Serialize + fmt::Display + Send {
         self.outcome() == Outcome::Done
     }
 
-    /// Up to which a reconcile has compared everything.
     fn cut(&self) -> Option<Micros> {
         None
     }
@@ -33,10 +32,8 @@ pub trait RunReport: Serialize + fmt::Display + Send {
 pub enum Ended {
     #[default]
     Done,
-    /// `--run-time`.
     TimeOver,
     Stopped,
-    /// Without `--force`.
     #[serde(rename = "braked")]
     LimitExceeded,
 }
@@ -47,7 +44,6 @@ pub struct RunHead {
     pub dry_run: bool,
     pub ended: Ended,
     pub ended_early: Option<String>,
-    /// Because a server was busy.
     pub waited_s: u64,
     pub waits: Waits,
     pub waited_for: Option<String>,

@@ -43,7 +43,6 @@ pub struct LockRequest<'a> {
     pub name: &'static str,
     /// `full`, `changed`. Each mode has its own due time.
     pub mode: &'a str,
-    /// Shown by other processes that try to acquire the lock.
     pub owner: &'a str,
     pub keep: Duration,
 }
@@ -51,10 +50,8 @@ pub struct LockRequest<'a> {
 #[derive(Debug)]
 pub enum Ran<R> {
     Ended(R),
-    /// Another run holds the lock.
     Held {
         owner: String,
-        /// If the other run does not renew its lease.
         lease_s: i64,
     },
 }
@@ -257,7 +254,6 @@ async fn run_due(
     }
 }
 
-/// Logs a failure.
 fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
     match ran {
         Ok(retry) => retry,

@@ -32,7 +32,6 @@ pub enum RetryAfter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Even if a run is requested.
     Pause(Duration),
     /// Ends with a request.
     Woken(Duration),
@@ -49,7 +48,6 @@ pub(super) struct Entry {
     pub spec: JobSpec,
     /// By MySQL's clock, when the mode was added to this daemon's schedule.
     since: Option<Micros>,
-    /// `None` if the mode is never due by a schedule.
     times: Option<cron::Schedule>,
     last: Option<Micros>,
     backoff: Option<Backoff>,
@@ -57,7 +55,6 @@ pub(super) struct Entry {
 
 #[derive(Clone, Copy)]
 struct Backoff {
-    /// Consecutive runs that ended before all their work was done.
     times: u32,
     until: Instant,
 }
@@ -195,7 +192,6 @@ mod tests {
         schedule
     }
 
-    /// Returns the modes that ran.
     fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
         let mut modes = Vec::new();
         while let Some(entry) = schedule.next_due(now, Instant::now()) {

@@ -29,7 +29,6 @@ pub(super) struct Copier<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copied {
     pub tally: Tally,
-    /// Count of members that are not archived, because only the top places are archived.
     pub left_out: u64,
 }
 
@@ -154,7 +153,6 @@ impl Pair {
         Ok(members)
     }
 
-    /// Compares both stores place by place up to place `until`, or until both stores end.
     async fn verify(self, until: u64) -> Step<Tally> {
         let Self { store, cache, page_members, at, copy } = self;
         let mut tally = Tally::default();

@@ -118,7 +118,6 @@ pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raise
 
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
-/// The next runs delete the others.
 const PRUNED_MAX: usize = 100;
 
 pub struct Archiver {

@@ -39,7 +39,6 @@ pub enum ScopeError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::jobs) struct Candidate {
     pub at: BoardPeriod,
-    /// `None` if the configuration does not have the board.
     pub expire_after: Option<Duration>,
     pub rule: Rule,
     pub top: u64,
@@ -100,7 +99,6 @@ impl Scope {
         Ok(open.map(|(period, closes)| Open { candidate: candidate(board, period), closes }).collect())
     }
 
-    /// Returns `None` if the period is out of scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;
@@ -166,7 +164,6 @@ fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
     period.end(calendar).after(board.archive_grace.0)
 }
 
-/// For a person: `2026-11-23T00:10:00Z`.
 pub(in crate::jobs) fn instant(at: Micros) -> String {
     Timestamp::from_second(at.0.div_euclid(1_000_000)).unwrap_or(Timestamp::MAX).to_string()
 }

@@ -26,11 +26,9 @@ pub struct PeriodReport {
     pub period: String,
     pub outcome: Outcome,
     pub members: u64,
-    /// Members below `archive_top`.
     pub left_out: u64,
     /// Late members, or members added since a loss.
     pub late_members: u64,
-    /// Zero if nothing was done.
     pub took_ms: u64,
     pub reason: Option<String>,
     /// Whether the period stays as it is until an operator acts.
@@ -41,9 +39,7 @@ pub struct PeriodReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// The period is copied and verified, and stays in Redis for some time.
     Archived,
-    /// The period is verified and removed from Redis.
     Ended,
     Waiting,
     Saved,
@@ -109,7 +105,6 @@ impl PeriodReport {
         Self { waits_for_operator, ..Self::new(at, Outcome::Kept).because(reason) }
     }
 
-    /// The time stays zero if the run changed nothing.
     pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,
@@ -156,7 +151,6 @@ impl RunReport for Report {
     }
 }
 
-/// One line for the log; with `{:#}` one line for each period.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let separator = if f.alternate() { "\n" } else { "; " };

@@ -98,8 +98,7 @@ impl Keeper<'_, '_> {
     /// Returns the counts of rows and of remembered clicks; `None` at the stop.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
-        // The clicks that Redis remembers are read first. If Redis forgets a click during the reads, its like is
-        // already in MySQL.
+        // First: if Redis forgets a click during the reads, its like is already in MySQL.
         let mut others = 0;
         let remembered = |user| {
             others += 1;

@@ -126,10 +126,10 @@ const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
 
-/// It is then unknown whether API servers noted all likes.
+/// If no run was active for so long, it is unknown whether API servers noted all likes.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// No filter is then trusted, because Redis keeps noted users only for a week.
+/// If no run was completed for so long, no filter is trusted: Redis keeps noted users only for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
 /// Also checks targets that did not change.
@@ -295,8 +295,7 @@ impl Keeper<'_, '_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == like);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets never had enough likes for a filter. An earlier run has checked those whose likes
-                // decreased.
+                // Nearly all targets never had enough likes. An earlier run has checked those whose likes decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= self.likes_min);
                 self.keep(page).await?;
                 after = range.until;

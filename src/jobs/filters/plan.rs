@@ -14,12 +14,10 @@ pub(crate) struct Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Nothing,
-    /// Redis has noted users who are not in the filter yet.
     Fold(Shape),
     /// A former filter that can lack users is dropped immediately.
     Build {
         expected: u64,
-        /// Readers must stop using the former filter.
         drops_former: bool,
     },
     Drop,

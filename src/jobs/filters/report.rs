@@ -19,7 +19,6 @@ pub struct Report {
     pub folded: u64,
     pub dropped: u64,
     pub left: u64,
-    /// The next run builds the remaining filters.
     pub left_because: Option<String>,
     #[serde(flatten)]
     pub head: RunHead,
@@ -29,7 +28,6 @@ pub struct Report {
 pub struct Mark {
     /// Changes if Redis gets a different data set, or if the filters get different names.
     pub data_set: u64,
-    /// The number of the run that began the epoch.
     pub epoch: u64,
     pub likes_min: u64,
     /// In the text form that Java uses.

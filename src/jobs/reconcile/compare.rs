@@ -185,7 +185,6 @@ impl<'a> Comparer<'a> {
         Ok(self.run.servers.store.note_checkpoint(self.run.base.number, text).await?)
     }
 
-    /// Adds what is new since the last call.
     pub(super) fn tell_metrics(&mut self) {
         for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);
@@ -223,8 +222,7 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // API servers first count a like, and publish its event later. So the second measurement waits until the likes
-        // that were counted before the first measurement have arrived.
+        // API servers count a like before they publish its event. By now the first measurement's likes have arrived.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.base.stop.run_until_cancelled(tokio::time::sleep(grace)).await;
         }
@@ -248,7 +246,6 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Also reports the counters whose value in Redis is unknown, and corrects rows of `counter`.
     async fn measured(
         &mut self,
         keys: &[CounterKey],

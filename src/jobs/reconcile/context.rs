@@ -25,7 +25,6 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Targets that changed since the last run.
     Changed,
     /// Recounts `like_record`, and searches Redis for counters that MySQL does not have.
     Full,
@@ -35,7 +34,6 @@ pub enum Mode {
     Rebuild,
     /// A second layout, which was loaded before. Leaves the cut, which belongs to the layout that the daemon compares.
     Layout,
-    /// Their like records are recounted.
     Targets(Vec<Target>),
 }
 
@@ -56,7 +54,6 @@ impl Mode {
 pub(super) struct Servers {
     pub store: Store,
     pub cache: Cache,
-    /// The second layout, in which API servers also count.
     pub also: Option<Cache>,
     pub broker: Broker,
     pub replicas: Vec<(String, Store)>,
@@ -82,7 +79,6 @@ impl Servers {
         keys.iter().any(|key| !self.is_by_daemon(*key))
     }
 
-    /// Whether API servers add any.
     pub(super) fn has_counts_by_api(&self, kind: Kind) -> bool {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
@@ -119,7 +115,6 @@ pub(super) struct RunContext<'a> {
     pub job: &'a Reconciler,
     pub base: &'a Run<'a, Reconciler>,
     pub early_end: EarlyEnd<'a>,
-    /// At the beginning of the run.
     data_set: String,
 }
 
@@ -144,7 +139,6 @@ impl<'a> RunContext<'a> {
         Err(JobError::NotNow("Redis was restarted or failed over after the run began".to_owned()).into())
     }
 
-    /// In Redis.
     pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
         self.servers.cache.note_compared(cut).await.context("write the time of this comparison to Redis")
@@ -154,7 +148,6 @@ impl<'a> RunContext<'a> {
 pub(super) struct EarlyEnd<'a> {
     job: &'a Reconciler,
     base: &'a Run<'a, Reconciler>,
-    /// The servers had no free capacity for too long.
     gave_up: AtomicBool,
     /// The reason why the run must end and let another run load lost buckets.
     makes_way: OnceLock<&'static str>,
@@ -192,7 +185,6 @@ impl<'a> EarlyEnd<'a> {
         self.gave_up.load(Ordering::Relaxed)
     }
 
-    /// The run has waited for the servers for too long.
     pub(super) fn give_up(&self) {
         self.gave_up.store(true, Ordering::Relaxed);
     }

@@ -45,7 +45,6 @@ pub(super) struct Measurement {
     pub truth: Truth,
 }
 
-/// Counters whose value in Redis is unknown are left out.
 #[derive(Default)]
 pub(super) struct Measurements {
     pub measurements: BTreeMap<CounterKey, Measurement>,
@@ -183,7 +182,6 @@ impl<'a> Measure<'a> {
         Ok(now.before(servers.limits.publish_grace.0))
     }
 
-    /// Without a timeout.
     pub(super) async fn fence_patiently(&mut self) -> Result<()> {
         let Some(fences) = &mut self.fences else { return Ok(()) };
         let patience = std::mem::replace(&mut fences.fence_max, Duration::MAX);
@@ -300,7 +298,6 @@ impl Measurement {
     }
 }
 
-/// To these counters, events newer than the cut were applied.
 pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
     measurements.iter().filter(|(_, measurement)| measurement.judgement == Judgement::Busy).map(|(key, _)| *key)
 }

@@ -20,7 +20,6 @@ const COUNTED_BUCKETS: usize = 4_096;
 
 const LISTED_BUCKETS: usize = 128;
 
-/// Number of targets per query to MySQL when all keys are searched.
 const SCANNED_TARGETS: usize = 10_000;
 
 pub(super) struct Orphans<'r, 'a> {

@@ -24,7 +24,6 @@ impl<'a> Raised<'a> {
         Self { run, raised: None, reasons: BTreeMap::new() }
     }
 
-    /// Returns the repairs that can be made, and those of stopped metrics.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
         let RunContext { base, job, .. } = self.run;
         // A second layout has no earlier runs.

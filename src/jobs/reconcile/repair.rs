@@ -54,7 +54,6 @@ impl<'a> Repairer<'a> {
         self.raised.reason()
     }
 
-    /// `second` has the second of the two measurements.
     pub(super) async fn repair_confirmed(
         &mut self,
         deltas: &BTreeMap<CounterKey, i64>,
@@ -163,7 +162,6 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Adds the numbers of the other counters to the report.
     fn confirmed(
         &self,
         deltas: &BTreeMap<CounterKey, i64>,

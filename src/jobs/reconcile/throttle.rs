@@ -42,8 +42,7 @@ impl<'a> Throttle<'a> {
         self.pace.note(targets, took);
     }
 
-    /// Ends at the stop and at the deadline. Gives up after `wait_max`, because other runs wait for the end of this
-    /// one.
+    /// Ends at the stop and the deadline. Gives up after `wait_max`, because other runs wait for the end of this one.
     pub(super) async fn wait(&mut self, publisher: Option<&Publisher>) -> Result<()> {
         let RunContext { early_end, job, base, .. } = self.run;
         if early_end.gave_up() {

@@ -32,7 +32,6 @@ impl Comparison<'_, '_> {
         }
     }
 
-    /// If they do not exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.run.options.dry_run {
             self.run.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());

@@ -59,7 +59,6 @@ use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// Then the run measures them again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
 /// For suspects whose true values change all the time.
@@ -93,7 +92,6 @@ struct Comparison<'a, 'r> {
     fences: Fences<'r>,
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
-    /// Without its sign.
     largest: u64,
 }
 
@@ -225,7 +223,6 @@ impl Comparison<'_, '_> {
         Ok(page)
     }
 
-    /// Until each one has a result or has changed too often.
     async fn recheck(&mut self) -> Result<()> {
         let mut left = std::mem::take(&mut self.suspects);
         fault::point("recount:looked");
@@ -272,7 +269,6 @@ impl Comparison<'_, '_> {
         Ok(changed)
     }
 
-    /// Includes every event that was published within `publish_grace`.
     async fn fence(&mut self) -> Result<()> {
         let (number, began) = (self.run.next_number(), Instant::now());
         let passed = async {

@@ -9,9 +9,7 @@ use tallyd_mysql::recounts::Answer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
     pub id: TargetId,
-    /// Zero if the result has no row for the target.
     pub truth: i64,
-    /// Zero if there is no row.
     pub counted: i64,
     /// Of the events that were applied to the counter; `None` if there is no row.
     pub update_at: Option<Micros>,
@@ -29,7 +27,6 @@ pub(super) enum Recheck {
     Right,
     /// A further measurement must decide.
     Changed,
-    /// This amount must be added.
     Off(i64),
 }
 

@@ -26,7 +26,6 @@ pub struct Report {
     pub drift_sum: u64,
     pub pages: u64,
     pub look_ms: u64,
-    /// Includes `publish_grace`.
     pub fence_ms: u64,
     #[serde(flatten)]
     pub head: RunHead,
@@ -40,7 +39,6 @@ pub struct TargetReport {
     pub target: String,
     pub truth: i64,
     pub counter: i64,
-    /// In a dry run, the amount that a real run would add.
     pub added: i64,
 }
 

@@ -22,7 +22,6 @@ pub(super) struct Savable {
     pub at: BoardPeriod,
     pub rule: Rule,
     pub every: Duration,
-    /// Even if it is incomplete.
     pub noted: Option<Snapshot>,
     pub mark: Option<u64>,
     pub live: bool,
@@ -30,7 +29,6 @@ pub(super) struct Savable {
 }
 
 impl Savable {
-    /// `None` before the first complete snapshot.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
@@ -49,7 +47,6 @@ impl Savable {
         !self.is_lost() && last.after(self.every * 2) < now
     }
 
-    /// Now, or at the last complete snapshot.
     pub(super) fn has_members(&self) -> bool {
         self.live || self.snapshot().is_some()
     }

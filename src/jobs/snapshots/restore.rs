@@ -64,7 +64,6 @@ enum Source {
     Add(Snapshot),
     /// The higher one of both scores.
     Raise(Snapshot),
-    /// The next run archives it.
     Frozen(Snapshot),
     Archive { row: PeriodRow, copy: u8 },
 }
@@ -281,7 +280,6 @@ impl Restorer<'_> {
         self.run.present(cache.end_filling(to, filled).await?).map(drop)
     }
 
-    /// Returns how many members were moved into the zset before it was renamed.
     async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         match source {
@@ -309,8 +307,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// The first page is empty. If another Redis server takes over, its count of pages differs, and the board gets no
-    /// mark.
+    /// The first page is empty. If another Redis server takes over, its count of pages differs: the board gets no mark.
     async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "restored", snapshot.members);

@@ -208,7 +208,6 @@ impl Saver<'_> {
         Ok(added.map(|added| members + added))
     }
 
-    /// Returns how many of the saved members remain.
     async fn save_changed(&self, Savable { at, rule, .. }: &Savable, known: Known) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "compared", known.saved);
@@ -242,7 +241,6 @@ impl Saver<'_> {
         }
     }
 
-    /// Goes through the `total` members in Redis. Returns how many were new.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;
@@ -279,7 +277,6 @@ impl Saver<'_> {
         }
     }
 
-    /// As long as the page took.
     async fn rest(&self, began: Instant) -> Step<()> {
         let pause = began.elapsed().min(Duration::from_secs(1));
         self.run.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
@@ -299,7 +296,6 @@ fn log_saved(
     }
 }
 
-/// `None` if the board was frozen.
 fn page_of<T>(scanned: Scanned<T>) -> Step<Option<T>> {
     match scanned {
         Scanned::Page(page) => Ok(Some(page)),

@@ -36,7 +36,6 @@ use tallyd_mysql::ranges::LAST;
 
 pub const LOOKS_APART: Duration = Duration::from_secs(5);
 
-/// Then the run checks them again before it reads the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
 const PAGE_TARGETS: usize = 10_000;

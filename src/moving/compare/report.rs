@@ -17,7 +17,6 @@ use tallyd_core::sizes::Sizes;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// `like:count:{id}`.
     pub keys: String,
     pub kind: String,
     pub metric: String,
@@ -28,7 +27,6 @@ pub struct Report {
     pub differ: u64,
     pub missing_old: u64,
     pub missing_tallyd: u64,
-    /// Their content is not a number.
     pub unreadable: u64,
     pub drift_sum: u64,
     pub tallyd_more: Sizes,
@@ -40,7 +38,6 @@ pub struct Report {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
-    /// `video:42`.
     pub target: String,
     pub old: Option<i64>,
     pub tallyd: Option<i64>,

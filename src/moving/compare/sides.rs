@@ -14,9 +14,7 @@ const ACTION: &str = "search for the site's keys";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
-    /// `None` if the site has no count.
     pub old: Option<i64>,
-    /// `None` if there is no row.
     pub counted: Option<i64>,
 }
 
@@ -31,7 +29,6 @@ impl Look {
 pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
     pub until: TargetId,
-    /// Their content is not a number.
     pub unreadable: u64,
 }
 
@@ -49,12 +46,10 @@ impl Sides<'_> {
         Ok(Page { until: range.until, ..self.held(counted).await? })
     }
 
-    /// For keys of targets without a row in `counter`.
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         Ok(self.servers.cache.begin_scan().await?)
     }
 
-    /// Also returns the position for the next call.
     pub(super) async fn search(&self, from: ScanCursor) -> Result<(Page, Option<ScanCursor>)> {
         let Subject { keys, kind, metric } = self.subject;
         let (pattern, mut next) = (keys.pattern(&kind.0, &metric.0), Some(from));

@@ -171,8 +171,7 @@ impl Erasing<'_, '_> {
                     let to = store.place_for(at, *place, &by).await?;
                     let named = |member: &[u8]| BoardMember { member: member.to_vec(), score: place.score };
                     let after = row.tally.replaced(&named(former.as_bytes()), &named(&by));
-                    // First in the zset. If this run ends here, the next run finds the member in MySQL and chooses the
-                    // same name.
+                    // First, so that a run after a crash finds the member in MySQL and chooses the same name.
                     let zset = (at, &BoardZset::Frozen);
                     let changed = cache.erase_member(run, zset, former.as_bytes(), Some(&by)).await?;
                     members.zsets += taken(changed)?;

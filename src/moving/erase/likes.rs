@@ -54,7 +54,6 @@ struct Checkpoint {
 struct Rows<'a> {
     store: &'a Store,
     subject: &'a Subject,
-    /// In which a user's rows are searched, in order.
     kinds: Vec<Kind>,
     index: Option<String>,
     cursor: Cursor,
@@ -87,8 +86,8 @@ impl<'a> Erasing<'a, '_> {
         Ok(())
     }
 
-    /// Counts rows that appeared after their page was erased, unless that needs a scan of all targets. The next erase
-    /// finds such rows.
+    /// Counts rows that appeared after their page was erased. Leaves those to the next erase that only a scan would
+    /// find.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.run.options.dry_run || !rows.is_cheap() {
@@ -202,7 +201,6 @@ impl<'a> Erasing<'a, '_> {
 }
 
 impl Rows<'_> {
-    /// Without a scan of all targets.
     fn is_cheap(&self) -> bool {
         self.index.is_some() || matches!(self.subject, Subject::Target { .. })
     }

@@ -100,7 +100,6 @@ struct Erasing<'a, 'r> {
 }
 
 impl Eraser {
-    /// `user 7` or `video:42`.
     pub fn name(&self) -> String {
         match &self.subject {
             Subject::User(user) => format!("user {user}"),
@@ -232,7 +231,6 @@ impl Erasing<'_, '_> {
         Ok(())
     }
 
-    /// Without fences. They can belong to any user or target.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.run.servers;
         let in_use = InUse::read(store, broker).await?;

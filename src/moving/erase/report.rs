@@ -23,19 +23,15 @@ pub struct Report {
     /// `user` or `target`.
     pub of: &'static str,
     pub resumed_run: Option<u64>,
-    /// Published unlikes.
     pub unlikes: u64,
     pub rows: u64,
     /// After the unlikes. They stay.
     pub liked_again: u64,
     pub numbers: BTreeMap<&'static str, u64>,
-    /// A target's counters, remembered clicks and a user's own keys.
     pub redis_keys: u64,
-    /// The daemon builds them again.
     pub filters: u64,
     pub outbox_rows: u64,
     pub letters_deleted: u64,
-    /// They also contain events of other users or targets.
     pub letters_rewritten: u64,
     /// Dead letters that can contain the subject's id in a field that tallyd does not know.
     pub unclear_letters: Vec<u64>,
@@ -43,12 +39,10 @@ pub struct Report {
     pub zsets: u64,
     pub places: u64,
     pub saved: u64,
-    /// With messages of any user, or with an unknown number of messages.
     pub waiting: Vec<Waiting>,
     /// API servers count likes, so a reconcile must still subtract the unlikes in Redis.
     pub redis_follows: bool,
     pub left: Vec<String>,
-    /// For example backups.
     pub beyond: [&'static str; 4],
     #[serde(flatten)]
     pub head: RunHead,
@@ -57,7 +51,6 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     pub queue: String,
-    /// `None` if RabbitMQ does not say.
     pub messages: Option<u64>,
 }
 
@@ -149,7 +142,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `rows` is the number of erased rows up to now.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }

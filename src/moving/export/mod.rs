@@ -62,14 +62,12 @@ const LISTS_MAX: usize = 10;
 pub struct Exporter {
     /// `None` if it continues where its last run ended.
     since: Option<Micros>,
-    /// `None` if the run makes only one pass.
     every: Option<Duration>,
     export: Export,
     kind: Kind,
     like: Metric,
     writes: ExportWrites,
     limits: Limits,
-    /// `None`: the server of `[mysql]`.
     site: Option<Store>,
 }
 
@@ -166,7 +164,6 @@ impl Exporting<'_, '_> {
         Ok(since)
     }
 
-    /// Returns the time up to which rows are exported.
     async fn pass(&mut self, since: Micros) -> Result<Micros> {
         let store = &self.run.servers.store;
         let since = since.before(self.on.export.overlap.0);

@@ -16,14 +16,11 @@ use tallyd_core::job_name::CommandName;
 pub struct Report {
     pub export: String,
     pub passes: u64,
-    /// Once for each list in which a target appears.
     pub targets: u64,
-    /// Once for each pass that writes the row.
     pub likes: u64,
     pub unlikes: u64,
     /// Microseconds since 1970.
     pub since: i64,
-    /// `None` if no pass finished.
     pub until: Option<i64>,
     /// How much older than `since` the `at` of exported rows can be.
     pub overlap_s: u64,

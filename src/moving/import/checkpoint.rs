@@ -14,7 +14,6 @@ use tallyd_core::model::{TargetId, UserId};
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Checkpoint {
     pub start: Start,
-    /// Target and user.
     pub after: (u64, u64),
 }
 

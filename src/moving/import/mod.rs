@@ -97,14 +97,12 @@ pub struct Importer {
     metric: Metric,
     /// A row's time can be ahead of this machine's clock by at most this.
     future_max: Duration,
-    /// `None`: the server of `[mysql]`.
     source: Option<Store>,
 }
 
 struct Importing<'a, 'r> {
     on: &'a Importer,
     run: &'a mut Run<'r, Importer>,
-    /// `None` for a pass that has no position.
     began_at: Option<Checkpoint>,
     outage: Outage,
     read_ms: Cell<u64>,

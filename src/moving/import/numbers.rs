@@ -27,11 +27,9 @@ pub(super) enum Cursor {
     Scan(ScanCursor),
 }
 
-/// In the order of their targets.
 pub(super) struct Page {
     pub numbers: Vec<(TargetId, i64)>,
     ignored: u64,
-    /// `None` at the end.
     pub next: Option<Cursor>,
 }
 
@@ -81,7 +79,6 @@ impl Importer {
 }
 
 impl<'a> Importing<'a, '_> {
-    /// Each counter is set to the site's current count.
     pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
         let of = self.source_of_numbers().await?;
         let checkpoint = self.begin().await?;
@@ -119,7 +116,6 @@ impl<'a> Importing<'a, '_> {
         }
     }
 
-    /// Checks the query.
     pub(super) async fn source_of_numbers(&mut self) -> Result<Numbers<'a>, JobError> {
         match &self.on.reads {
             Reads::Numbers(query) | Reads::Likes(query) => {

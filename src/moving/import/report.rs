@@ -14,7 +14,6 @@ use tallyd_mysql::moving::imports::JOB;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub import: String,
-    /// `rows`, `deletions` or `verify`.
     pub pass: &'static str,
     pub rows: u64,
     pub likes: u64,
@@ -26,13 +25,9 @@ pub struct Report {
     pub counted: i64,
     /// Imported earlier, and no longer on the site at the first check.
     pub missed: u64,
-    /// In a dry run, the number that would be removed.
     pub taken_out: u64,
-    /// Only a dry run counts rows that the query returned twice.
     pub repeated: u64,
-    /// Only a dry run counts rows in the wrong order.
     pub unordered: u64,
-    /// They match the pattern, but do not belong to a target.
     pub ignored: u64,
     /// Microseconds since 1970.
     pub oldest: Option<Micros>,
@@ -56,9 +51,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     pub target: String,
-    /// Likes, or the count.
     pub site: i64,
-    /// Likes, or the count.
     pub here: i64,
     pub missing: u64,
     pub extra: u64,

@@ -17,7 +17,6 @@ use tallyd_mysql::moving::imports::Written;
 use tallyd_mysql::moving::source::{LikeColumns, SitePage};
 
 impl Importing<'_, '_> {
-    /// From the position at which this run starts.
     pub(super) async fn import_rows(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);

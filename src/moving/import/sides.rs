@@ -22,14 +22,12 @@ pub(super) struct Sides<'a> {
     here: Buffer<Liked>,
 }
 
-/// Rows that have not been returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
     /// All rows up to this key were read.
     until: Key,
 }
 
-/// For one range of keys.
 pub(super) struct Step {
     pub until: Key,
     pub site: Vec<Key>,

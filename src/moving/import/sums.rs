@@ -39,7 +39,6 @@ impl Compared {
         !self.has_sums || self.site != self.here
     }
 
-    /// The larger number of both sides.
     pub(super) fn rows(&self) -> usize {
         self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
     }

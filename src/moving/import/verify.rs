@@ -39,7 +39,6 @@ const NUMBERS_MAX: usize = 10_000;
 /// So much can a range grow between two checks.
 const MORE: usize = 8;
 
-/// These have differed in every check so far.
 struct Suspect {
     range: Differing,
     looks: usize,
@@ -143,7 +142,6 @@ impl Importing<'_, '_> {
         Ok(self.run.check_stop()?)
     }
 
-    /// Reads the rows of those pieces that still differ.
     async fn narrow(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -243,7 +241,6 @@ impl Importing<'_, '_> {
         Ok(self.run.check_stop()?)
     }
 
-    /// Keeps the targets whose counts differ each time.
     async fn settle_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();

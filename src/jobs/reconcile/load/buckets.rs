@@ -29,7 +29,6 @@ const PAGE_MEASURED: usize = 20_000;
 
 const BUSY_MAX: usize = 20_000;
 
-/// Over all lost buckets.
 const FIELDS_MAX: usize = 500_000;
 
 pub(super) struct Loader<'l, 'a> {
@@ -46,7 +45,6 @@ struct Page {
 #[derive(Default)]
 struct Lacking {
     repairs: Vec<Repair>,
-    /// The page does not show how much of these is missing in Redis.
     to_measure: Vec<CounterKey>,
 }
 
@@ -88,7 +86,6 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(next)
     }
 
-    /// Returns true if the load has reached the last row.
     async fn load_pages(&mut self, kind: Kind, loading: &mut Loading, mut touched: Touched) -> Result<bool> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
@@ -191,8 +188,7 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // Zero skew: the time that the producer gave the event always decides. A later comparison repairs a wrong
-            // result.
+            // Zero skew: the time that the producer gave the event decides. A later comparison repairs a wrong result.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;
@@ -200,7 +196,6 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Each counter whose drift is known and not zero.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
         let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
             Judgement::Drift(drift) if drift != 0 => {
@@ -271,9 +266,7 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
 
 struct Loading {
     lost: Lost,
-    /// The load includes rows up to these.
     outbox: OutboxOffsets,
-    /// In the order of `lost.cuts`.
     passes: Vec<u64>,
     run: u64,
     busy: Vec<CounterKey>,

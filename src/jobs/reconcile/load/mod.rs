@@ -33,7 +33,7 @@ use buckets::Loader;
 use tallyd_redis::Cache;
 use tallyd_redis::load::Unloaded;
 
-/// If only a few buckets are lost, scheduled runs load them at most so often.
+/// Per hour. It limits scheduled runs if only a few buckets are lost.
 const LOADS_MAX: u64 = 3;
 
 /// Otherwise the run would record a layout as updated that no daemon updates, or the other way round.
@@ -98,8 +98,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // A run goes through the lost buckets only once. Otherwise a Redis that evicts buckets would keep it busy
-        // forever.
+        // Goes through the lost buckets only once, because a Redis that evicts buckets would keep it busy forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }

@@ -37,11 +37,9 @@ pub struct Report {
     pub drift_sum: u64,
     /// By the size of the drift without its sign.
     pub drifted_by_size: Sizes,
-    /// Rows of `counter` that differed from `like_record`.
     pub counters_off: u64,
     pub buckets_loaded: u64,
     pub counters_loaded: u64,
-    /// Keys that should be buckets but contain something else.
     pub foreign: Vec<String>,
     /// Milliseconds. The steps of two pages overlap, so the sum can exceed the total time.
     pub steps_ms: Steps,
@@ -52,7 +50,6 @@ pub struct Report {
     /// From the first target to the last, including the runs that this run resumed.
     #[serde(skip)]
     pub clean: bool,
-    /// Instead of only the first drifted counters.
     #[serde(skip)]
     pub lists_all: bool,
     pub in_flight: Option<u64>,
@@ -88,9 +85,7 @@ impl Steps {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
-    /// `None` if the slice begins with the very first target.
     pub after: Option<String>,
-    /// `None` if the slice ends with the very last target.
     pub until: Option<String>,
 }
 
@@ -102,7 +97,6 @@ pub struct TargetReport {
     /// At the cut of the last measurement.
     pub mysql: i64,
     pub counter: Option<i64>,
-    /// `None` if they were not counted.
     pub rows: Option<i64>,
     pub added: i64,
     pub verdict: Verdict,

@@ -11,7 +11,6 @@ use crate::jobs::reconcile::JOB;
 use crate::jobs::run::RunHead;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
-/// Writes a row of `name value` pairs, or nothing if all values are zero.
 fn write_row<const N: usize>(
     f: &mut fmt::Formatter<'_>,
     title: &str,

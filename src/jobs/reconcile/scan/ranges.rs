@@ -58,7 +58,6 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Self { comparer, slice_left: None }
     }
 
-    /// `rows` is the number of these rows of `counter`.
     pub(super) fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
         Self { comparer, slice_left: Some(rows) }
     }
@@ -156,7 +155,6 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(Some(Listed { sampled, took: began.elapsed() }))
     }
 
-    /// Adds the rows of `counter` that many targets lack.
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
         let run = self.comparer.run;
         let like = run.servers.metrics.like();

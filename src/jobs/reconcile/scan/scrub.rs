@@ -24,7 +24,6 @@ const BEGINNING: Target = Target { kind: Kind(0), id: TargetId(0) };
 struct Place {
     kind: u8,
     target_id: u64,
-    /// The next search for orphans begins here, in each kind.
     bucket: u32,
 }
 
@@ -66,7 +65,6 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     comparer.note_checkpoint(&place(next)?).await
 }
 
-/// Returns the bucket that follows them.
 async fn search_buckets(comparer: &mut Comparer<'_>, last: u32, parts: u64) -> Result<u32> {
     let run = comparer.run;
     let buckets = run.servers.cache.keys.buckets();
@@ -90,7 +88,6 @@ fn after(servers: &Servers, reached: Target) -> Target {
     next_kind.map_or(BEGINNING, |(kind, _)| Target { kind, id: TargetId(0) })
 }
 
-/// `None` if it is before the first target.
 fn place_of(servers: &Servers, place: Target) -> Option<String> {
     (place.kind != Kind(0)).then(|| servers.name(place))
 }
