@@ -15,7 +15,6 @@ use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, BrokerError, MapQueue, Publisher};
 
 pub(crate) struct InUse {
-    /// Including those that this configuration adds.
     pub partitions: Partitions,
     pub maps: Vec<NotedMap>,
     /// `None` if no daemon has ever run.
@@ -68,7 +67,6 @@ const STAYS: Duration = Duration::from_secs(30);
 pub(crate) struct Backlog(HashMap<String, ((u64, u64), Instant)>);
 
 impl Backlog {
-    /// Messages that wait, and consumers.
     pub(crate) async fn of(&mut self, publisher: &Publisher, queue: &str) -> Result<(u64, u64), BrokerError> {
         let depth = publisher.depth(queue).await?;
         Ok(self.note(queue, depth, Instant::now()))

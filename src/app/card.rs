@@ -27,7 +27,6 @@ use tallyd_mysql::card::CardRow;
 
 const EVERY: Duration = Duration::from_secs(10);
 
-/// While other daemons replace the row meanwhile.
 const TRIES_MAX: u32 = 10;
 
 pub(super) async fn run(servers: Servers, mut live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {

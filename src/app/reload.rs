@@ -1,9 +1,8 @@
 //! SIGHUP: reads the configuration again from the same file. A valid configuration is applied. Otherwise the old
 //! configuration stays in force.
 //!
-//! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B
-//! happens after A, so the daemon judges every event that it receives after C by the new configuration. For the events
-//! that the daemon received before A, it used the old configuration.
+//! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. The
+//! daemon judges every event that it receives after C by the new configuration, and those before A by the old one.
 
 use std::path::PathBuf;
 use std::sync::Arc;

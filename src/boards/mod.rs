@@ -61,7 +61,6 @@ pub(crate) struct Boards<'a> {
     pub cache: &'a Cache,
 }
 
-/// Without periods that have no snapshot.
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
@@ -78,7 +77,6 @@ impl Boards<'_> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }
 
-    /// For one board.
     pub(crate) async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
@@ -110,7 +108,6 @@ impl Boards<'_> {
         })
     }
 
-    /// Newest first.
     async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
         let calendar = board.calendar(jiff::tz::db())?;

@@ -13,7 +13,6 @@ use tallyd_redis::score::Rule;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// Writers still add.
     Open,
     /// Since the last snapshot of the period.
     Lost,
@@ -21,7 +20,6 @@ pub(crate) enum State {
     Frozen,
     /// Stays in Redis for some time.
     Done,
-    /// No longer in Redis.
     Ended,
     Pruned,
 }
@@ -82,7 +80,6 @@ pub(crate) struct Top {
     pub board: String,
     pub period: String,
     pub from: Source,
-    /// Ordered by place.
     pub entries: Vec<Row>,
 }
 

@@ -1,7 +1,6 @@
-//! Runs a job under the job's lock. All jobs use this module. It also contains the loop that runs the due modes.
-//!
-//! A run acquires the lock, works while its lease is renewed, records its report and releases the lock. A job has at
-//! most one run at a time, across all daemons and commands. `schedule` decides which modes are due.
+//! Runs a job under its lock, and has the loop that runs the due modes. A run acquires the lock, works while its lease
+//! is renewed, records its report and releases the lock. A job has at most one run at a time, across all daemons and
+//! commands.
 
 use std::collections::BTreeMap;
 use std::future::Future;

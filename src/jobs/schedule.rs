@@ -1,7 +1,5 @@
-//! Decides which mode of a job is due, and when to retry a mode whose run did not do all its work.
-//!
-//! Due times are computed from the last completed run. So a run that was missed while the daemon was down is done
-//! later.
+//! Decides which mode of a job is due, and when to retry a mode whose run did not do all its work. Due times follow the
+//! last completed run, so a run that was missed while the daemon was down is done later.
 
 use std::time::{Duration, Instant};
 

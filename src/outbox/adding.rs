@@ -23,7 +23,6 @@ const ROWS_MAX: u64 = 32;
 /// One pass reads rows until they have this many items (some megabytes). More items of a large pass share a bucket.
 const ITEMS_MAX: usize = 30_000;
 
-/// In one pass.
 const AHEAD_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -71,9 +70,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// Adds the rows after those that this pass or a former pass has added to the buckets that lack no earlier rows.
-    /// `added` is what this pass has added of `window`. A board needs all rows in order, so it waits for the failed
-    /// calls.
+    /// Not to buckets that lack earlier rows. `added` is what this pass has added of `window`. A board waits for the
+    /// failed calls, because it needs all rows in order.
     async fn go_ahead(&self, partition: u16, window: &Window, added: Ahead, state: &mut State) -> Result<()> {
         let former = state.ahead.remove(&partition).filter(|ahead| ahead.number > added.number);
         let mut ahead = match former {
@@ -104,7 +102,6 @@ impl Outbox {
         })
     }
 
-    /// Returns whether more rows can follow.
     async fn count_ahead(&self, partition: u16, ahead: &mut Ahead, state: &mut State) -> Result<bool> {
         let window = self.read(partition, ahead.number).await?;
         let Some(last) = window.last() else { return Ok(false) };

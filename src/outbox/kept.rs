@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tallyd_core::outbox::OutboxOffsets;
 
-/// A reconcile needs the rows that were added between its sample of Redis and its read of MySQL, within this time.
+/// A reconcile needs the rows between its sample of Redis and its read of MySQL, and reads within this time.
 const KEPT: Duration = Duration::from_secs(600);
 
 /// For several instants, oldest first: the last row of each partition that was in Redis.

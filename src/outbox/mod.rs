@@ -89,7 +89,6 @@ const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
     pub store: Store,
-    /// One for each layout.
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
     pub control: Control,
@@ -102,12 +101,10 @@ struct State {
     /// Redis also has all earlier rows.
     added: OutboxOffsets,
     noted: OutboxOffsets,
-    /// Their next rows were added only to some buckets.
     ahead: BTreeMap<u16, Ahead>,
     /// Those with unread rows at the last look, each with the last row recorded in MySQL then.
     waited: BTreeMap<u16, u64>,
     kept: Kept,
-    /// With unread rows after the last pass.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
     pruned: Option<Instant>,

@@ -1,9 +1,8 @@
 //! Cron patterns in a time zone.
 //!
-//! If a clock is set forward, the clock skips some time. A pattern that is due in this time fires when the clock is set.
-//! If a clock is set back, some time is repeated. A pattern that is due in the repeated time fires only once. The
-//! exception is a pattern that is due in every hour. This pattern fires again in the repeated hour, so no hour is without
-//! a run.
+//! A pattern that is due in skipped time (a clock is set forward) fires when the clock is set. A pattern that is due in
+//! repeated time (a clock is set back) fires once, unless it is due in every hour: then it fires again, so no hour is
+//! without a run.
 
 use std::time::Duration;
 
@@ -134,7 +133,6 @@ impl Segment {
         at.saturating_add(self.offset)
     }
 
-    /// In local time.
     fn first(&self, is_hourly: bool) -> Shown {
         self.start.saturating_add(if is_hourly { self.offset } else { self.offset_before })
     }
@@ -245,7 +243,6 @@ mod tests {
     ];
 
     proptest! {
-        /// In every zone.
         #[test]
         fn what_is_next_is_last_once_it_has_fired(
             zone in 0..ZONES.len(), pattern in 0..PATTERNS.len(), second in 1_262_304_000_i64..1_893_456_000,

@@ -14,7 +14,7 @@ use super::lock::locked;
 #[derive(Clone, Default)]
 pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
-/// The time of the loop's last beat is empty when the loop has ended and dropped its [`Heartbeat`].
+/// The time of the last beat. The pointer is empty after the loop has ended and dropped its [`Heartbeat`].
 type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]

@@ -145,7 +145,6 @@ impl<S: Subscriber> Layer<S> for Counts {
     }
 }
 
-/// Of this process, at each level.
 pub(crate) fn logged() -> impl Iterator<Item = (Level, u64)> {
     LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
 }
@@ -184,7 +183,6 @@ fn holds_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || is_ours(line.target())
 }
 
-/// One of this workspace's crates: `tallyd::consumer`, `tallyd_mysql::likes`.
 fn is_ours(target: &str) -> bool {
     let name = target.split("::").next().unwrap_or_default();
     name.strip_prefix(env!("CARGO_CRATE_NAME")).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))

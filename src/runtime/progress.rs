@@ -101,7 +101,6 @@ async fn draw(mut progress: watch::Receiver<impl RunProgress>) {
 
 fn style(has_total: bool) -> ProgressStyle {
     let template = if has_total { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
-    // The template is a valid constant.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

@@ -52,7 +52,6 @@ impl Outage {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
-    /// Returns the delay before the next try.
     pub(crate) fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
         self.tries += 1;
         let first = self.began.is_none();

@@ -22,7 +22,6 @@ pub(crate) struct Waits {
 #[serde(default)]
 pub(crate) struct Wait {
     pub(crate) what: Work,
-    /// Of the last failure.
     pub(crate) reason: String,
     /// Of the first failure, in microseconds since the epoch.
     pub(crate) since: i64,

@@ -1,8 +1,7 @@
 //! The steps for one period. Each step can run again, so that the next run can continue where this run ended.
 //!
-//! First the run claims the board, keeps a frozen zset or freezes the live zset, and records that the board is frozen.
-//! Then the run merges late writes, copies the zset, deletes surplus rows and checks that the rows equal the zset.
-//! Finally the run records that the period is done, and lets the zset expire.
+//! Claim the board, keep or create the frozen zset, record "frozen"; merge late writes, copy the zset, delete surplus
+//! rows, check that rows and zset are equal; record "done", and let the zset expire.
 
 use std::time::{Duration, Instant};
 

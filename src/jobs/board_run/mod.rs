@@ -1,8 +1,6 @@
-//! The shared code of two kinds of runs: those that archive boards, and those that take snapshots. Both kinds of runs
-//! hold the lock of the job [`JOB`], and never call each other.
-//!
-//! Redis cannot check that lock. So a run claims a board before it changes any of the board's data. A script does
-//! nothing unless the run that calls it holds the claim.
+//! The shared code of runs that archive boards and runs that take snapshots. Both hold the lock of the job [`JOB`], and
+//! never call each other. Redis cannot check that lock. So a run claims a board before it changes any of the board's
+//! data, and a script does nothing unless the run that calls it holds the claim.
 
 pub(super) mod backup;
 pub(super) mod clock;

@@ -1,9 +1,8 @@
 //! Checks whether Redis lost counters, and requests a run that loads them within seconds.
 //!
-//! A bucket that Redis has lost has no field `_`. Redis loses buckets after a flush, after the promotion of an empty
-//! replica, and when Redis evicts keys. Each check reads the next group of buckets, so all buckets are checked in turn.
-//! Each check also reads the buckets that readers reported as missing. It reads all buckets if Redis, or one master of
-//! a Redis Cluster, has a different data set than at the last check.
+//! A lost bucket (by a flush, the promotion of an empty replica, or an eviction) has no field `_`. Each check reads the
+//! next group of buckets, and those that readers reported as missing. It reads all buckets if Redis, or one master of a
+//! Redis Cluster, has a different data set than at the last check.
 
 use std::time::Duration;
 

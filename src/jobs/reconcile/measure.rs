@@ -1,8 +1,8 @@
 //! Measures counters. A measurement samples Redis (at an instant called the cut), waits until a fence is committed,
 //! reads MySQL, and compares the values.
 //!
-//! If there are few counters, MySQL reads them by their keys. If there are many, MySQL reads a range of ids, because
-//! one scan of all metrics replaces many point reads. While MySQL reads one range, the caller samples the next range.
+//! MySQL reads few counters by their keys, and many as a range of ids, because one scan replaces many point reads.
+//! While MySQL reads one range, the caller samples the next one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};

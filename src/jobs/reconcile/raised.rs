@@ -1,6 +1,5 @@
-//! Stops the repairs of a metric if an API server counts this metric in Redis without publishing events. Otherwise each
-//! run would remove the likes that this server counted, and the next run would find more of them. The rule is in
-//! `tallyd_core::raised_again`.
+//! Stops the repairs of a metric that an API server counts in Redis without publishing events. Otherwise each run would
+//! remove its likes, and the next run would find more of them. The rule is in `tallyd_core::raised_again`.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,5 @@
 //! Adds to Redis the amounts that two measurements agree on, corrects rows of `counter`, and stops at the safety
-//! limits.
-//!
-//! A repair is recorded in MySQL before and after it is made. The script makes the repair only if the bucket has not
+//! limits. A repair is recorded in MySQL before and after it is made. The script makes it only if the bucket has not
 //! changed since the sample, and if the deadline has not passed.
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,8 +1,7 @@
 //! Takes snapshots of boards that have not been archived yet, and restores a board from its snapshot or its archive.
 //!
 //! `clock` decides when a snapshot is due, and reports a board that Redis has lost. `health` decides which boards can
-//! be saved. `save` takes a snapshot. `restore` restores a board from a snapshot or an archive. The archiver does not
-//! use this module. The archiver only checks whether MySQL has a backup of a board.
+//! be saved. The archiver only checks whether MySQL has a backup of a board.
 
 pub(crate) mod clock;
 mod health;

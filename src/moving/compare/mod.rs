@@ -1,16 +1,13 @@
 //! Compares the counts in an older site's keys with tallyd's counts (the table `counter`), while both systems count. It
 //! reports how many targets differ, and by how much.
 //!
-//! Steps for a page of targets: read both sides -> mark targets with different counts as *suspect* -> check the
-//! suspects again, [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction.
-//! The smaller of the two differences is reported. An in-flight event reaches one side before the other side, so it
-//! usually causes a difference in only one check. A target that users like all the time can have in-flight events in
-//! both checks.
+//! A page of targets is read from both sides. Targets with different counts are *suspects*, and are checked again
+//! [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction, and the smaller
+//! difference is reported. An in-flight event reaches one side first, so it usually causes a difference in only one
+//! check. A target that users like all the time can have in-flight events in both checks.
 //!
-//! The run first reads the keys of all targets in `counter`. Then it scans Redis for keys of targets without a row in
-//! `counter`.
-//!
-//! A comparison must never change a count or a key.
+//! The run first reads the keys of all targets in `counter`, and then scans Redis for keys of targets without a row. It
+//! must never change a count or a key.
 
 pub mod report;
 mod sides;

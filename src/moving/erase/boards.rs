@@ -1,10 +1,8 @@
 //! Erases a member from boards. The run holds the archiver's lock and claims each board. The member is deleted from
-//! zsets and snapshots. In a verified archive and in the archive's frozen zset, the member is renamed and keeps its
-//! score.
+//! zsets and snapshots. In a verified archive and its frozen zset, it is renamed and keeps its score.
 //!
-//! Both Redis and the archive sort members with equal scores by the bytes of their names. The new name can have a
-//! different place in this order, so other members can move by one place. The frozen zset stays equal to its archive,
-//! and the archive can still be restored.
+//! Redis and the archive sort equal scores by the bytes of the names, so other members can move by one place. The
+//! frozen zset stays equal to its archive, which can still be restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

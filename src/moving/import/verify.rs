@@ -1,8 +1,8 @@
 //! The code of `--verify`, which compares the site and tallyd while both change.
 //!
-//! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
-//! again in pieces. The run reads rows only in pieces that still differ. A few seconds later, when in-flight events
-//! have arrived, the run checks the differing rows again. Only a difference that remains is reported.
+//! The servers count the rows of each range and calculate a checksum. A range that differs is compared again in pieces,
+//! and only pieces that still differ are read. A few seconds later, when in-flight events have arrived, the differing
+//! rows are checked again. Only a difference that remains is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};

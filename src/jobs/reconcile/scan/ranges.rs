@@ -1,7 +1,5 @@
-//! Compares all counters of a kind, one range of ids after another.
-//!
-//! While MySQL recounts one range, the run lists and samples the next range, and sends its fence. If MySQL has few other
-//! threads, it recounts two ranges in parallel.
+//! Compares all counters of a kind, one range of ids after another. While MySQL recounts one range, the next one is
+//! listed and sampled, and its fence sent. If MySQL has few other threads, it recounts two ranges in parallel.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
-//! Compares all counters in slices. Each scrub compares one slice, and resumes where the last scrub ended. So a large
-//! table can be verified once a day or once a week with a small and constant load.
-//!
-//! A slice consists of rows of `counter`, in the order of kinds and ids. An equally large part of each kind's buckets
-//! is searched for orphans. Scrubs go through the rows and through the buckets independently.
+//! Compares all counters in slices. Each scrub resumes where the last one ended, so a large table can be verified once
+//! a day or once a week with a small and constant load. A slice consists of rows of `counter`, in the order of kinds
+//! and ids. An equally large part of each kind's buckets is searched for orphans, independently of the rows.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
