@@ -88,7 +88,6 @@ fn differences(own: &Card, row: &CardRow) -> Option<Vec<String>> {
     }
 }
 
-/// Logs only the beginning of the differences.
 fn tell(own: &Card, row: &CardRow) {
     let fields = differences(own, row).unwrap_or_default().join(", ");
     let how = (!fields.is_empty()).then(|| format!("{fields} (card of {})", row.by));

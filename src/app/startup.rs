@@ -85,7 +85,6 @@ pub(super) fn tell(changes: &[Change]) {
     }
 }
 
-/// An unreachable Redis is no failure.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
     match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
         Ok(Err(error)) if error.fate() == Fate::Misconfigured => Err(error.into()),

@@ -25,7 +25,6 @@ use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 use tallyd_core::partition::MAPS_FROM;
 
-/// For logs and the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TaskName {
     Admin,

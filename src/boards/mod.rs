@@ -21,7 +21,6 @@ use tallyd_redis::ranks::{Placed, Ranking};
 
 pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
-/// Of each board, from MySQL.
 const LISTED_MAX: usize = 20;
 
 /// Newest past periods that a list looks for in Redis if MySQL has no row.
@@ -64,7 +63,6 @@ pub(crate) struct Boards<'a> {
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
-    /// Current periods first, then earlier ones, newest first.
     pub(crate) async fn list(&self, now: Micros) -> Result<List> {
         let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {

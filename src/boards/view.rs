@@ -14,11 +14,9 @@ use tallyd_redis::score::Rule;
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     Open,
-    /// Since the last snapshot of the period.
     Lost,
     Closed,
     Frozen,
-    /// Stays in Redis for some time.
     Done,
     Ended,
     Pruned,
@@ -119,7 +117,6 @@ impl Top {
     }
 }
 
-/// `2 d 3 h`, `3 h 10 min` or `9 min`.
 fn spoken(time: Duration) -> String {
     let minutes = time.as_secs() / 60;
     match (minutes / 1_440, minutes / 60 % 24, minutes % 60) {

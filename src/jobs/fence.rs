@@ -247,7 +247,6 @@ fn waits_for(look: Look, queue: &str) -> String {
     }
 }
 
-/// Clears the job's wait when dropped.
 struct ShownWait(&'static str);
 
 impl Drop for ShownWait {

@@ -62,7 +62,6 @@ pub enum FirstRun {
     AtItsTime,
 }
 
-/// Owned, because the run is a task of its own.
 pub struct Work {
     pub servers: Servers,
     pub config: Arc<Config>,

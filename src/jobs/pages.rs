@@ -108,7 +108,6 @@ impl Pages {
     }
 }
 
-/// A retry can succeed.
 pub(crate) fn is_passing(error: &Error) -> bool {
     match error.downcast_ref() {
         Some(StoreError::TakenOver(_)) => false,

@@ -53,7 +53,6 @@ pub trait Job: Sync {
 
     fn log_limit(&self, _reason: &str) {}
 
-    /// `--resume continues`.
     fn how_to_continue(&self, _options: &RunOptions) -> Option<&'static str> {
         None
     }
@@ -67,7 +66,6 @@ pub trait Job: Sync {
 pub struct RunOptions {
     pub dry_run: bool,
     pub force: bool,
-    /// Continues where the last run of this mode ended.
     pub resume: bool,
     pub run_time_max: Option<Duration>,
 }
@@ -209,7 +207,6 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         self.stop.run_until_cancelled(work).await.ok_or_else(stopped)
     }
 
-    /// `fence_max` is the longest wait for one fence.
     pub async fn fences(&self, fence_max: Duration) -> Result<Fences<'a>> {
         let Servers { store, broker, .. } = self.servers;
         Ok(Fences { job: J::NAME, store, broker, publisher: broker.connect_publisher(J::NAME).await?, fence_max })
@@ -231,8 +228,6 @@ pub(super) struct Allowed {
 }
 
 impl Allowed {
-    /// # Errors
-    /// [`JobError::Paused`].
     pub(super) async fn begin(
         servers: &Servers,
         needs: &'static [Task],

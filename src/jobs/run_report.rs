@@ -40,7 +40,6 @@ pub enum Ended {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RunHead {
-    /// A dry run compares and changes nothing.
     pub dry_run: bool,
     pub ended: Ended,
     pub ended_early: Option<String>,

@@ -99,7 +99,6 @@ where
     worked.map(Ran::Ended)
 }
 
-/// Returns the reason why a renewal failed for too long.
 async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
     let mut renewed = Instant::now();
     loop {
@@ -248,7 +247,6 @@ async fn run_due(
     entry.ran(retry, requested);
     match retry {
         RetryAfter::Pause => Some(Wait::AFTER_RUN),
-        // Another mode can be due, too.
         RetryAfter::NextTime | RetryAfter::LongerPause | RetryAfter::Resume => None,
     }
 }

@@ -20,18 +20,15 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 pub enum RetryAfter {
     /// Either the run did everything, or an operator must act before the next run.
     NextTime,
-    /// Either the run failed, or another process runs the job.
     Pause,
     /// The run ended before all its work was done. Each further run of this kind makes the pause longer.
     LongerPause,
-    /// The operator must end the pause that stopped the run.
     Resume,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     Pause(Duration),
-    /// Ends with a request.
     Woken(Duration),
 }
 
@@ -58,7 +55,6 @@ struct Backoff {
 }
 
 impl Schedule {
-    /// A mode that is in both lists keeps its state.
     pub(super) fn set(&mut self, specs: Vec<JobSpec>, time_zone: &str) {
         let mut had = std::mem::take(&mut self.0);
         for spec in specs {

@@ -36,7 +36,7 @@ struct Window {
 pub(super) struct Ahead {
     /// In the counters, except in the buckets that are behind.
     number: u64,
-    /// For each cache: they can lack some of these rows.
+    /// The buckets of each cache that can lack some of these rows.
     behind: Vec<BTreeSet<Bucket>>,
 }
 
@@ -105,7 +105,6 @@ impl Outbox {
     async fn count_ahead(&self, partition: u16, ahead: &mut Ahead, state: &mut State) -> Result<bool> {
         let window = self.read(partition, ahead.number).await?;
         let Some(last) = window.last() else { return Ok(false) };
-        // The next pass sends the failed calls again.
         let _failed = self.count(partition, ahead.number, &window, &mut ahead.behind, state).await?;
         ahead.number = last;
         Ok(window.is_full)

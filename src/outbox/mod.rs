@@ -115,7 +115,6 @@ struct State {
 }
 
 impl Outbox {
-    /// Until all senders of `wake` are dropped.
     pub(crate) async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
@@ -175,7 +174,6 @@ impl Outbox {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
-            // Includes what other daemons have added.
             let applied = self.store.outbox_applied().await?;
             state.added.raise_all(&applied);
             let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);

@@ -74,7 +74,6 @@ impl Schedule {
         Ok(Self { cron, zone: TimeZone::get(zone)?, is_hourly })
     }
 
-    /// At or before `now`, or `None` if it never fired.
     pub(crate) fn last_fired(&self, now: Micros) -> Option<Micros> {
         let mut at = now.0.div_euclid(1_000_000);
         loop {
@@ -87,7 +86,6 @@ impl Schedule {
         }
     }
 
-    /// After `now`, or `None` if it never fires.
     pub(crate) fn next(&self, now: Micros) -> Option<Micros> {
         let after = now.0.div_euclid(1_000_000);
         let mut segment = self.segment(after)?;

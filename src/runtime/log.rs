@@ -112,7 +112,6 @@ fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
 
 static LEVEL: OnceLock<&'static str> = OnceLock::new();
 
-/// From the command line. A reload keeps it.
 pub(crate) fn override_level(level: &'static str) {
     let _ = LEVEL.set(level);
 }

@@ -7,7 +7,6 @@
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
 
-/// In bytes.
 const STACK: &str = "RUST_MIN_STACK";
 
 /// A frame has at most 128 KiB (RabbitMQ's default `frame_max`), and each level takes five bytes of it: 26,000 levels.

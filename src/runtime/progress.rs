@@ -23,7 +23,6 @@ pub enum ProgressSink {
 pub trait RunProgress: Clone {
     const JOB: &'static str;
 
-    /// The total is `None` while it is unknown.
     fn done(&self) -> Done;
 
     fn words(&self, elapsed: Duration) -> String;
@@ -58,7 +57,6 @@ static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
 pub type Done = (u64, Option<u64>);
 
-/// Zero if there is no run in this process.
 pub(crate) fn done(job: &str) -> Done {
     locked(&DONE).get(job).copied().unwrap_or_default()
 }

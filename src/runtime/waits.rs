@@ -33,7 +33,6 @@ pub(crate) struct Wait {
 pub enum Work {
     Writing(PartitionName),
     Consuming(PartitionName),
-    /// Before a partition is consumed.
     Database(PartitionName),
     Other(Cow<'static, str>),
 }

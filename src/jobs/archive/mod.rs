@@ -122,7 +122,6 @@ const PRUNED_MAX: usize = 100;
 
 pub struct Archiver {
     scope: Scope,
-    /// `None` in a daemon or command: then MySQL's clock decides.
     pub now: Option<Micros>,
     boards: Vec<Board>,
     page_members: usize,

@@ -41,9 +41,7 @@ pub(super) struct BoardRun<'a> {
 
 pub(super) enum Halt {
     Stopped,
-    /// Other periods can continue.
     Kept(Reason),
-    /// A server does not answer, or another run took over.
     Failed(anyhow::Error),
 }
 

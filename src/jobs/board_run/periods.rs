@@ -17,7 +17,6 @@ pub const MODE: &str = "closed";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub board: Option<String>,
-    /// Can be older than the periods that a run normally checks.
     pub period: Option<String>,
     pub dry_run: bool,
 }

@@ -27,7 +27,6 @@ pub struct PeriodReport {
     pub outcome: Outcome,
     pub members: u64,
     pub left_out: u64,
-    /// Late members, or members added since a loss.
     pub late_members: u64,
     pub took_ms: u64,
     pub reason: Option<String>,

@@ -42,7 +42,6 @@ impl Keeper<'_, '_> {
                     self.run.show(|shown| shown.clone_from(&self.run.report));
                 }
                 None if self.run.stop.is_cancelled() => return Ok(()),
-                // Redis was flushed, or Redis evicted the unfinished filter.
                 None => self.run.report.left += 1,
             }
         }

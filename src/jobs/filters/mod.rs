@@ -132,7 +132,6 @@ const GAP_MAX: Duration = Duration::from_secs(3_600);
 /// If no run was completed for so long, no filter is trusted: Redis keeps noted users only for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
-/// Also checks targets that did not change.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
 pub struct Filters {

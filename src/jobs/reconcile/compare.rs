@@ -103,7 +103,6 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Counters and like records were read in one snapshot.
     pub(super) async fn compare_range(
         &mut self,
         sampled: SampledRange,
@@ -140,7 +139,6 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// At the stop the rest stays, and the next run finds it again.
     pub(super) async fn recheck(&mut self) -> Result<()> {
         while !self.suspects.is_empty() && !self.run.early_end.is_stopped() {
             let mut some = std::mem::take(&mut self.suspects);

@@ -28,7 +28,6 @@ pub enum Mode {
     Changed,
     /// Recounts `like_record`, and searches Redis for counters that MySQL does not have.
     Full,
-    /// The next slice of a full run, and of Redis' buckets.
     Scrub,
     /// As `Changed`, started when Redis has lost buckets. Every run loads lost buckets first.
     Rebuild,
@@ -66,7 +65,6 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// `video:42`.
     pub(super) fn name(&self, target: Target) -> String {
         format!("{}:{}", self.kinds.name(target.kind), target.id)
     }
@@ -83,7 +81,6 @@ impl Servers {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
 
-    /// Sorted if the targets are.
     pub(super) fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()

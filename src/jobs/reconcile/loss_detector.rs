@@ -23,7 +23,6 @@ const MISSING_MAX: usize = 1_000;
 
 pub(crate) struct LossDetector {
     pub cache: Cache,
-    /// An interval of zero switches the checks off.
     pub live: ConfigHandle,
     pub request: Request,
 }

@@ -192,7 +192,6 @@ impl<'a> Measure<'a> {
         passed
     }
 
-    /// `None` if unknown, or if it matters for no counter.
     pub(super) async fn in_flight(&self) -> Result<Option<u64>> {
         match &self.fences {
             Some(fences) => fences.waiting().await,

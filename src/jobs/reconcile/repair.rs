@@ -33,7 +33,6 @@ pub(super) struct Repairer<'a> {
     run: &'a RunContext<'a>,
     /// There was room to record all undecided counters for the next run.
     all_kept: bool,
-    /// Drifted counters that lack only rows which the outbox keeps.
     explained: u64,
     raised: Raised<'a>,
     off: Flood,

@@ -61,7 +61,6 @@ pub const FAULT_POINTS: [&str; 4] =
 
 const SUSPECTS_MAX: usize = 10_000;
 
-/// For suspects whose true values change all the time.
 const LOOKS: usize = 4;
 
 /// Corrections wait until all targets are compared, so that a run over the safety limit changes nothing.
@@ -79,7 +78,6 @@ pub struct Recounter {
     query_max: Duration,
 }
 
-/// Targets whose number was wrong at the last measurement.
 struct Suspects {
     after: TargetId,
     until: TargetId,

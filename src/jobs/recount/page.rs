@@ -23,9 +23,7 @@ impl Measured {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// An event was in flight only at the first measurement.
     Right,
-    /// A further measurement must decide.
     Changed,
     Off(i64),
 }

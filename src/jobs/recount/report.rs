@@ -29,7 +29,6 @@ pub struct Report {
     pub fence_ms: u64,
     #[serde(flatten)]
     pub head: RunHead,
-    /// Where a real run without `--force` would stop.
     pub would_brake: Option<String>,
     pub targets: Vec<TargetReport>,
 }

@@ -64,7 +64,6 @@ impl SnapshotClock {
         }
     }
 
-    /// Reports each problem with the boards once.
     async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<()> {
         let Self { store, cache, .. } = self;
         let clock::Reading { now, problem } = clock::read(store, cache).await?;

@@ -62,7 +62,6 @@ pub struct Restore {
 enum Source {
     /// The snapshot's scores plus the additions since the loss.
     Add(Snapshot),
-    /// The higher one of both scores.
     Raise(Snapshot),
     Frozen(Snapshot),
     Archive { row: PeriodRow, copy: u8 },
@@ -190,7 +189,6 @@ impl Restorer<'_> {
         Ok(PeriodReport { members, late_members, ..PeriodReport::new(at, Outcome::Restored) }.because(from))
     }
 
-    /// Fails with the reason if nothing can be restored.
     async fn source(&self, candidate: &Candidate, keys: BoardKeys) -> Step<Source> {
         let BoardRun { store, number, .. } = *self.run;
         let at = &candidate.at;

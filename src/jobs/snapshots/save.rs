@@ -50,7 +50,6 @@ const NEW_MEMBERS: usize = 900;
 pub struct Snapshots {
     /// Even if they are not due. `None` saves the boards that are due.
     scope: Option<Scope>,
-    /// Even if Redis has lost the board, or most of it.
     force: bool,
     /// `None` in a daemon or command: then MySQL's clock decides.
     pub now: Option<Micros>,
@@ -136,7 +135,6 @@ impl Snapshots {
         }
         let mut due = savable(store, cache, &self.boards, &Scope::default(), now).await?;
         due.retain(|savable| savable.is_on() && savable.is_due(now));
-        // Those that have waited longest come first.
         due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
         Ok(due)
     }

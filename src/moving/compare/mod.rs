@@ -108,7 +108,6 @@ impl Comparison<'_, '_> {
         let Page { looks, unreadable, .. } = page;
         self.run.report.unreadable += unreadable;
         for (id, look) in looks {
-            // A scan can return a key twice.
             if look.drift() != 0 && self.suspects.insert(id, look).is_some() {
                 continue;
             }

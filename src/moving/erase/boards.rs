@@ -65,7 +65,6 @@ impl Erasing<'_, '_> {
         boards.into_iter().collect()
     }
 
-    /// Waits at most `fence_max` for the archiver's lock.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.on.config.reconcile.repair_keep.0;

@@ -22,7 +22,6 @@ use tallyd_mysql::Store;
 use tallyd_mysql::erase::LikeRow;
 use tallyd_mysql::ranges::LAST;
 
-/// One fence for each page.
 const PAGE_ROWS: usize = 2_000;
 
 /// One statement searches a user's rows for these. It takes tens of milliseconds.
@@ -32,7 +31,6 @@ const AT_ONCE: usize = 64;
 
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
-/// In the order of the primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     kind: u8,

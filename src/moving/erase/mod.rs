@@ -127,7 +127,6 @@ impl Job for Eraser {
         (Report::new(self.subject.word()), Progress::default())
     }
 
-    /// Work that was done before a failure stays done.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let cache = &run.servers.cache;
         let also = cache.also(&self.config.redis, &self.config.metrics)?;
@@ -158,7 +157,6 @@ impl Erasing<'_, '_> {
         self.look_again().await?;
         self.say_what_stays();
         if !self.run.options.dry_run {
-            // Checkpoints contain ids.
             self.run.servers.store.forget_marks(JOB, &self.on.mode()).await?;
         }
         Ok(())

@@ -10,7 +10,6 @@ use tracing::info;
 use crate::jobs::run::{Ended, RunHead, RunReport};
 use crate::runtime::progress::{RunProgress, rate};
 
-/// Where data about the subject can stay, and for how long.
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ, until they expire: erase again after a restore from them",
     "logs of API servers, proxies and databases (tallyd's own logs do not contain users)",
@@ -20,12 +19,11 @@ const BEYOND: [&str; 4] = [
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// `user` or `target`.
     pub of: &'static str,
     pub resumed_run: Option<u64>,
     pub unlikes: u64,
     pub rows: u64,
-    /// After the unlikes. They stay.
+    /// Likes again after the unlikes. They stay.
     pub liked_again: u64,
     pub numbers: BTreeMap<&'static str, u64>,
     pub redis_keys: u64,

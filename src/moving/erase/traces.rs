@@ -108,7 +108,6 @@ impl Erasing<'_, '_> {
 }
 
 fn clear_report(subject: &Subject, report: &str) -> String {
-    // Sentences about rows say "target 42 and user 7".
     let of_row = format!("{} {}", subject.word(), subject.member());
     let report = replaced(report, &of_row, &format!("erased {}", subject.word())).unwrap_or_else(|| report.to_owned());
     match subject {

@@ -47,7 +47,6 @@ const PAGE_TARGETS: usize = 10_000;
 
 const READ_TARGETS: usize = 500;
 
-/// One call reads them, and one transaction writes them.
 const ROWS: usize = 500;
 
 /// One for writes, and one for checks of the server's load.
@@ -60,7 +59,6 @@ const CLOCKS_APART: Duration = Duration::from_secs(10);
 const LISTS_MAX: usize = 10;
 
 pub struct Exporter {
-    /// `None` if it continues where its last run ended.
     since: Option<Micros>,
     every: Option<Duration>,
     export: Export,

@@ -52,7 +52,6 @@ impl Importing<'_, '_> {
         Ok(checkpoint)
     }
 
-    /// Later runs need only its start.
     pub(super) async fn forget_position(&self) -> Result<(), JobError> {
         match self.began_at {
             Some(checkpoint) => self.note(&Checkpoint { after: (0, 0), ..checkpoint }).await,

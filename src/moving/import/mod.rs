@@ -178,7 +178,6 @@ impl Job for Importer {
         worked.map_err(JobError::into_error)
     }
 
-    /// Only a pass that writes rows can be resumed.
     fn how_to_continue(&self, options: &RunOptions) -> Option<&'static str> {
         Some(match (self.pass, options.dry_run) {
             (Pass::Rows | Pass::Deletions { .. }, false) => "--resume continues",

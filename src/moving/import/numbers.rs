@@ -58,7 +58,6 @@ impl Importer {
                     self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
-            // A run has only one source.
             (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
         };
         match fault {
@@ -90,7 +89,6 @@ impl<'a> Importing<'a, '_> {
             let began = Instant::now();
             let page = self.run.unless_stopped(self.on.numbers_page(of, from, self.run.page_size())).await??;
             fault::point("import:numbers-read");
-            // A page of a scan often has none.
             if !self.run.options.dry_run && !page.numbers.is_empty() {
                 let reached = page.numbers.last().map_or(0, |(target, _)| target.0);
                 let after = if matches!(of, Numbers::Table(..)) { (reached, 0) } else { (0, 0) };

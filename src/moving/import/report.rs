@@ -20,7 +20,6 @@ pub struct Report {
     pub added: u64,
     /// Likes that replaced an older row, or counts that differed from tallyd's count.
     pub changed: u64,
-    /// tallyd's row was newer or had the same time.
     pub kept: u64,
     pub counted: i64,
     /// Imported earlier, and no longer on the site at the first check.

@@ -16,7 +16,6 @@ pub(super) struct Sides<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
     end: Key,
-    /// All rows up to this key were returned.
     reached: Key,
     of_site: Buffer<Key>,
     here: Buffer<Liked>,
@@ -24,7 +23,6 @@ pub(super) struct Sides<'a> {
 
 struct Buffer<T> {
     rows: VecDeque<T>,
-    /// All rows up to this key were read.
     until: Key,
 }
 
@@ -42,13 +40,11 @@ impl<T> Buffer<T> {
 }
 
 impl<'a> Sides<'a> {
-    /// After the first key, up to and including the second key.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), (after, end): (Key, Key)) -> Self {
         let buffer = || Buffer { rows: VecDeque::new(), until: after };
         Self { on, site, end, reached: after, of_site: buffer(), here: Buffer { rows: VecDeque::new(), until: after } }
     }
 
-    /// About `limit` rows, or `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Step>, JobError> {
         if self.reached >= self.end {
             return Ok(None);

@@ -11,7 +11,6 @@ pub(super) struct SumsOf<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
     reached: Key,
-    /// tallyd's server has not been asked about this range yet.
     next: Option<OfSite>,
 }
 
@@ -49,7 +48,6 @@ impl<'a> SumsOf<'a> {
         Self { on, site, reached: after, next: None }
     }
 
-    /// At most `limit` rows of the site. Returns `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Compared>, JobError> {
         let this = match self.next.take() {
             Some(next) => next,
@@ -74,7 +72,6 @@ impl<'a> SumsOf<'a> {
         }
         match page.last.filter(|last| *last > after) {
             Some(until) => Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) }),
-            // Reads the rows to find the wrong row.
             None => {
                 let rows = self.on.likes(self.site, after, limit).await?;
                 if let Some(fault) = rows.fault {

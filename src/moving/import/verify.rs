@@ -36,7 +36,6 @@ const PIECES: usize = 16;
 const ROWS_MAX: usize = 100_000;
 const NUMBERS_MAX: usize = 10_000;
 
-/// So much can a range grow between two checks.
 const MORE: usize = 8;
 
 struct Suspect {

@@ -21,7 +21,6 @@ use tallyd_redis::layout::Loaded;
 use tallyd_redis::load::Lost;
 use tallyd_redis::repairs::{Repair, Repaired};
 
-/// Each of 8,192 buckets gets about 24 of these rows.
 const PAGE_ROWS: usize = 200_000;
 
 /// Counters whose right value at the cut cannot be computed from a page.

@@ -144,7 +144,6 @@ fn layouts(servers: &Servers) -> impl Iterator<Item = &Cache> {
     std::iter::once(&servers.cache).chain(&servers.also)
 }
 
-/// Returns how many of the buckets were loaded before.
 async fn unload(servers: &Servers, cache: &Cache) -> Result<u64> {
     let mut buckets = 0;
     for (_, name) in servers.names.all() {

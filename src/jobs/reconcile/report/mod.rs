@@ -29,13 +29,11 @@ pub struct Report {
     pub busy: u64,
     /// At each sample, an event's time was too close to the sample's to know whether the sample includes the event.
     pub undecided: u64,
-    /// Missing in a bucket that is not loaded.
     pub unknown: u64,
     /// The bucket changed, the counter would have gone below zero, or the repairs of the metric had stopped.
     pub left: u64,
     pub phantoms: u64,
     pub drift_sum: u64,
-    /// By the size of the drift without its sign.
     pub drifted_by_size: Sizes,
     pub counters_off: u64,
     pub buckets_loaded: u64,
@@ -94,7 +92,6 @@ pub struct TargetReport {
     pub target: String,
     pub metric: String,
     pub redis: i64,
-    /// At the cut of the last measurement.
     pub mysql: i64,
     pub counter: Option<i64>,
     pub rows: Option<i64>,

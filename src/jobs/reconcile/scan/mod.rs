@@ -76,7 +76,6 @@ async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Resul
     Ok(())
 }
 
-/// Newest first, without `compared`.
 async fn compare_since(comparer: &mut Comparer<'_>, start: Micros, compared: &[CounterKey]) -> Result<()> {
     let run = comparer.run;
     let mut before = ChangedBefore::NEWEST;

@@ -23,7 +23,6 @@ const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
-    /// Rows of `counter`. `None` if the run has no slice.
     slice_left: Option<u64>,
 }
 
@@ -34,13 +33,11 @@ struct Listed {
 
 struct Recounted {
     listed: Listed,
-    /// `None` if too many targets of the range have no counter.
     recount: Option<Recount>,
     took: Duration,
 }
 
 impl Listed {
-    /// The task is aborted if the handle is dropped.
     fn begin_recount(self, store: &Store) -> AbortOnDropHandle<Result<Recounted>> {
         let store = store.clone();
         AbortOnDropHandle::new(tokio::spawn(async move {
