@@ -29,7 +29,7 @@ pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
 use tallyd_mysql::{Store, StoreError};
 
-/// Three tries before the run gives up the lease.
+/// The run tries three times before it gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
 /// The holder gives up the lock if it cannot renew the lease for this time. The lease in MySQL ends later.
@@ -136,7 +136,7 @@ async fn note_end<R: RunReport>(
     Ok(noted?)
 }
 
-/// At most once an hour for each mode, because MySQL reads all rows of the mode. A failure is no failure of the run.
+/// At most once an hour for each mode, because MySQL reads all its rows. A later run repeats a failed deletion.
 async fn forget_old_runs(store: &Store, job: LockRequest<'_>) {
     static DONE: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
     let mode = format!("{} {}", job.name, job.mode);

@@ -34,7 +34,7 @@ struct Window {
 }
 
 pub(super) struct Ahead {
-    /// In the counters, except in the buckets that are behind.
+    /// All rows up to this one are in the counters, except in the buckets that are behind.
     number: u64,
     /// The buckets of each cache that can lack some of these rows.
     behind: Vec<BTreeSet<Bucket>>,
@@ -70,8 +70,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// Not to buckets that lack earlier rows. `added` is what this pass has added of `window`. A board waits for the
-    /// failed calls, because it needs all rows in order.
+    /// Leaves out the buckets that lack earlier rows. `added` is what this pass has added of `window`. A board waits
+    /// for the failed calls, because it needs all rows in order.
     async fn go_ahead(&self, partition: u16, window: &Window, added: Ahead, state: &mut State) -> Result<()> {
         let former = state.ahead.remove(&partition).filter(|ahead| ahead.number > added.number);
         let mut ahead = match former {
@@ -127,8 +127,8 @@ impl Outbox {
         }
     }
 
-    /// Not to buckets that are `behind`. Those for which a call failed are then behind, too, and the inner result has
-    /// the first error.
+    /// Leaves out the buckets that are `behind`. Those for which a call failed are then behind, too, and the inner
+    /// result has the first error.
     ///
     /// # Errors
     /// Redis answered no call.
@@ -184,7 +184,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// In the periods in which the rows were written, and without a job's corrections.
+    /// Adds to the periods in which the rows were written. A job's corrections are not added to boards.
     async fn feed(&self, config: &Config, partition: u16, window: &Window, state: &mut State) -> Result<()> {
         let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
         let rules = Rules::from(config);

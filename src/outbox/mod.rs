@@ -84,7 +84,7 @@ const EVERY: Duration = Duration::from_secs(1);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// At the stop. The next daemon adds the remaining rows.
+/// Limits the last pass at the stop. The next daemon adds the remaining rows.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
@@ -92,17 +92,17 @@ pub(crate) struct Outbox {
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
     pub control: Control,
-    /// Rows of the own partitions are added immediately.
+    /// The rows of this daemon's partitions are added immediately.
     pub owner: String,
 }
 
 #[derive(Default)]
 struct State {
-    /// Redis also has all earlier rows.
+    /// For each partition, the last row that Redis has. Redis also has all earlier rows.
     added: OutboxOffsets,
     noted: OutboxOffsets,
     ahead: BTreeMap<u16, Ahead>,
-    /// Those with unread rows at the last look, each with the last row recorded in MySQL then.
+    /// Partitions with unread rows at the last look, each with the last row recorded in MySQL then.
     waited: BTreeMap<u16, u64>,
     kept: Kept,
     more: BTreeSet<u16>,
@@ -227,7 +227,7 @@ impl State {
         self.looked.map_or(Duration::ZERO, |looked| EVERY.saturating_sub(looked.elapsed()))
     }
 
-    /// Of a partition of another daemon or none. If one daemon adds the rows, the others stop at their next look.
+    /// For a partition of another daemon or of none. If one daemon adds the rows, the others stop at their next look.
     fn is_left_to_us(&self, End { partition, owner, .. }: &End, looks: bool) -> bool {
         match looks {
             true => self.waited.get(partition) == Some(&self.noted.of(*partition)),

@@ -1,7 +1,7 @@
 //! The steps for one period. Each step can run again, so that the next run can continue where this run ended.
 //!
-//! Claim the board, keep or create the frozen zset, record "frozen"; merge late writes, copy the zset, delete surplus
-//! rows, check that rows and zset are equal; record "done", and let the zset expire.
+//! The run claims the board, keeps or makes the frozen zset, and records "frozen". It merges late writes, copies the
+//! zset, deletes surplus rows, and checks that rows and zset are equal. It records "done", and lets the zset expire.
 
 use std::time::{Duration, Instant};
 

@@ -220,7 +220,7 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // API servers count a like before they publish its event. By now the first measurement's likes have arrived.
+        // API servers count a like before they publish its event. The wait lets the first measurement's likes arrive.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.base.stop.run_until_cancelled(tokio::time::sleep(grace)).await;
         }

@@ -15,7 +15,7 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// Then the run waits again for capacity. Counting these buckets' fields takes Redis a few tens of milliseconds.
+/// After these, the run waits again for capacity. Counting their fields takes Redis a few tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
 const LISTED_BUCKETS: usize = 128;

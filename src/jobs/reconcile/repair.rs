@@ -282,11 +282,12 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
 /// changes the buckets' state, and the script refuses the addition.
 ///
 /// A counter may go below zero if the daemon counts it, because events can arrive out of order, or if MySQL's value is
-/// below zero. Any other would only after a subtraction since the sample, so the script refuses, and it is measured
-/// again.
+/// below zero. Any other goes below zero only by a subtraction since the sample. Then the script refuses, and the
+/// counter is measured again.
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;
     let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);
+    // Likes are never negative: a negative count in `counter` is wrong.
     let is_below = metric != servers.metrics.like() && sampled.saturating_add(delta) < 0;
     let below_zero = below_zero || writer == Writes::Daemon || is_below;
     Repair { number: key, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }

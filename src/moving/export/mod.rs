@@ -52,7 +52,7 @@ const ROWS: usize = 500;
 /// One for writes, and one for checks of the server's load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// So much can a daemon's clock be behind MySQL's. A further list begins this much before the start of the pass.
+/// A daemon's clock can be this much behind MySQL's, so a further list begins this much before the pass began.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
 /// Per pass. If each list takes minutes, the next pass finds the remaining changes.

@@ -26,7 +26,7 @@ const LOOKS: usize = 3;
 
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// In pages of an import. Large, because the servers return only sums.
+/// In pages of an import. It can be large, because the servers return only sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
 /// If only one row is in flight, the run reads only its piece of a differing range.
