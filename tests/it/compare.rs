@@ -123,3 +123,26 @@ async fn an_event_in_flight_at_the_first_look_is_no_difference() {
     assert_eq!(numbers(&report, ["transient", "differ", "drift_sum"]), [2, 1, 1], "{report}");
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_comparison_that_is_stopped_before_its_second_look_is_not_done() {
+    let world = World::new("compare_stopped", SETTINGS).await;
+    world.publisher().await;
+    counted(&world, 1).await;
+    set(&world, 1, 5).await;
+    let client = redis::Client::open(world.config.redis.url.expose()).unwrap();
+    let mut commands = client.get_async_monitor().await.unwrap().into_on_message::<String>();
+    let pattern = key(&world, "{id}");
+    let mut command = world.command();
+    command.args(["admin", "compare", "--format", "json", "--keys", &pattern]).stdout(std::process::Stdio::piped());
+    let running = command.spawn().unwrap();
+    // The scan for other keys comes after the first look. The second look is seconds later.
+    let scanned = async { while !commands.next().await.unwrap().contains("\"SCAN\"") {} };
+    tokio::time::timeout(DEADLINE, scanned).await.expect("the run searches for other keys");
+    let id = running.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["ended"]), (Some(1), &json!("stopped")), "{report}");
+    world.close().await;
+}

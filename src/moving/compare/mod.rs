@@ -77,9 +77,11 @@ impl Job for Comparer {
         let (limits, replicas) = (self.limits.clone(), Vec::new());
         run.limit_pages(PageLimits { replicas, site: None, limits, page_max: PAGE_TARGETS, log_wait }).await?;
         let sides = Sides { servers: run.servers, subject: &self.subject };
-        Comparison { sides, run, suspects: BTreeMap::new() }.compare_all().await?;
+        let compared = Comparison { sides, run, suspects: BTreeMap::new() }.compare_all().await;
         run.report.keep_worst();
-        Ok(())
+        compared?;
+        // A stop during the last recheck leaves suspects without a result.
+        run.check_stop()
     }
 }
 
