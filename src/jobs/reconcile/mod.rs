@@ -141,6 +141,9 @@ impl Job for Reconciler {
             true => Some(run.fences(servers.limits.fence_max.0).await?),
             false => None,
         };
+        if !run.options.dry_run {
+            servers.forget_old_repairs().await;
+        }
         let context = RunContext::new(self, run).await?;
         let mut comparer = Comparer::new(&context, fences, report);
         let compared = comparer.compare_mode().await;
@@ -150,9 +153,6 @@ impl Job for Reconciler {
         // An exceeded safety limit has priority over other reasons, because an operator must check it.
         if report.head.ended != Ended::LimitExceeded {
             context.early_end.note(&mut report.head);
-        }
-        if compared.is_ok() && !run.options.dry_run {
-            servers.forget_old_repairs().await;
         }
         run.report = report;
         compared
