@@ -177,7 +177,8 @@ impl<'a> Erasing<'a, '_> {
     }
 
     async fn resumed(&mut self) -> Result<Cursor> {
-        if !self.run.options.resume {
+        // A dry run counts everything, because its checkpoint would be that of a real run.
+        if !self.run.options.resume || self.run.options.dry_run {
             return Ok(Cursor::default());
         }
         let last = self.run.last_checkpoint::<Checkpoint>(&self.on.mode(), true).await?;
