@@ -49,6 +49,7 @@ use report::{Progress, Report};
 use tallyd_core::control::Task;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Kind, Metric, TargetId};
+use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_core::site_query::{OF_RECOUNT, Query};
 use tallyd_mysql::Store;
 use tallyd_mysql::ranges::LAST;
@@ -163,12 +164,12 @@ impl Job for Recounter {
         let fences = run.fences(self.limits.fence_max.0).await?;
         let (suspects, intents) = (Vec::new(), Vec::new());
         let compared = Comparison { on: self, run, fences, suspects, intents, largest: 0 }.compare_all().await;
-        match run.report.corrected {
-            0 => compared,
-            corrected => compared.with_context(|| {
-                format!("{corrected} counters were corrected before this failure, and stay corrected")
-            }),
-        }
+        compared.map_err(|error| match run.report.corrected {
+            corrected if corrected > 0 && !error.is::<LimitExceeded>() => {
+                error.context(format!("{corrected} counters were corrected before this failure, and stay corrected"))
+            }
+            _ => error,
+        })
     }
 
     fn log_limit(&self, reason: &str) {
