@@ -114,9 +114,18 @@ impl Job for Exporter {
     }
 
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
+        let mut exporting = Exporting { on: self, run };
+        let since = exporting.begin().await?;
         let (limits, site) = (self.limits.clone(), self.site.clone());
-        run.limit_pages(PageLimits { replicas: Vec::new(), site, limits, page_max: PAGE_TARGETS, log_wait }).await?;
-        Exporting { on: self, run }.export_all().await
+        let limits = PageLimits { replicas: Vec::new(), site, limits, page_max: PAGE_TARGETS, log_wait };
+        exporting.run.limit_pages(limits).await?;
+        exporting.export_all(since).await
+    }
+
+    async fn close(&self) {
+        if let Some(site) = &self.site {
+            site.close().await;
+        }
     }
 
     fn how_to_continue(&self, _: &RunOptions) -> Option<&'static str> {
@@ -125,8 +134,7 @@ impl Job for Exporter {
 }
 
 impl Exporting<'_, '_> {
-    async fn export_all(&mut self) -> Result<()> {
-        let mut since = self.begin().await?;
+    async fn export_all(&mut self, mut since: Micros) -> Result<()> {
         let mut outage = Outage::new("writing to the site's table");
         loop {
             let pause = match (self.pass(since).await, self.on.every) {
