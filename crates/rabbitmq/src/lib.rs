@@ -16,6 +16,7 @@ mod maps;
 mod nodes;
 pub mod probe;
 mod topology;
+mod witnesses;
 
 use std::error::Error;
 use std::future::Future;
@@ -36,6 +37,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 
 use frames::FrameLimit;
 use nodes::{Node, Nodes};
+use witnesses::Witnesses;
 
 use tallyd_connect::fault;
 use tallyd_connect::tls::{self, Identity, TlsFault};
@@ -61,6 +63,7 @@ pub struct Broker {
     config: Amqp,
     nodes: Arc<Nodes>,
     frames: Arc<FrameLimit>,
+    witnesses: Arc<Witnesses>,
     vhost: String,
     tls: OwnedTLSConfig,
 }
@@ -94,7 +97,14 @@ impl Broker {
                 cert_chain: config.tls.authorities.clone(),
             },
         };
-        Ok(Self { config: config.clone(), nodes: Arc::new(nodes), frames: Arc::default(), vhost: uri.vhost, tls })
+        Ok(Self {
+            config: config.clone(),
+            nodes: Arc::new(nodes),
+            frames: Arc::default(),
+            witnesses: Arc::default(),
+            vhost: uri.vhost,
+            tls,
+        })
     }
 
     pub fn vhost(&self) -> &str {
@@ -118,16 +128,6 @@ impl Broker {
         }
         let none = || BrokerError::Config("[amqp] url contains no host".to_owned());
         Err(self.nodes.note(failed, None).unwrap_or_else(none))
-    }
-
-    /// Connects to another node than `but`. Returns `None` if no other node answers.
-    pub async fn connect_elsewhere(&self, but: &str, purpose: &str) -> Option<Link> {
-        for node in self.nodes.in_turn().into_iter().filter(|node| node.name != but) {
-            if let Ok(link) = self.connect_to(node, purpose).await {
-                return Some(link);
-            }
-        }
-        None
     }
 
     async fn connect_to(&self, node: &Node, purpose: &str) -> Result<Link> {

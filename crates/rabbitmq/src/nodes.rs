@@ -87,6 +87,10 @@ impl Nodes {
 }
 
 impl Node {
+    pub(super) fn avoid(&self) {
+        self.with(|state| state.failed = Some(Instant::now()));
+    }
+
     fn has_failed_lately(&self) -> bool {
         self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
     }

@@ -34,7 +34,7 @@ use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::event::Terms;
 use tallyd_core::flow::{Flow, Step};
 use tallyd_core::stall_detector::StallDetector;
-use tallyd_rabbitmq::{Broker, Link};
+use tallyd_rabbitmq::Link;
 
 const REPLY_SUCCESS: u16 = 200;
 
@@ -228,13 +228,16 @@ impl Session<'_> {
         }
         if is_idle && self.counting.is_none() && self.stall_elsewhere.is_due(Instant::now()) {
             // A task of its own, because the other nodes can hang while this session's node delivers.
-            let count = count_elsewhere(self.partition.broker.clone(), self.link.node.clone(), self.partition.queue());
+            let (broker, node) = (self.partition.broker.clone(), self.link.node.clone());
+            let queue = self.partition.queue();
+            let count = async move { broker.count_elsewhere(&node, &queue).await };
             self.counting = Some(AbortOnDropHandle::new(tokio::spawn(count)));
         }
         let Some(counted) = self.counting.as_mut().and_then(FutureExt::now_or_never) else { return Ok(()) };
         self.counting = None;
         let messages = counted.ok().flatten();
         if self.stall_elsewhere.is_stalled(messages, Instant::now()) {
+            self.partition.broker.avoid(&self.link.node);
             let queue = self.partition.queue();
             return Err(SessionEnd::CutOff { queue, messages: messages.unwrap_or_default() });
         }
@@ -263,6 +266,8 @@ impl Session<'_> {
             self.is_cancelled = true;
             return if self.flow.is_ending() { Ok(()) } else { Err(SessionEnd::Cancelled) };
         };
+        // A count from before this message proves nothing.
+        self.counting = None;
         for detector in [&mut self.stall_detector, &mut self.stall_elsewhere] {
             detector.received(Instant::now());
         }
@@ -291,13 +296,6 @@ impl Session<'_> {
         let queue = &self.partition.queue();
         self.open.take(message, self.partition.map.as_deref(), (self.terms.get(), now), queue);
     }
-}
-
-/// Returns how many messages another node of the cluster counts in the queue, or `None` if there is no other node or it
-/// does not know.
-async fn count_elsewhere(broker: Broker, node: String, queue: String) -> Option<u32> {
-    let other = broker.connect_elsewhere(&node, "check of an idle queue").await?;
-    other.depth(&queue).await.ok()?.messages()
 }
 
 /// Waits until `then`, or forever if `then` is `None`.
