@@ -29,25 +29,16 @@ const UNARCHIVED_LOOKED: usize = 20;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotShown {
     #[error("no board is called \"{name}\"; configured boards: {known}")]
-    UnknownBoard {
-        name: String,
-        known: String,
-    },
+    UnknownBoard { name: String, known: String },
     #[error(transparent)]
     Period(#[from] PeriodError),
     #[error(
         "{name} has periods of several lengths ({periods}): name a period, for example 2026-11-21, 2026-W47, 2026-11 \
          or total"
     )]
-    NoPeriod {
-        name: String,
-        periods: String,
-    },
+    NoPeriod { name: String, periods: String },
     #[error("{name} has no periods of the length {kind}")]
-    NoSuchPeriod {
-        name: String,
-        kind: PeriodKind,
-    },
+    NoSuchPeriod { name: String, kind: PeriodKind },
     #[error("{0}: the period's archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
     #[error("{0}: Redis lost the frozen zset of this period before the zset was archived")]

@@ -115,11 +115,7 @@ pub enum JobError {
         "[amqp] partitions is {known}, but {noted} partitions are in use, because {raised_by} raised the number. Set it to \
          {noted} here, too, and restart. To lower it, follow docs/operations/partitions.md"
     )]
-    TooFewPartitions {
-        known: u16,
-        noted: u16,
-        raised_by: String,
-    },
+    TooFewPartitions { known: u16, noted: u16, raised_by: String },
     /// A server failed, another run took over, or the requested object does not exist.
     #[error(transparent)]
     Other(anyhow::Error),

@@ -49,10 +49,7 @@ pub struct LockRequest<'a> {
 #[derive(Debug)]
 pub enum Ran<R> {
     Ended(R),
-    Held {
-        owner: String,
-        lease_s: i64,
-    },
+    Held { owner: String, lease_s: i64 },
 }
 
 /// `work` gets the run's number as the fencing token. The number grows from run to run.

@@ -67,7 +67,6 @@
 //! * Another program changes the frozen zset, or the copied rows, during the copy or after it: the last run finds a
 //!   page of the zset that differs from its rows. The zset stays without an expiry, and the report contains the first
 //!   place that differs. The run continues with the other boards.
-//!   the first place that differs. The run continues with the other boards.
 
 mod candidates;
 mod copy;

@@ -64,7 +64,10 @@ enum Source {
     Add(Snapshot),
     Raise(Snapshot),
     Frozen(Snapshot),
-    Archive { row: PeriodRow, copy: u8 },
+    Archive {
+        row: PeriodRow,
+        copy: u8,
+    },
 }
 
 impl Source {

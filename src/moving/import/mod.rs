@@ -71,7 +71,9 @@ const WARNINGS_MAX: usize = 10;
 pub enum Pass {
     Rows,
     /// A missing row is checked again after this time.
-    Deletions { look_again_after: Duration },
+    Deletions {
+        look_again_after: Duration,
+    },
     Verify,
 }
 
