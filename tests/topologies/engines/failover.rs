@@ -170,6 +170,7 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
         client.like(target(1), UserId(user), &[]).await.unwrap();
     }
     stage.world.drained(&publisher).await;
+    stage.world.outbox_added().await;
     stage.pair.primary.kill();
     run(&stage.pair.replica_pool, "SET GLOBAL read_only = 0").await;
     stage.proxy.lead(stage.pair.replica.address());
