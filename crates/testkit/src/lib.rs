@@ -40,6 +40,7 @@ pub use model::{Model, body, target};
 pub use scripts::ApiServer;
 pub use settings::{as_api, stack};
 use settings::{may_do_all, write, written};
+use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::config::{Amqp, Config, Redis};
 use tallyd_client::{Client, READ_TARGETS_MAX, Source};
@@ -251,10 +252,11 @@ impl World {
     }
 
     pub async fn count(&self, sql: &'static str) -> i64 {
+        let until = Instant::now() + DEADLINE;
         loop {
             match sqlx::query_scalar(sql).fetch_one(&self.pool).await {
                 // MySQL refuses the list of sessions while a statement of any of them has bytes that are no text.
-                Err(sqlx::Error::Database(error)) if error.message().starts_with("Cannot convert string") => {}
+                Err(error) if is_number(&error, 3854) && Instant::now() < until => {}
                 counted => return counted.unwrap(),
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -300,6 +302,12 @@ pub fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let folder = own.parent().unwrap();
     folder.parent().filter(|_| folder.ends_with("deps")).unwrap_or(folder).join("tallyd")
+}
+
+/// Whether the server gave this error number.
+pub fn is_number(error: &sqlx::Error, number: u16) -> bool {
+    let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<MySqlDatabaseError>());
+    error.is_some_and(|error| error.number() == number)
 }
 
 pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
