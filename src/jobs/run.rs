@@ -32,7 +32,7 @@ pub(super) const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 pub trait Job: Sync {
     const NAME: &'static str;
     /// Such a run does not begin if the configuration has too few partitions.
-    const SENDS_FENCES: bool;
+    const SENDS_FENCES: bool = false;
     type Report: RunReport;
     type Progress: RunProgress + Send + Sync + 'static;
 

@@ -7,7 +7,7 @@ use super::archive::{self, Archiver, Scope};
 use super::board_run::NEEDS;
 use super::filters::{self, Filters};
 use super::reconcile::{self, Mode, Reconciler};
-use super::recount::Recounter;
+use super::recount::{self, Recounter};
 use super::run::{self, RunOptions, RunReport};
 use super::runner::{Outcome, Ran};
 use super::schedule::RetryAfter;
@@ -15,10 +15,7 @@ use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
 use crate::config::{Config, Reconcile, Recount};
 use crate::runtime::progress::ProgressSink;
-use tallyd_core::control::Task;
 use tallyd_core::job_name::{JobMode, JobName};
-
-const CONSUMER: &[Task] = &[Task::Consumer];
 
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
@@ -41,7 +38,9 @@ pub(super) fn specs(job: JobName, config: &Config, requests: &Requests) -> Vec<J
         JobName::Reconcile => reconciles(config, requests),
         JobName::Archive => archive(config, requests),
         JobName::Filters if config.filter.is_on() => {
-            vec![JobSpec::new(job, filters::MODE, config.filter.schedule(), CONSUMER, |work| filtered(work).boxed())]
+            vec![JobSpec::new(job, filters::MODE, config.filter.schedule(), filters::NEEDS, |work| {
+                filtered(work).boxed()
+            })]
         }
         JobName::Filters => Vec::new(),
         JobName::Recount => recounts(config),
@@ -75,10 +74,10 @@ fn archive(config: &Config, requests: &Requests) -> Vec<JobSpec> {
 }
 
 fn recounts(config: &Config) -> Vec<JobSpec> {
-    let row = |(rank, recount): (usize, &Recount)| JobSpec {
+    let row = |(rank, block): (usize, &Recount)| JobSpec {
         first_run: FirstRun::AtItsTime,
         rank,
-        ..JobSpec::new(JobName::Recount, &recount.name(), &recount.cron, CONSUMER, |work| recounted(work).boxed())
+        ..JobSpec::new(JobName::Recount, &block.name(), &block.cron, recount::NEEDS, |work| recounted(work).boxed())
     };
     config.recounts.iter().enumerate().map(row).collect()
 }

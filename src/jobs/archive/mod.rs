@@ -128,7 +128,6 @@ pub struct Archiver {
 
 impl Job for Archiver {
     const NAME: &'static str = JOB;
-    const SENDS_FENCES: bool = false;
     type Report = Report;
     type Progress = Progress;
 

@@ -108,6 +108,8 @@ use tallyd_redis::keys::KindNames;
 
 pub const MODE: &str = "keep";
 
+pub const NEEDS: &[Task] = &[Task::Consumer];
+
 /// In order. Between two consecutive steps, there is always such a point.
 pub const FAULT_POINTS: [&str; 7] = [
     "filters:dropped",
@@ -162,7 +164,7 @@ impl Job for Filters {
     type Progress = Report;
 
     fn needs(&self, _: &Config) -> &'static [Task] {
-        &[Task::Consumer]
+        NEEDS
     }
 
     fn mode(&self) -> Cow<'_, str> {

@@ -57,6 +57,8 @@ use tallyd_mysql::recounts::Question;
 use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
+pub const NEEDS: &[Task] = &[Task::Consumer];
+
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
@@ -147,7 +149,7 @@ impl Job for Recounter {
     type Progress = Progress;
 
     fn needs(&self, _: &Config) -> &'static [Task] {
-        &[Task::Consumer]
+        NEEDS
     }
 
     fn mode(&self) -> Cow<'_, str> {

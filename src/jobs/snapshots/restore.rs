@@ -106,7 +106,6 @@ impl Source {
 
 impl Job for Restore {
     const NAME: &'static str = JOB;
-    const SENDS_FENCES: bool = false;
     type Report = Report;
     type Progress = Progress;
 

@@ -70,7 +70,6 @@ struct Known {
 
 impl Job for Snapshots {
     const NAME: &'static str = JOB;
-    const SENDS_FENCES: bool = false;
     type Report = Report;
     type Progress = Progress;
 

@@ -57,7 +57,6 @@ struct Comparison<'a, 'r> {
 
 impl Job for Comparer {
     const NAME: &'static str = CommandName::Compare.name();
-    const SENDS_FENCES: bool = false;
     type Report = Report;
     type Progress = Progress;
 

@@ -97,7 +97,6 @@ impl Exporter {
 
 impl Job for Exporter {
     const NAME: &'static str = CommandName::Export.name();
-    const SENDS_FENCES: bool = false;
     type Report = Report;
     type Progress = Progress;
 

@@ -144,7 +144,6 @@ impl Importer {
 
 impl Job for Importer {
     const NAME: &'static str = JOB;
-    const SENDS_FENCES: bool = false;
     type Report = Report;
     type Progress = Progress;
 
