@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
 use sqlx::MySqlPool;
@@ -143,14 +144,22 @@ impl Terminal {
     fn expect(&mut self, question: &str, is_secret: bool) {
         let until = Instant::now() + DEADLINE;
         while !self.shown.contains(question) {
-            let mut bytes = [0; 4_096];
-            let read = rustix::io::read(&self.master, &mut bytes).unwrap();
-            self.shown += &String::from_utf8_lossy(&bytes[..read]);
+            self.read();
             assert!(Instant::now() < until, "{question} is not in {}", self.shown);
         }
         while is_secret && tcgetattr(&self.master).unwrap().local_modes.contains(LocalModes::ECHO) {
             assert!(Instant::now() < until, "the terminal would show the input");
             std::thread::yield_now();
+        }
+    }
+
+    /// Reads what is shown within the next tenth of a second.
+    fn read(&mut self) {
+        let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        if poll(&mut [PollFd::new(&self.master, PollFlags::IN)], Some(&tenth)).unwrap() > 0 {
+            let mut bytes = [0; 4_096];
+            let read = rustix::io::read(&self.master, &mut bytes).unwrap_or(0);
+            self.shown += &String::from_utf8_lossy(&bytes[..read]);
         }
     }
 
@@ -174,7 +183,7 @@ async fn at_a_terminal_init_asks_and_shows_no_password() {
     for (name, value) in day.environment().iter().filter(|(name, _)| name.ends_with("PREFIX")) {
         command.env(name, value);
     }
-    let child = command.spawn().unwrap();
+    let mut child = command.spawn().unwrap();
     let mut terminal = Terminal { master, shown: String::new() };
     let address = |server: &str| stack(server).trim_end_matches("%2f").trim_end_matches('/').to_owned();
     let host = |url: &str| url.rsplit(['@', '/']).next().unwrap().to_owned();
@@ -198,8 +207,13 @@ async fn at_a_terminal_init_asks_and_shows_no_password() {
         all += &terminal.shown;
         terminal.answer(question, &answer, is_secret);
     }
+    let until = Instant::now() + DEADLINE;
+    while child.try_wait().unwrap().is_none() {
+        terminal.read();
+        assert!(Instant::now() < until, "init does not end: {all}{}", terminal.shown);
+    }
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{all}");
+    assert!(output.status.success(), "{all}{}", terminal.shown);
     assert!(!all.contains(&password) && !stdout(&output).contains(&password), "the output contains a password");
     let config = fs::read_to_string(day.path("config.toml")).unwrap();
     for said in ["url = \"mysql://tallyd@127.0.0.1:", "post = 1\n", "bucket_bits = 17\n", &mysql_name().await] {
