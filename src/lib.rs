@@ -27,19 +27,11 @@
 
 pub(crate) mod admin;
 pub mod app;
-pub(crate) mod boards;
 pub mod cli;
-pub mod config;
 pub mod consumer;
 pub mod dead_letters;
 pub(crate) mod gateway;
-pub(crate) mod http;
 pub mod jobs;
 pub mod letter;
 pub mod moving;
 pub(crate) mod outbox;
-pub(crate) mod partitions;
-pub mod runtime;
-pub mod servers;
-pub(crate) mod telemetry;
-pub(crate) mod version;

@@ -178,5 +178,5 @@ impl Recorder {
 
 /// This machine's clock.
 pub fn now() -> Micros {
-    tallyd::runtime::clock::now().0
+    tallyd_base::runtime::clock::now().0
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sqlx::{Connection, MySqlConnection};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::model::{Target, TargetId, UserId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

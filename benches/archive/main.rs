@@ -173,7 +173,7 @@ fn figures(seen: &Seen, members: u64) -> BTreeMap<String, f64> {
 }
 
 fn last_week() -> Result<String> {
-    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+    let now = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC);
     Ok(now.previous().context("there is no week before this one")?.to_string())
 }
 
@@ -244,7 +244,7 @@ async fn archive(world: &World, members: u64) -> Result<Ran> {
 
 /// Saves this week's board twice. Returns the longest time that another client waited during the first save.
 async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
-    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC).to_string();
+    let now = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC).to_string();
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let key = keys.board(BOARD, &now);
     fill_key(world, &key, members).await?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tallyd::config::{Config, Consumer, Writes};
+use tallyd_base::config::{Config, Consumer, Writes};
 use tallyd_core::card::Card;
 use tallyd_core::event::encode_fence;
 use tallyd_core::fence::Depth;
@@ -80,7 +80,7 @@ impl World {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("config.toml");
         fs::write(&path, config_text(&name, &admin_url, setup)?)?;
-        let config = tallyd::config::load(&path).context("load the generated configuration")?;
+        let config = tallyd_base::config::load(&path).context("load the generated configuration")?;
         let broker = Broker::new(&config.amqp)?;
         let store = Store::new(&config.mysql, 1)?;
         store.migrate().await?;

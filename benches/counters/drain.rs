@@ -90,7 +90,7 @@ impl Queue {
 
 /// Makes a count event of one view for each of these targets. Each event is returned as a routing key and a body.
 fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (String, Vec<u8>)> {
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     (0_i64..).zip(targets).map(move |(number, id)| {
         // The events are ten microseconds apart, and the last event happens now.
         let at = Micros(now.0 - 60_000_000 + number * 10);

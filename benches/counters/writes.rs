@@ -120,7 +120,7 @@ impl Write {
 }
 
 fn count((number, target): (u64, Target)) -> CountEvent {
-    let at = Micros(tallyd::runtime::clock::now().0 - 60_000_000 + number.cast_signed() * 10);
+    let at = Micros(tallyd_base::runtime::clock::now().0 - 60_000_000 + number.cast_signed() * 10);
     CountEvent { target, metric: VIEW, delta: 1, at, id: EventId::of(target, VIEW, &format!("view-{number}")) }
 }
 

@@ -86,7 +86,7 @@ async fn main() -> Result<()> {
         None => rounds::run(&arguments).await,
         Some(role) => {
             let path = arguments.config.context("a role needs --config")?;
-            let config = tallyd::config::load(&path)?;
+            let config = tallyd_base::config::load(&path)?;
             match role {
                 Role::Noop => roles::noop(&config).await,
                 Role::Floor => roles::floor(&config, events(arguments.events, arguments.hot)).await,

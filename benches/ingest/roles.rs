@@ -9,7 +9,7 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use sqlx::{Connection, MySqlConnection};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::coalesce::{coalesce, differences};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::Metric;

@@ -167,7 +167,7 @@ async fn configure(world: &mut World, account: &str, bucket_bits: u32) -> Result
     let path = world.config_path();
     let text = std::fs::read_to_string(&path)?.replace("[redis]\n", &format!("[redis]\nbucket_bits = {bucket_bits}\n"));
     std::fs::write(&path, &text)?;
-    world.config = tallyd::config::load(&path)?;
+    world.config = tallyd_base::config::load(&path)?;
     let admin_url = stack("MYSQL_URL")?;
     let mut url = url::Url::parse(&admin_url)?;
     let password = url.password().unwrap_or_default().to_owned();

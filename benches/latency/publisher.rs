@@ -48,7 +48,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
             tick.tick().await;
         }
         published.late_ms.push((began.elapsed() - turn).as_secs_f64() * 1e3);
-        let event = LikeEvent { at: tallyd::runtime::clock::now(), ..event };
+        let event = LikeEvent { at: tallyd_base::runtime::clock::now(), ..event };
         let (key, body) = message(&event);
         let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
         let options = BasicPublishOptions::default();

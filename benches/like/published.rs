@@ -210,7 +210,7 @@ async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result
     let exchange = world.broker.exchange();
     let mut wishes = Workload::new(seed).take(usize::try_from(arguments.likes)?);
     let lists = std::iter::from_fn(|| {
-        let now = tallyd::runtime::clock::now();
+        let now = tallyd_base::runtime::clock::now();
         let list: Vec<LikeEvent> = wishes.by_ref().take(LIST).map(|wish| LikeEvent { at: now, ..wish }).collect();
         Some(list).filter(|list| !list.is_empty())
     });

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, ensure};
 use redis::{ConnectionLike, Pipeline};
 use serde::Serialize;
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_redis::keys::{Keys, LOADED};
 use tallyd_redis::layout::{self, Form};

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use clap::Parser;
 use serde::Serialize;
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 
 use common::machine::Machine;
 use common::report::{Aim, Results, number, print_figures, print_table};

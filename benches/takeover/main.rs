@@ -187,7 +187,7 @@ async fn publish_one(exchange: &str, publisher: &Publisher, sent: &AtomicU64) ->
 
 fn like(user: u64) -> LikeEvent {
     let target = Target { kind: Kind(1), id: TargetId(1 + user % 1_000) };
-    LikeEvent { target, user: UserId(user), at: tallyd::runtime::clock::now(), liked: true }
+    LikeEvent { target, user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true }
 }
 
 async fn rows(world: &World) -> Result<u64> {

@@ -71,7 +71,7 @@ async fn main() -> ExitCode {
 async fn run(stop: &CancellationToken) -> Result<bool> {
     let args = parse(std::env::args().skip(1))?;
     stop_on_signals(stop)?;
-    let config = tallyd::config::load(&args.config)?;
+    let config = tallyd_base::config::load(&args.config)?;
     let screen = Screen::new(stop.clone());
     let servers = Servers::empty(&config).await?;
     let tallyd = Tallyd::new(&args.tallyd, &args.config)?;

@@ -8,7 +8,7 @@ use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, MySqlPool};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::keys::{Keys, NO_TARGET};

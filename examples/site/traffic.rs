@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_client::Event;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};

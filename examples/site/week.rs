@@ -41,7 +41,7 @@ pub struct Archived {
 impl Week {
     /// Fills last week's zset in one command, so the archiver sees either all members or none.
     pub async fn close(servers: &Servers) -> Result<Self> {
-        let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+        let now = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC);
         let period = now.previous().context("there is no week before this one")?.to_string();
         let mut dice = Dice::new(u64::from(u16::MAX));
         let scores: HashMap<String, u64> =

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io::{Seek, Write};
 
-use tallyd::config::{examine, parse, parse_pause};
+use tallyd_base::config::{examine, parse, parse_pause};
 use tempfile::NamedTempFile;
 
 thread_local! {

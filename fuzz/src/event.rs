@@ -17,7 +17,7 @@ pub(crate) const NOW: Micros = Micros(1_795_251_385_004_538);
 pub(crate) static TERMS: LazyLock<Terms> = LazyLock::new(|| {
     let config = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                   [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
-    Terms::from(&tallyd::config::parse(config, "fuzz.toml", []).expect("the terms are valid"))
+    Terms::from(&tallyd_base::config::parse(config, "fuzz.toml", []).expect("the terms are valid"))
 });
 
 /// The input is the body of a message.

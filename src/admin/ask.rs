@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::either::Either;
 use url::{Host, Url};
 
-use crate::config::{SOCKET, Secret};
+use tallyd_base::config::{SOCKET, Secret};
 
 /// Time limit for an answer. The daemon answers these requests without a call to another server.
 const ANSWER_MAX: Duration = Duration::from_secs(3);

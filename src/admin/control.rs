@@ -24,11 +24,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{LIMITS, busy, refused};
-use crate::config::Listen;
-use crate::http::{Listener, PeerUid, Port, json};
-use crate::runtime::liveness::Heartbeat;
-use crate::servers::Servers;
-use crate::servers::control::Control;
+use tallyd_base::config::Listen;
+use tallyd_base::http::{Listener, PeerUid, Port, json};
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::servers::Servers;
+use tallyd_base::servers::control::Control;
 use tallyd_core::control::{Command, LASTS_MAX, Order, REASON_MAX, Task};
 use tallyd_mysql::{Store, StoreError};
 

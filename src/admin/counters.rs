@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 
 use super::{Asked, busy, json, refused};
-use crate::servers::numbers;
+use tallyd_base::servers::numbers;
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::{Target, TargetId};
 use tallyd_mysql::StoreError;

@@ -6,8 +6,8 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::{Asked, json};
-use crate::runtime::systemd::STUCK_AFTER;
-use crate::telemetry::status::{ServerStatus, State as Life, Status};
+use tallyd_base::runtime::systemd::STUCK_AFTER;
+use tallyd_base::telemetry::status::{ServerStatus, State as Life, Status};
 use tallyd_connect::pace::pace;
 
 /// The answer to `GET /livez`. The answer says whether the process works and which loops are stuck. An unreachable

@@ -30,15 +30,16 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::config::{ConfigHandle, Listen};
-use crate::http::{Limits, Listener, Port, Token, hosts, json};
-use crate::jobs;
-use crate::runtime::clock;
-use crate::runtime::liveness::{Heartbeat, Liveness};
-use crate::runtime::retry::Outage;
-use crate::telemetry::observer::Observer;
-use crate::telemetry::status::{Sight, Status};
-use crate::telemetry::telemetry;
+use crate::jobs::{self, Requests};
+use tallyd_base::config::{Config, ConfigHandle, Listen};
+use tallyd_base::http::{Limits, Listener, Port, Token, hosts, json};
+use tallyd_base::jobs::modes;
+use tallyd_base::runtime::clock;
+use tallyd_base::runtime::liveness::{Heartbeat, Liveness};
+use tallyd_base::runtime::retry::Outage;
+use tallyd_base::telemetry::observer::Observer;
+use tallyd_base::telemetry::status::{Sight, Status};
+use tallyd_base::telemetry::telemetry;
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
@@ -116,8 +117,10 @@ impl Admin {
         // The observer has separate connections. Otherwise many requests for counters could make a server seem
         // unreachable.
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?.impatient();
+        let jobs = jobs::table(&Requests::default());
+        let modes = Box::new(move |config: &Config| modes(&jobs, config));
         let (observer, sight) =
-            Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
+            Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), modes);
         let asked = Asked {
             live: live.clone(),
             store,

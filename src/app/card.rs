@@ -16,11 +16,11 @@ use anyhow::{Result, bail};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::config::ConfigHandle;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::Outage;
-use crate::servers::Servers;
-use crate::telemetry::telemetry;
+use tallyd_base::config::ConfigHandle;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::retry::Outage;
+use tallyd_base::servers::Servers;
+use tallyd_base::telemetry::telemetry;
 use tallyd_connect::pace::pace;
 use tallyd_core::card::{Card, CardError, next_number};
 use tallyd_mysql::card::CardRow;

@@ -17,13 +17,13 @@ use tracing::{error, info};
 
 use crate::admin::Admin;
 use crate::admin::control::ControlSocket;
-use crate::config::{Config, ConfigHandle};
-use crate::runtime::liveness::Liveness;
-use crate::runtime::{shutdown, systemd};
-use crate::servers::Servers;
-use crate::telemetry::{telemetry, tell_status};
-use crate::version;
 use reload::Reloader;
+use tallyd_base::config::{Config, ConfigHandle};
+use tallyd_base::runtime::liveness::Liveness;
+use tallyd_base::runtime::{shutdown, systemd};
+use tallyd_base::servers::Servers;
+use tallyd_base::telemetry::{telemetry, tell_status};
+use tallyd_base::version;
 use tasks::{Running, TaskName, Tasks};
 
 /// For the admin port and the observer, after all other tasks.

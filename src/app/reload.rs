@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::startup;
-use crate::config::{self, Config, ConfigError, Reload};
-use crate::runtime::{log, systemd};
-use crate::servers::code_registry;
-use crate::telemetry::telemetry;
+use tallyd_base::config::{self, Config, ConfigError, Reload};
+use tallyd_base::runtime::{log, systemd};
+use tallyd_base::servers::code_registry;
+use tallyd_base::telemetry::telemetry;
 use tallyd_mysql::Store;
 
 pub(super) struct Reloader {

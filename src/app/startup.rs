@@ -5,12 +5,12 @@ use std::time::Duration;
 use anyhow::Result;
 use tracing::{info, warn};
 
-use crate::config::{Config, ConfigError, ConfigHandle};
-use crate::partitions;
-use crate::runtime::retry::Outage;
-use crate::runtime::systemd;
-use crate::servers::Servers;
-use crate::servers::code_registry::{self, Change};
+use tallyd_base::config::{Config, ConfigError, ConfigHandle};
+use tallyd_base::partitions;
+use tallyd_base::runtime::retry::Outage;
+use tallyd_base::runtime::systemd;
+use tallyd_base::servers::Servers;
+use tallyd_base::servers::code_registry::{self, Change};
 use tallyd_connect::fate::Fate;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::schema::Schema;

@@ -11,18 +11,18 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::card;
-use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
 use crate::jobs::reconcile::loss_detector::LossDetector;
-use crate::jobs::runner::JobLoop;
 use crate::jobs::snapshots::clock::SnapshotClock;
-use crate::jobs::{Requests, filters};
+use crate::jobs::{self, Requests};
 use crate::outbox::Outbox;
-use crate::runtime::liveness::{Heartbeat, Liveness};
-use crate::runtime::ticker::Ticker;
-use crate::servers::Servers;
-use tallyd_core::job_name::JobName;
+use tallyd_base::config::ConfigHandle;
+use tallyd_base::jobs::JobEntry;
+use tallyd_base::jobs::runner::JobLoop;
+use tallyd_base::runtime::liveness::{Heartbeat, Liveness};
+use tallyd_base::runtime::ticker::Ticker;
+use tallyd_base::servers::Servers;
 use tallyd_core::partition::MAPS_FROM;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(super) enum TaskName {
     Ledger,
     Lookout,
     SnapshotClock,
-    Job(JobName),
+    Job(&'static str),
     Ticker,
     SiteCard,
 }
@@ -58,10 +58,7 @@ impl fmt::Display for TaskName {
             Self::Ledger => "ledger",
             Self::Lookout => "loss detector",
             Self::SnapshotClock => "snapshot clock",
-            Self::Job(JobName::Reconcile) => "reconciler",
-            Self::Job(JobName::Archive) => "archiver",
-            Self::Job(JobName::Filters) => "filters",
-            Self::Job(JobName::Recount) => "recounter",
+            Self::Job(task) => task,
             Self::Ticker => "ticker",
             Self::SiteCard => "site card",
         })
@@ -121,8 +118,8 @@ impl Tasks {
         self.start_detectors(&requests, running);
         self.start_site_card(running);
         let ticker = Ticker::start().await?;
-        for job in JobName::ALL {
-            self.start_job(job, &ticker, &requests, running);
+        for job in jobs::table(&requests) {
+            self.start_job(job, &ticker, running);
         }
         running.start(TaskName::Ticker, ticker.run(self.stop));
         Ok(())
@@ -187,14 +184,10 @@ impl Tasks {
         running.start_loop(TaskName::SiteCard, |beat| card::run(servers, live, beat, stop));
     }
 
-    /// If filters are off, another task keeps a later daemon from trusting old filters.
-    fn start_job(&self, job: JobName, ticker: &Ticker, requests: &Requests, running: &mut Running) {
+    fn start_job(&self, job: JobEntry, ticker: &Ticker, running: &mut Running) {
         let Self { live, servers, stop, .. } = self.clone();
-        if job == JobName::Filters && !live.current().filter.is_on() {
-            running.start_loop(TaskName::Job(job), |beat| filters::stay_off(servers.store, beat, stop));
-            return;
-        }
-        let job_loop = JobLoop { job, servers, live, requests: requests.clone(), ticks: ticker.ticks(), stop };
-        running.start_loop(TaskName::Job(job), |beat| job_loop.run(beat));
+        let name = TaskName::Job(job.task);
+        let job_loop = JobLoop { job, servers, live, ticks: ticker.ticks(), stop };
+        running.start_loop(name, |beat| job_loop.run(beat));
     }
 }

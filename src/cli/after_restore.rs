@@ -3,14 +3,14 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::{AFTER_RESTORE, Consent};
 use super::reconcile::{self, ReconcileArgs};
+use super::rules::AFTER_RESTORE;
 use super::{EXIT_TRY_LATER, Format};
-use crate::config::Config;
 use crate::jobs::filters;
-use crate::partitions::InUse;
-use crate::servers::Servers;
-use tallyd_core::job_name::JobName;
+use tallyd_base::cli::consent::Consent;
+use tallyd_base::config::Config;
+use tallyd_base::partitions::InUse;
+use tallyd_base::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct AfterRestoreArgs {
@@ -45,7 +45,7 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
     if config.filter.is_on() && code != EXIT_TRY_LATER {
         // The restored MySQL lacks unlikes that are newer than the backup, so it contains the undone likes again. The
         // Bloom filters lack the users of these likes.
-        store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
+        store.forget_marks(filters::JOB, filters::MODE).await?;
     }
     Ok(code)
 }

@@ -4,11 +4,11 @@ use anyhow::Result;
 use clap::Args;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, print, progress_sink};
-use crate::config::Config;
-use crate::jobs::run::{self, Ended, RunOptions};
 use crate::moving::compare::{Comparer, Subject};
-use crate::runtime::shutdown;
-use crate::servers::Servers;
+use tallyd_base::config::Config;
+use tallyd_base::jobs::run::{self, Ended, RunOptions};
+use tallyd_base::runtime::shutdown;
+use tallyd_base::servers::Servers;
 use tallyd_core::template::Template;
 
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ pub(super) struct CompareArgs {
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
     /// Compare this metric.
-    #[arg(long, value_name = "METRIC", default_value = crate::config::LIKE)]
+    #[arg(long, value_name = "METRIC", default_value = tallyd_base::config::LIKE)]
     metric: String,
     /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]

@@ -11,7 +11,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 use super::{Cli, EXIT_CODES, EXIT_DONE};
-use crate::config;
+use tallyd_base::config;
 
 const VERSION: &str = concat!("tallyd ", env!("CARGO_PKG_VERSION"));
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use super::EXIT_DONE;
-use crate::config::{self, ConfigError, schema};
+use tallyd_base::config::{self, ConfigError, schema};
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {

@@ -8,11 +8,11 @@ use anyhow::{Context, Result, anyhow};
 use axum::http::StatusCode;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
-use super::exit::{EXIT_DONE, TryLater};
 use super::{Usage, parse_time};
 use crate::admin::ask::{self, Answer};
 use crate::admin::control::{Done, ORDERS, Wanted};
-use crate::config;
+use tallyd_base::cli::{EXIT_DONE, TryLater};
+use tallyd_base::config;
 use tallyd_core::control::{Command, LASTS_MAX, Task};
 
 #[derive(Debug, Subcommand)]

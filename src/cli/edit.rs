@@ -7,10 +7,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::consent::asked;
 use crate::dead_letters::preview::Judge;
 use crate::letter::text::{pretty_json, printable};
-use crate::runtime::clock;
+use tallyd_base::cli::consent::asked;
+use tallyd_base::runtime::clock;
 use tallyd_mysql::letters::Letter;
 
 const EDITOR: &str = "vi";

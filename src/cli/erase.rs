@@ -5,15 +5,16 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::{Consent, ERASE};
+use super::rules::ERASE;
 use super::{
     EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, are_paused, ended, parse_target, print, progress_sink,
 };
-use crate::config::Config;
-use crate::jobs::run::{self, Ended, Job, RunOptions};
 use crate::moving::erase::Eraser;
-use crate::runtime::shutdown;
-use crate::servers::Servers;
+use tallyd_base::cli::consent::Consent;
+use tallyd_base::config::Config;
+use tallyd_base::jobs::run::{self, Ended, Job, RunOptions};
+use tallyd_base::runtime::shutdown;
+use tallyd_base::servers::Servers;
 use tallyd_core::erase::Subject;
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::UserId;

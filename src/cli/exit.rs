@@ -1,106 +1,22 @@
-//! Exit codes of the commands.
+//! Exit codes of errors that only the daemon's own commands have.
 
 use std::error::Error;
 
 use crate::admin::ask::{NoControl, NoDaemon};
-use crate::boards::NotShown;
-use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
-use crate::jobs::JobError;
 use crate::jobs::archive::ScopeError;
-use tallyd_connect::fate::Fate;
-use tallyd_mysql::StoreError;
-use tallyd_mysql::migrate::MigrateError;
-use tallyd_rabbitmq::BrokerError;
-use tallyd_redis::CacheError;
-
-pub const EXIT_DONE: u8 = 0;
-pub const EXIT_FAILED: u8 = 1;
-pub const EXIT_DRIFT: u8 = 2;
-pub const EXIT_USAGE: u8 = 64;
-/// A lock is held or a server is unreachable (EX_TEMPFAIL): the same call can succeed later.
-pub const EXIT_TRY_LATER: u8 = 75;
-/// The configuration or the schema is invalid (EX_CONFIG): a restart doesn't help (decision 0056).
-pub const EXIT_CONFIG: u8 = 78;
-
-/// The command line is well formed, but it names something that doesn't exist.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Usage(pub String);
-
-/// A server is unreachable or busy: the same call can succeed later.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct TryLater(pub String);
+use tallyd_base::cli::{self, EXIT_TRY_LATER, EXIT_USAGE};
 
 pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
-    error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
+    cli::exit_code(error, own)
 }
 
-fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
-    match cause.downcast_ref() {
-        Some(JobError::NotNow(_) | JobError::Paused(_)) => return Some(EXIT_TRY_LATER),
-        Some(JobError::TooFewPartitions { .. }) => return Some(EXIT_CONFIG),
-        Some(JobError::Other(error)) => return error.chain().find_map(code_of),
-        Some(JobError::Refused(_) | JobError::LimitExceeded(_)) => return None,
-        None => {}
-    }
-    match cause.downcast_ref() {
-        Some(MigrateError::TooNew | MigrateError::Denied(_)) => return Some(EXIT_CONFIG),
-        Some(MigrateError::Locked | MigrateError::TableBusy(_)) => return Some(EXIT_TRY_LATER),
-        Some(MigrateError::Store(error)) => return code_of(error),
-        _ => {}
-    }
-    if cause.is::<ConfigError>() {
-        Some(EXIT_CONFIG)
-    } else if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
+fn own(cause: &(dyn Error + 'static)) -> Option<u8> {
+    if cause.is::<ScopeError>() || cause.is::<NoLetter>() {
         Some(EXIT_USAGE)
-    } else if cause.is::<NoDaemon>()
-        || cause.is::<TryLater>()
-        || matches!(cause.downcast_ref(), Some(NoControl::NoDaemon(..)))
-    {
+    } else if cause.is::<NoDaemon>() || matches!(cause.downcast_ref(), Some(NoControl::NoDaemon(..))) {
         Some(EXIT_TRY_LATER)
     } else {
-        match fate_of(cause)? {
-            Fate::Refused if cause.downcast_ref().is_some_and(BrokerError::is_missing) => Some(EXIT_TRY_LATER),
-            Fate::Misconfigured | Fate::Refused => Some(EXIT_CONFIG),
-            Fate::Passing | Fate::Untrusted => Some(EXIT_TRY_LATER),
-            // The error concerns one key in Redis. After an operator has deleted this key, the same command succeeds.
-            // Deleting the key is safe, because MySQL is the source of truth.
-            Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
-            Fate::Item => None,
-        }
-    }
-}
-
-pub(super) fn fate_of(cause: &(dyn Error + 'static)) -> Option<Fate> {
-    let store = cause.downcast_ref().map(StoreError::fate);
-    let cache = || cause.downcast_ref().map(CacheError::fate);
-    let broker = || cause.downcast_ref().map(BrokerError::fate);
-    store.or_else(cache).or_else(broker)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_failure_has_the_code_of_its_kind() {
-        let code = |error: anyhow::Error| exit_code(&error.context("outside"));
-        assert_eq!(code(ConfigError(vec![]).into()), EXIT_CONFIG);
-        assert_eq!(code(Usage(String::new()).into()), EXIT_USAGE);
-        assert_eq!(code(JobError::NotNow(String::new()).into()), EXIT_TRY_LATER);
-        assert_eq!(code(JobError::Refused(String::new()).into()), EXIT_FAILED);
-        let taken_over = anyhow::Error::from(StoreError::TakenOver(String::new())).context("archive it");
-        assert_eq!(code(JobError::from(taken_over).into()), EXIT_TRY_LATER);
-        let config = anyhow::Error::from(ConfigError(vec![]));
-        assert_eq!(code(JobError::from(config).into()), EXIT_CONFIG);
-        assert_eq!(code(StoreError::TakenOver(String::new()).into()), EXIT_TRY_LATER);
-        let silent = BrokerError::NoAnswer { action: "publish", limit: Duration::ZERO };
-        assert_eq!(code(silent.into()), EXIT_TRY_LATER);
-        assert_eq!(code(BrokerError::Nacked.into()), EXIT_FAILED);
-        assert_eq!(code(anyhow::anyhow!("other")), EXIT_FAILED);
+        None
     }
 }

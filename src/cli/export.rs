@@ -8,11 +8,11 @@ use clap::Args;
 use super::{
     EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_since, parse_time, print, progress_sink,
 };
-use crate::config::{Config, Export};
-use crate::jobs::run::{self, Ended, RunOptions};
 use crate::moving::export::Exporter;
-use crate::runtime::shutdown;
-use crate::servers::Servers;
+use tallyd_base::config::{Config, Export};
+use tallyd_base::jobs::run::{self, Ended, RunOptions};
+use tallyd_base::runtime::shutdown;
+use tallyd_base::servers::Servers;
 use tallyd_core::model::Micros;
 
 #[derive(Debug, Args)]

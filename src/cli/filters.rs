@@ -6,12 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use super::consent::{Consent, FILTERS_DROP, not_paused};
+use super::rules::FILTERS_DROP;
 use super::{EXIT_DONE, Usage};
-use crate::config::{Config, FILTER_GAP_MAX};
-use crate::jobs::{JobError, filters};
-use crate::servers::Servers;
-use tallyd_core::job_name::JobName;
+use crate::jobs::filters;
+use tallyd_base::cli::consent::{Consent, not_paused};
+use tallyd_base::config::{Config, FILTER_GAP_MAX};
+use tallyd_base::jobs::JobError;
+use tallyd_base::servers::Servers;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum FiltersCommand {
@@ -40,7 +41,7 @@ async fn rebuild(config: &Config) -> Result<u8> {
     }
     let servers = Servers::checked(config).await?;
     // The next run finds no mark of an earlier run, so it trusts no filter.
-    servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
+    servers.store.forget_marks(filters::JOB, filters::MODE).await?;
     writeln!(std::io::stdout(), "the daemon's next run deletes all filters and rebuilds them").context("print")?;
     Ok(EXIT_DONE)
 }
@@ -53,7 +54,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     }
     let servers = Servers::checked(config).await?;
     not_paused(&servers.store).await?;
-    let (job, (now, _)) = (JobName::Filters.name(), servers.store.clock().await?);
+    let (job, (now, _)) = (filters::JOB, servers.store.clock().await?);
     let since = now.before(IDLE_MIN);
     let last = servers.store.ended_runs(job, filters::MODE, since, 1).await?;
     let running = servers.store.running_jobs().await?.into_iter().find(|run| run.job == job);

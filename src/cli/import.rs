@@ -5,15 +5,16 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::{IMPORT_DELETIONS, all_stopped};
+use super::rules::IMPORT_DELETIONS;
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink,
 };
-use crate::config::{Config, Import};
-use crate::jobs::run::{self, Ended, RunOptions};
 use crate::moving::import::{Importer, Pass};
-use crate::runtime::shutdown;
-use crate::servers::Servers;
+use tallyd_base::cli::consent::all_stopped;
+use tallyd_base::config::{Config, Import};
+use tallyd_base::jobs::run::{self, Ended, RunOptions};
+use tallyd_base::runtime::shutdown;
+use tallyd_base::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {

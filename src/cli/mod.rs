@@ -6,7 +6,6 @@ pub mod check;
 mod compare;
 mod complete;
 mod configuration;
-pub mod consent;
 mod control;
 mod dead;
 mod edit;
@@ -26,7 +25,7 @@ mod port;
 mod rare;
 mod reconcile;
 mod recount;
-mod shared;
+pub mod rules;
 mod status;
 mod verbosity;
 
@@ -37,14 +36,14 @@ use anyhow::{Context, Result, anyhow};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{self, Config, ConfigError, Log};
 use crate::gateway;
-use crate::runtime::{log, process};
-use crate::version;
 use exit::exit_code;
-pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
 use rare::Admin;
-use shared::{Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink};
+pub use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
+use tallyd_base::cli::{Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink};
+use tallyd_base::config::{self, Config, ConfigError, Log};
+use tallyd_base::runtime::{log, process};
+use tallyd_base::version;
 use verbosity::Verbosity;
 
 /// Keep like counts correct: write like events to MySQL, repair Redis counters, archive leaderboards.
@@ -296,7 +295,7 @@ mod tests {
 
     #[test]
     fn each_destructive_command_has_a_dry_run_and_asks() {
-        for rule in consent::RULES {
+        for rule in rules::RULES {
             let mut command = Cli::command();
             for word in rule.command.split(' ').filter(|word| !word.starts_with("--")) {
                 command = command.find_subcommand(word).unwrap().clone();

@@ -6,11 +6,12 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 
-use super::consent::{Consent, NAMES_RENAME, all_stopped};
+use super::rules::NAMES_RENAME;
 use super::{EXIT_DONE, Usage};
-use crate::config::{Config, ConfigError};
-use crate::jobs::JobError;
-use crate::servers::Servers;
+use tallyd_base::cli::consent::{Consent, all_stopped};
+use tallyd_base::config::{Config, ConfigError};
+use tallyd_base::jobs::JobError;
+use tallyd_base::servers::Servers;
 use tallyd_mysql::codes::{Of, Registered};
 
 #[derive(Debug, Subcommand)]

@@ -5,8 +5,8 @@ use std::io::Write;
 use anyhow::{Context, Result};
 
 use super::{EXIT_DONE, Format, parse_target, print};
-use crate::config::Config;
-use crate::servers::{Servers, numbers};
+use tallyd_base::config::Config;
+use tallyd_base::servers::{Servers, numbers};
 
 pub(super) async fn show(config: &Config, target: &str, format: Format) -> Result<u8> {
     let target = parse_target(target, &config.kinds)?;

@@ -6,12 +6,13 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use super::consent::{Consent, PARTITIONS_LOWER, all_stopped};
+use super::rules::PARTITIONS_LOWER;
 use super::{EXIT_DONE, Usage};
-use crate::config::{Config, ConfigError};
-use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
-use crate::servers::Servers;
+use tallyd_base::cli::consent::{Consent, all_stopped};
+use tallyd_base::config::{Config, ConfigError};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::fence::Fences;
+use tallyd_base::servers::Servers;
 use tallyd_core::fence::Depth;
 use tallyd_rabbitmq::Link;
 

@@ -9,7 +9,7 @@ use url::Url;
 
 use super::Usage;
 use crate::admin::ask::{Answer, At, Port};
-use crate::config::{self, Listen, NoAddress, Secret};
+use tallyd_base::config::{self, Listen, NoAddress, Secret};
 
 #[derive(Debug, Args)]
 pub(super) struct PortArgs {

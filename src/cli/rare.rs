@@ -9,7 +9,7 @@ use super::{
     after_restore, compare, complete, control, erase, export, filters, healthcheck, layout, map, names, partitions,
     recount, start_runtime,
 };
-use crate::config::{self, Config};
+use tallyd_base::config::{self, Config};
 
 /// The rare commands, which `tallyd --help` does not list.
 #[derive(Debug, Subcommand)]

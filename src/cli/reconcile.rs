@@ -5,16 +5,16 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::consent::RECONCILE;
+use super::rules::RECONCILE;
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, are_paused, ended, parse_target, parse_time, print,
     progress_sink,
 };
-use crate::config::Config;
 use crate::jobs::reconcile::{Mode, Reconciler};
-use crate::jobs::run::{self, Ended, Job as _, RunOptions};
-use crate::runtime::shutdown;
-use crate::servers::Servers;
+use tallyd_base::config::Config;
+use tallyd_base::jobs::run::{self, Ended, Job as _, RunOptions};
+use tallyd_base::runtime::shutdown;
+use tallyd_base::servers::Servers;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct ReconcileArgs {

@@ -7,17 +7,17 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::consent::RECOUNT;
+use super::rules::RECOUNT;
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, are_paused, ended, exit_code, print,
     progress_sink,
 };
-use crate::config::{Config, Recount};
 use crate::jobs::recount::Recounter;
 use crate::jobs::recount::report::Report;
-use crate::jobs::run::{self, Ended, Job as _, RunOptions};
-use crate::runtime::shutdown;
-use crate::servers::Servers;
+use tallyd_base::config::{Config, Recount};
+use tallyd_base::jobs::run::{self, Ended, Job as _, RunOptions};
+use tallyd_base::runtime::shutdown;
+use tallyd_base::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct RecountArgs {

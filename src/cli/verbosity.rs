@@ -2,7 +2,7 @@
 
 use clap::{ArgAction, Args};
 
-use crate::runtime::log;
+use tallyd_base::runtime::log;
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Verbosity {

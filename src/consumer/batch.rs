@@ -13,8 +13,8 @@ use lapin::message::Delivery;
 use lapin::types::AMQPValue;
 
 use super::clock::Clock;
-use crate::config::Map;
 use crate::letter::{self, Headers};
+use tallyd_base::config::Map;
 use tallyd_core::event::{CountEvent, LikeEvent, SetEvent};
 use tallyd_core::flow::Message;
 use tallyd_core::mapping::Envelope;

@@ -16,14 +16,14 @@ use super::counting::{self, Throughput};
 use super::dead_letter_quota::DeadLetterQuota;
 use super::declare::Declared;
 use super::transaction::{Committed, Transaction};
-use crate::config::Config;
 use crate::letter;
 use crate::letter::text::instant;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::log::Flood;
-use crate::runtime::retry::{Outage, Rivals};
-use crate::runtime::waits::Work;
-use crate::telemetry::Step;
+use tallyd_base::config::Config;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::log::Flood;
+use tallyd_base::runtime::retry::{Outage, Rivals};
+use tallyd_base::runtime::waits::Work;
+use tallyd_base::telemetry::Step;
 use tallyd_connect::fate::Fate;
 use tallyd_core::event::{LIST_EVENTS_MAX, Reason, Refusal};
 use tallyd_core::mapping::Trial;
@@ -305,7 +305,7 @@ impl BatchWriter {
 fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     let Origin { body, headers } = received.origin.as_ref();
     let body = body.get(received.range.clone()).unwrap_or(body);
-    letter::refused(refusal, body, headers, queue, crate::runtime::clock::now())
+    letter::refused(refusal, body, headers, queue, tallyd_base::runtime::clock::now())
 }
 
 /// Returns the error's text for logs and metrics. If MySQL's own text can contain a key with ids, the text is left out.

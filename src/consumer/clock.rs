@@ -27,7 +27,7 @@ impl Clock {
 
     /// Compares all recorded readings, and this machine's current time, with MySQL's clock.
     pub(super) fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
-        self.note(crate::runtime::clock::now());
+        self.note(tallyd_base::runtime::clock::now());
         let (least, most) = self.0.unwrap_or_default();
         let apart_s = |ahead: i64| (ahead - ahead_of_steady(mysql)) / 1_000_000;
         match [least, most].map(apart_s).into_iter().find(|apart_s| apart_s.abs() > APART_MAX_S) {
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_stepped_while_events_were_decoded_shows() {
-        let now = crate::runtime::clock::now();
+        let now = tallyd_base::runtime::clock::now();
         assert!(Clock::default().hold(now).is_ok());
         for step in [Duration::from_secs(50), Duration::from_secs(70)] {
             for wrong in [now.before(step), now.after(step)] {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use super::batch::{Batch, Event};
-use crate::runtime::clock;
-use crate::telemetry::{EventType, PartitionState, Step, Unacked, seconds_between, telemetry};
+use tallyd_base::runtime::clock;
+use tallyd_base::telemetry::{EventType, PartitionState, Step, Unacked, seconds_between, telemetry};
 
 const LOG_EVERY: Duration = Duration::from_secs(60);
 

@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::Partition;
-use crate::config::{self, Derived};
 use crate::letter;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::log::Flood;
-use crate::runtime::retry::Outage;
-use crate::telemetry::telemetry;
+use tallyd_base::config::{self, Derived};
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::log::Flood;
+use tallyd_base::runtime::retry::Outage;
+use tallyd_base::telemetry::telemetry;
 use tallyd_core::event::Reason;
 use tallyd_core::partition::MAPS_FROM;
 use tallyd_mysql::StoreError;

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 use super::Partition;
-use crate::config::Map;
-use crate::partitions::{InUse, noted, queue_of};
+use tallyd_base::config::Map;
+use tallyd_base::partitions::{InUse, noted, queue_of};
 use tallyd_core::mapping::Trial;
 use tallyd_rabbitmq::Link;
 use tallyd_rabbitmq::probe::Found;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::config::Map;
+use tallyd_base::config::Map;
 use tallyd_core::event::{self, Message, Refusal, Terms};
 use tallyd_core::mapping::{self, Envelope};
 use tallyd_core::model::Micros;

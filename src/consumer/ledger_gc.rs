@@ -7,9 +7,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::clock::Clock;
-use crate::config::ConfigHandle;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::Outage;
+use tallyd_base::config::ConfigHandle;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::retry::Outage;
 use tallyd_mysql::Store;
 
 /// The interval between two checks for days whose entries must be deleted. Several daemons can check at the same time.

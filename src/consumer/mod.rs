@@ -62,12 +62,12 @@ use batch_writer::WriteError;
 use clock::Clock;
 use declare::Declared;
 
-use crate::config::{Config, ConfigHandle, Map};
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::{Outage, Rivals};
-use crate::runtime::waits::Work;
-use crate::servers::control::Control;
-use crate::telemetry::{PartitionState, Standing, Unacked, telemetry};
+use tallyd_base::config::{Config, ConfigHandle, Map};
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::retry::{Outage, Rivals};
+use tallyd_base::runtime::waits::Work;
+use tallyd_base::servers::control::Control;
+use tallyd_base::telemetry::{PartitionState, Standing, Unacked, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;
 use tallyd_core::prefetch::{self, Limits, Prefetch};

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use sqlx::MySqlConnection;
 
 use super::batch::Received;
-use crate::config::Rules;
+use tallyd_base::config::Rules;
 use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, new_likers, sums};
 use tallyd_core::event::{CountEvent, LikeEvent};
 use tallyd_core::mapping::in_arrival;

@@ -11,9 +11,9 @@ use super::batch::Batch;
 use super::counting::Steps;
 use super::dead_letter_quota::DeadLetterQuota;
 use super::rows::{Counts, EventCapture, LikeRows};
-use crate::config::{Config, Derived, Rules, Writes};
-use crate::runtime::fault;
-use crate::telemetry::{Step, telemetry};
+use tallyd_base::config::{Config, Derived, Rules, Writes};
+use tallyd_base::runtime::fault;
+use tallyd_base::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::mapping::Trial;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
@@ -263,7 +263,7 @@ fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Kinds, Metrics, Rule};
+    use tallyd_base::config::{Kinds, Metrics, Rule};
     use tallyd_core::model::{Kind, Target, TargetId};
 
     const METRICS: [(&str, u8); 3] = [("like", 1), ("unread", 2), ("comment", 3)];

@@ -32,9 +32,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::letter::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
-use crate::runtime::progress::counted;
 use preview::{Judge, Preview};
 use returned::Returned;
+use tallyd_base::runtime::progress::counted;
 use tallyd_core::model::Micros;
 use tallyd_core::traceparent;
 use tallyd_mysql::Store;

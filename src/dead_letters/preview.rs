@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::config::{Config, Map, PartitionBy};
+use tallyd_base::config::{Config, Map, PartitionBy};
 use tallyd_core::event::{self, Message, Reason, Refusal, Terms};
 use tallyd_core::mapping::{self, Envelope};
 use tallyd_core::model::Micros;
@@ -146,7 +146,7 @@ mod tests {
 
     fn judged(body: &str) -> Preview {
         let text = "[metrics]\nlike = 1\nview = 3\nstock = 4\n[[rule]]\nmetric = \"stock\"\nsettable = true\n";
-        let config = crate::config::parse(text, "test", []).unwrap();
+        let config = tallyd_base::config::parse(text, "test", []).unwrap();
         judge(body.as_bytes(), &Terms::from(&config), NOW)
     }
 

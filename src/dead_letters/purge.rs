@@ -7,7 +7,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{Which, all_there};
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::Selection;
 

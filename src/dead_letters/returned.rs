@@ -9,10 +9,10 @@ use lapin::options::BasicAckOptions;
 use serde::Serialize;
 
 use super::preview::judge;
-use crate::config::Config;
 use crate::letter;
-use crate::runtime::clock;
-use crate::runtime::progress::counted;
+use tallyd_base::config::Config;
+use tallyd_base::runtime::clock;
+use tallyd_base::runtime::progress::counted;
 use tallyd_connect::fate::Fate;
 use tallyd_core::event::Terms;
 use tallyd_mysql::letters::DeadLetter;

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tracing::debug;
 
-use crate::http::json;
+use tallyd_base::http::json;
 use tallyd_client::ClientError;
 use tallyd_core::chain::Chain;
 

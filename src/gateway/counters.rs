@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::Shared;
 use super::answer::{Answer, Refused};
 use super::query::Query;
-use crate::config::LIKE;
-use crate::http::json;
+use tallyd_base::config::LIKE;
+use tallyd_base::http::json;
 use tallyd_client::{Numbers, Source};
 use tallyd_core::model::{Metric, Target, TargetId};
 

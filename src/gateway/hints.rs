@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::runtime::lock::locked;
+use tallyd_base::runtime::lock::locked;
 use tallyd_client::ClientError;
 use tallyd_client::gateway::HINT_MAX;
 use tallyd_core::chain::Chain;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Shared;
 use super::answer::{Answer, Refused};
 use super::query::{Query, id};
-use crate::http::json;
+use tallyd_base::http::json;
 use tallyd_client::{ClientError, Liked, LikedBy};
 use tallyd_core::model::{Target, TargetId, UserId};
 

@@ -12,8 +12,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::Shared;
-use crate::http::exposition;
-use crate::telemetry::{Named, Process};
+use tallyd_base::http::exposition;
+use tallyd_base::telemetry::{Named, Process};
 
 /// Histogram buckets for the duration of a request, in seconds. The buckets range from the duration of a read from
 /// Redis to the longest wait for a confirm.

@@ -38,15 +38,15 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
-use crate::config::{ConfigError, GatewayConfig, Listen};
-use crate::http::{Limits, Listener, Port, Token, hosts};
-use crate::runtime::liveness::Liveness;
-use crate::runtime::{shutdown, systemd};
-use crate::version;
 use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
 pub(crate) use openapi::DOCUMENT;
+use tallyd_base::config::{ConfigError, GatewayConfig, Listen};
+use tallyd_base::http::{Limits, Listener, Port, Token, hosts};
+use tallyd_base::runtime::liveness::Liveness;
+use tallyd_base::runtime::{shutdown, systemd};
+use tallyd_base::version;
 use tallyd_client::{ClickLimits, Client, Settings};
 
 /// Time limit for the head of a request, for an idle connection, and for a client that reads nothing of an answer.
@@ -87,7 +87,7 @@ type Shared = State<Arc<Gate>>;
 impl Gate {
     fn new(config: &GatewayConfig, listen: &Listen, stop: CancellationToken) -> Result<Self> {
         let token = config.gateway.token.as_ref();
-        let client = Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
+        let client = Client::new(&settings(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
         Ok(Self {
             client,
             connections_max: config.gateway.connections_max,
@@ -113,11 +113,9 @@ impl Gate {
     }
 }
 
-impl From<&GatewayConfig> for Settings {
-    fn from(GatewayConfig { gateway, amqp, mysql, redis, .. }: &GatewayConfig) -> Self {
-        let limits = ClickLimits { rate_likes_max: gateway.rate_likes_max, rate_window: gateway.rate_window.0 };
-        Self { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits }
-    }
+fn settings(GatewayConfig { gateway, amqp, mysql, redis, .. }: &GatewayConfig) -> Settings {
+    let limits = ClickLimits { rate_likes_max: gateway.rate_likes_max, rate_window: gateway.rate_window.0 };
+    Settings { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits }
 }
 
 pub(crate) async fn run(config: &GatewayConfig) -> Result<()> {

@@ -14,8 +14,8 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
 use super::{Gate, Shared};
-use crate::http::json;
-use crate::runtime::retry::Outage;
+use tallyd_base::http::json;
+use tallyd_base::runtime::retry::Outage;
 use tallyd_client::{Client, ClientError};
 use tallyd_connect::fate::Fate;
 use tallyd_core::chain::Chain;

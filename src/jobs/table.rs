@@ -1,57 +1,52 @@
-//! The table of all jobs and their modes. The daemon's loops and the observer read it. The order of its rows affects only
-//! the order in which commands show the modes.
+//! The table of all jobs. The daemon's loops and the observer read it.
+
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 
 use super::archive::{self, Archiver, Scope};
 use super::board_run::NEEDS;
-use super::filters::{self, Filters};
+use super::filters;
 use super::reconcile::{self, Mode, Reconciler};
-use super::recount::{self, Recounter};
-use super::run::{self, RunOptions, RunReport};
-use super::runner::{Outcome, Ran};
-use super::schedule::RetryAfter;
+use super::recount;
 use super::snapshots::{SNAPSHOT_MODE, Snapshots};
-use super::{FirstRun, JobError, JobSpec, Request, Run, Work};
-use crate::config::{Config, Reconcile, Recount};
-use crate::runtime::progress::ProgressSink;
-use tallyd_core::job_name::{JobMode, JobName};
+use tallyd_base::config::{Config, Reconcile};
+use tallyd_base::jobs::run::{RunOptions, scheduled};
+use tallyd_base::jobs::schedule::RetryAfter;
+use tallyd_base::jobs::{JobEntry, JobError, JobSpec, Request, Run, Work};
 
+/// What detectors ask for, and no schedule.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
     pub rebuild: Request,
     pub snapshot: Request,
 }
 
-pub fn modes(config: &Config) -> Vec<JobMode> {
-    let mode = |spec: JobSpec| JobMode {
-        job: spec.job,
-        mode: spec.mode,
-        pattern: spec.pattern,
-        time_zone: config.daemon.time_zone.clone(),
-    };
-    JobName::ALL.into_iter().flat_map(|job| specs(job, config, &Requests::default())).map(mode).collect()
+pub fn table(requests: &Requests) -> Vec<JobEntry> {
+    let Requests { rebuild, snapshot } = requests.clone();
+    vec![
+        JobEntry {
+            name: reconcile::JOB,
+            task: "reconciler",
+            specs: Arc::new(move |config| reconciles(config, &rebuild)),
+            first: None,
+        },
+        JobEntry {
+            name: archive::JOB,
+            task: "archiver",
+            specs: Arc::new(move |config| archive(config, &snapshot)),
+            first: None,
+        },
+        filters::job(),
+        recount::job(),
+    ]
 }
 
-pub(super) fn specs(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSpec> {
-    match job {
-        JobName::Reconcile => reconciles(config, requests),
-        JobName::Archive => archive(config, requests),
-        JobName::Filters if config.filter.is_on() => {
-            vec![JobSpec::new(job, filters::MODE, config.filter.schedule(), filters::NEEDS, |work| {
-                filtered(work).boxed()
-            })]
-        }
-        JobName::Filters => Vec::new(),
-        JobName::Recount => recounts(config),
-    }
-}
-
-fn reconciles(config: &Config, requests: &Requests) -> Vec<JobSpec> {
+fn reconciles(config: &Config, rebuild: &Request) -> Vec<JobSpec> {
     let Reconcile { changed_cron, full_cron, scrub_cron, .. } = &config.reconcile;
     let row = |rank, mode: Mode, pattern: &str, run: Run| JobSpec {
         rank,
-        ..JobSpec::new(JobName::Reconcile, mode.name(), pattern, reconcile::needs(config), run)
+        ..JobSpec::new(mode.name(), pattern, reconcile::needs(config), run)
     };
     vec![
         row(3, Mode::Changed, changed_cron, |work| reconciled(work, Mode::Changed).boxed()),
@@ -59,69 +54,34 @@ fn reconciles(config: &Config, requests: &Requests) -> Vec<JobSpec> {
         row(2, Mode::Scrub, scrub_cron, |work| reconciled(work, Mode::Scrub).boxed()),
         // First of several, because readers query MySQL until its run is done.
         JobSpec {
-            request: requests.rebuild.clone(),
+            request: rebuild.clone(),
             ..row(0, Mode::Rebuild, "", |work| reconciled(work, Mode::Rebuild).boxed())
         },
     ]
 }
 
-fn archive(config: &Config, requests: &Requests) -> Vec<JobSpec> {
-    let row = |mode: &str, pattern: &str, run: Run| JobSpec::new(JobName::Archive, mode, pattern, &NEEDS, run);
+fn archive(config: &Config, snapshot: &Request) -> Vec<JobSpec> {
+    let row = |mode: &str, pattern: &str, run: Run| JobSpec::new(mode, pattern, &NEEDS, run);
     vec![
         row(archive::MODE, &config.archive.cron, |work| archived(work).boxed()),
-        JobSpec { rank: 1, request: requests.snapshot.clone(), ..row(SNAPSHOT_MODE, "", |work| saved(work).boxed()) },
+        JobSpec { rank: 1, request: snapshot.clone(), ..row(SNAPSHOT_MODE, "", |work| saved(work).boxed()) },
     ]
 }
 
-fn recounts(config: &Config) -> Vec<JobSpec> {
-    let row = |(rank, block): (usize, &Recount)| JobSpec {
-        first_run: FirstRun::AtItsTime,
-        rank,
-        ..JobSpec::new(JobName::Recount, &block.name(), &block.cron, recount::NEEDS, |work| recounted(work).boxed())
-    };
-    config.recounts.iter().enumerate().map(row).collect()
-}
-
-async fn reconciled(Work { servers, config, stop, .. }: Work, mode: Mode) -> Result<RetryAfter, JobError> {
+async fn reconciled(work: Work, mode: Mode) -> Result<RetryAfter, JobError> {
     let options = RunOptions { resume: mode == Mode::Full, ..RunOptions::default() };
-    let reconciler = Reconciler::scheduled(&config, &servers, mode)?;
-    run::once(&servers, &config, &reconciler, options, ProgressSink::Log, &stop).await.map(retry_after)
+    scheduled(&work, &Reconciler::scheduled(&work.config, &work.servers, mode)?, options).await
 }
 
-async fn archived(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
-    let archiver = Archiver::new(&config, Scope::default());
-    run::once(&servers, &config, &archiver, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
+async fn archived(work: Work) -> Result<RetryAfter, JobError> {
+    scheduled(&work, &Archiver::new(&work.config, Scope::default()), RunOptions::default()).await
 }
 
-async fn saved(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
-    let due = Snapshots::new(&config, None, false);
-    Ok(match run::once(&servers, &config, &due, RunOptions::default(), ProgressSink::Log, &stop).await? {
+async fn saved(work: Work) -> Result<RetryAfter, JobError> {
+    let due = Snapshots::new(&work.config, None, false);
+    Ok(match scheduled(&work, &due, RunOptions::default()).await? {
         // The snapshot clock decides when the next snapshot is due.
-        Ran::Ended(_) => RetryAfter::NextTime,
-        held => retry_after(held),
+        RetryAfter::LongerPause => RetryAfter::NextTime,
+        retry => retry,
     })
-}
-
-async fn filtered(Work { servers, config, stop, .. }: Work) -> Result<RetryAfter, JobError> {
-    let filters = Filters::new(&config);
-    run::once(&servers, &config, &filters, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
-}
-
-async fn recounted(Work { servers, config, mode, stop }: Work) -> Result<RetryAfter, JobError> {
-    // A reload of the configuration can have removed the recount.
-    let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
-        return Ok(RetryAfter::NextTime);
-    };
-    let recounter = Recounter::new(&config, recount)?;
-    run::once(&servers, &config, &recounter, RunOptions::default(), ProgressSink::Log, &stop).await.map(retry_after)
-}
-
-fn retry_after<R: RunReport>(ran: Ran<R>) -> RetryAfter {
-    match ran {
-        Ran::Held { .. } => RetryAfter::Pause,
-        Ran::Ended(report) => match report.outcome() {
-            Outcome::Done | Outcome::LimitExceeded | Outcome::Refused => RetryAfter::NextTime,
-            Outcome::Failed | Outcome::Stopped | Outcome::DryRun => RetryAfter::LongerPause,
-        },
-    }
 }

@@ -7,9 +7,9 @@ use anyhow::{Error, Result};
 use tracing::warn;
 
 use super::{Outbox, State};
-use crate::config::{Config, Rules};
-use crate::runtime::fault;
-use crate::telemetry::{seconds_between, telemetry};
+use tallyd_base::config::{Config, Rules};
+use tallyd_base::runtime::fault;
+use tallyd_base::telemetry::{seconds_between, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, Micros, Target, UserId};
 use tallyd_core::outbox::CORRECTIONS;
@@ -59,7 +59,7 @@ impl Outbox {
             return Err(error);
         }
         fault::point("outbox:added");
-        let now = crate::runtime::clock::now();
+        let now = tallyd_base::runtime::clock::now();
         window.written.iter().for_each(|at| telemetry().outbox.lag.observe(seconds_between(*at, now)));
         telemetry().outbox.added.inc_by(window.rows.iter().map(|(_, additions)| additions.len() as u64).sum());
         state.added.raise(partition, last);

@@ -65,12 +65,12 @@ use tracing::warn;
 
 use self::adding::Ahead;
 use self::kept::Kept;
-use crate::config::ConfigHandle;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::log::Flood;
-use crate::runtime::retry::Outage;
-use crate::servers::control::Control;
-use crate::telemetry::telemetry;
+use tallyd_base::config::ConfigHandle;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::log::Flood;
+use tallyd_base::runtime::retry::Outage;
+use tallyd_base::servers::control::Control;
+use tallyd_base::telemetry::telemetry;
 use tallyd_core::control::Task;
 use tallyd_core::outbox::OutboxOffsets;
 use tallyd_mysql::Store;

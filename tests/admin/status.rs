@@ -44,7 +44,8 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     eventually("the daemon is ready", || async { told_now(&world).contains("\nready: events are written\n") }).await;
     let publisher = world.publisher().await;
     let like = |user| {
-        let like = LikeEvent { target: target(42), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+        let like =
+            LikeEvent { target: target(42), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true };
         body(&like)
     };
     world.publish(&publisher, &[like(1), like(2), (UserId(3), b"{".to_vec())]).await;

@@ -274,7 +274,7 @@ async fn repair_and_archive(
 
 /// Takes in a message that the broker dead-lettered, shows it, replays it and deletes it.
 async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) {
-    let like = LikeEvent { target: target(45), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true };
+    let like = LikeEvent { target: target(45), user: UserId(7), at: tallyd_base::runtime::clock::now(), liked: true };
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     publisher.publish("", &world.broker.returned(), &common::body(&like).1).await.unwrap();
     let listed = tallyd(&["dead", "list"]);

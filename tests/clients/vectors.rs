@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde_json::Value;
-use tallyd::config::{Config, Kinds};
+use tallyd_base::config::{Config, Kinds};
 use tallyd_core::event::{
     CountEvent, EventId, LikeEvent, Message, SetEvent, Terms, decode, encode_count, encode_like, encode_reset,
     encode_set,
@@ -33,7 +33,7 @@ fn kinds() -> BTreeMap<String, u8> {
 fn judge(body: &Value) -> Result<Message, &'static str> {
     let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";
-    let config = tallyd::config::parse(rules, "vectors", []).unwrap();
+    let config = tallyd_base::config::parse(rules, "vectors", []).unwrap();
     let terms = Terms { future_max: Duration::ZERO, applied_event_keep: Duration::MAX, ..Terms::from(&config) };
     decode(body.to_string().as_bytes(), &terms, Micros::MAX).map_err(|refusal| refusal.reason.code())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common;
 use common::proxy::Proxy;
 use common::{World, as_api, redis_likes, target};
-use tallyd::config::Redis;
+use tallyd_base::config::Redis;
 use tallyd_core::model::{Kind, Metric, Micros, UserId};
 use tallyd_core::outbox::OutboxOffsets;
 use tallyd_redis::Cache;

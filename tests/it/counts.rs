@@ -35,7 +35,7 @@ type Numbers = BTreeMap<(u64, u8), i64>;
 
 /// Makes `count` events with random targets, metrics and times. Returns the bodies and the expected counters.
 fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
-    let (mut dice, now) = (Dice::of_run(5), tallyd::runtime::clock::now());
+    let (mut dice, now) = (Dice::of_run(5), tallyd_base::runtime::clock::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
     for number in 0..count {
         let (id, delta) = (1 + dice.below(20), 1 + dice.below(9).cast_signed());
@@ -57,7 +57,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
     // The test also publishes a like, so that the repeated messages contain several types of events.
-    let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd::runtime::clock::now(), liked: true };
+    let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd_base::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;
     world.publish(&publisher, &bodies).await;
@@ -83,7 +83,7 @@ async fn batches_with_one_applied_count_each_are_written_once() {
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
     for (round, applied) in bodies.iter().enumerate().take(20) {
-        let new = view(21, 1, tallyd::runtime::clock::now(), &format!("new-{round}"));
+        let new = view(21, 1, tallyd_base::runtime::clock::now(), &format!("new-{round}"));
         world.publish(&publisher, &[applied.clone(), new]).await;
         world.drained(&publisher).await;
     }
@@ -140,7 +140,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
 #[tokio::test]
 async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     let world = World::new("counts_old", &format!("[consumer]\napplied_event_keep = \"1h\"\n{METRICS}")).await;
-    let ago = |seconds: i64| Micros(tallyd::runtime::clock::now().0 - seconds * 1_000_000);
+    let ago = |seconds: i64| Micros(tallyd_base::runtime::clock::now().0 - seconds * 1_000_000);
     // This row is so old that its partition of the table has expired. The daemon empties the partition when it starts.
     let old = ago(20 * 86_400).0 / 1_000_000;
     let insert = format!(
@@ -169,7 +169,7 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let mut world = World::new("counts_keep", &keeping("7d")).await;
     let publisher = world.publisher().await;
     let long = world.daemon();
-    let old = view(1, 1, Micros(tallyd::runtime::clock::now().0 - 3 * 86_400_000_000), "old");
+    let old = view(1, 1, Micros(tallyd_base::runtime::clock::now().0 - 3 * 86_400_000_000), "old");
     world.publish(&publisher, std::slice::from_ref(&old)).await;
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
@@ -177,7 +177,7 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let short = world.daemon();
     short.logged("ledger-emptied").await;
     assert!(short.stop().success());
-    world.publish(&publisher, &[old, view(2, 1, tallyd::runtime::clock::now(), "new")]).await;
+    world.publish(&publisher, &[old, view(2, 1, tallyd_base::runtime::clock::now(), "new")]).await;
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1), ((2, 3), 1)]));
     // The daemon writes the dead letters of a batch after the events of the batch, so the test first stops the daemon.
@@ -195,7 +195,7 @@ async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
         "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 1, 3, 0, {nearly}, NOW(6))"
     );
     sqlx::query(sqlx::AssertSqlSafe(fill)).execute(&world.pool).await.unwrap();
-    let (at, most) = (tallyd::runtime::clock::now(), 1 << 31);
+    let (at, most) = (tallyd_base::runtime::clock::now(), 1 << 31);
     let bodies = [view(1, most, at, "a"), view(1, most, at, "b"), view(2, 7, at, "c")];
     world.publish(&publisher, &bodies).await;
     let daemon = world.daemon();
@@ -212,7 +212,7 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let second = tallyd::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
+    let second = tallyd_base::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
     // The bodies are: the same event twice within one second, two events with the same id but another metric or target,
@@ -241,7 +241,7 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     let store = tallyd_mysql::Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &bodies).await };
     let emptying = async {
-        let old = tallyd::runtime::clock::now().0 / 1_000_000 - 20 * 86_400;
+        let old = tallyd_base::runtime::clock::now().0 / 1_000_000 - 20 * 86_400;
         for number in 0..10 {
             let insert = format!("INSERT INTO applied_event VALUES ({}, REPEAT('x', 16))", old + number);
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
@@ -249,7 +249,7 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
             eventually("the old day is emptied", || async {
                 // If another session uses the table, the deletion waits for a few seconds and then fails. The daemon
                 // also empties old days when it starts.
-                store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok()
+                store.forget_applied(tallyd_base::runtime::clock::now(), keep).await.is_ok()
                     && world.count("SELECT COUNT(*) FROM applied_event WHERE id = REPEAT('x', 16)").await == 0
             })
             .await;
@@ -311,7 +311,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     let (product, _) = text.split_once("## Unread counters").unwrap();
     let events =
         product.lines().filter_map(|line| line.split_once("| `{").and_then(|(_, rest)| rest.split_once("}` |")));
-    let now = (tallyd::runtime::clock::now().0 / 1_000_000).to_string();
+    let now = (tallyd_base::runtime::clock::now().0 / 1_000_000).to_string();
     let bodies: Vec<(UserId, Vec<u8>)> = events
         .map(|(event, _)| {
             let event = format!("{{{event}}}").replace("1795251385", &now).replace("1795251386", &now);

@@ -44,7 +44,7 @@ async fn site(name: &str, export: &str, table: &str) -> (World, Publisher, Daemo
 async fn click(world: &World, publisher: &Publisher, dice: &mut Dice, model: &mut Model, clicks: u64) {
     let one = |_| {
         let (on, user, liked) = (target(1 + dice.below(30)), UserId(1 + dice.below(40)), dice.percent(60));
-        let event = LikeEvent { target: on, user, at: tallyd::runtime::clock::now(), liked };
+        let event = LikeEvent { target: on, user, at: tallyd_base::runtime::clock::now(), liked };
         model.apply(&event);
         body(&event)
     };
@@ -71,12 +71,13 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     // second row.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::of_run(5));
-    let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
+    let unlike =
+        LikeEvent { target: target(2), user: UserId(901), at: tallyd_base::runtime::clock::now(), liked: false };
     model.apply(&unlike);
     world.publish(&publisher, &[body(&unlike)]).await;
     click(&world, &publisher, &mut dice, &mut model, 600).await;
     // The export skips an event that arrives two hours late.
-    let at = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(7_200));
+    let at = tallyd_base::runtime::clock::now().before(std::time::Duration::from_secs(7_200));
     let late = LikeEvent { target: target(3), user: UserId(902), at, liked: true };
     world.publish(&publisher, &[body(&late)]).await;
     world.drained(&publisher).await;
@@ -173,7 +174,8 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     refused(&["old", "--since", "1h"], 1, "[[export]] old: the server refuses a row from target ");
     // If the server rejects one row, the export writes no row of the same transaction.
     run(&world, "CREATE TABLE old_likes (post_id BIGINT, user_id TINYINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))").await;
-    let far = LikeEvent { target: target(30), user: UserId(70_000), at: tallyd::runtime::clock::now(), liked: true };
+    let far =
+        LikeEvent { target: target(30), user: UserId(70_000), at: tallyd_base::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&far)]).await;
     world.drained(&publisher).await;
     refused(&["old", "--since", "1h", "--every", "1s"], 1, "Out of range value for column 'user_id'");

@@ -25,7 +25,7 @@ async fn consuming(world: &World) -> Daemon {
 
 async fn like(world: &World, users: std::ops::RangeInclusive<u64>) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     let event = |user| LikeEvent { target: target(42), user: UserId(user), at: now, liked: true };
     world.publish(&publisher, &users.map(|user| body(&event(user))).collect::<Vec<_>>()).await;
 }

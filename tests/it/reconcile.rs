@@ -187,7 +187,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     // A run checks the likes since the last run, and also the likes in the `publish_grace` before the last run. So the
     // test waits until all likes are older than `publish_grace`.
     let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
-    eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
+    eventually("the likes are older than publish_grace", || async { tallyd_base::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);
     assert_eq!((number(&first, "checked"), number(&first, "exact")), (20, 20), "{first}");
     assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "no target has changed since");

@@ -41,7 +41,7 @@ async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
 }
 
 fn counted(id: u64, metric: &str, event_id: &str) -> (UserId, Vec<u8>) {
-    (UserId(id), encode_count(TargetId(id), ("video", metric), 1, tallyd::runtime::clock::now(), event_id, None))
+    (UserId(id), encode_count(TargetId(id), ("video", metric), 1, tallyd_base::runtime::clock::now(), event_id, None))
 }
 
 async fn dead_letters(world: &World) -> Vec<String> {
@@ -59,7 +59,7 @@ async fn traffic(
         let (mut model, mut views) = (Model::default(), 0);
         while !stop.is_cancelled() {
             for user in 1..=20 {
-                let at = tallyd::runtime::clock::now();
+                let at = tallyd_base::runtime::clock::now();
                 let like = LikeEvent { target: target(7), user: UserId(user), at, liked: user % 3 > 0 };
                 let (_, event) = body(&like);
                 publisher.publish(&exchange, &user.to_string(), &event).await.unwrap();
@@ -125,7 +125,7 @@ async fn a_kind_that_is_added_is_taken_and_its_numbers_are_loaded() {
     let reloaded = reload(&world, &daemon, &settings("post = 2\n"), "reloaded").await;
     assert_eq!(reloaded["changed"], "[kinds] post");
     let publisher = world.publisher().await;
-    let like = LikeEvent { target: target(9), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true };
+    let like = LikeEvent { target: target(9), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[(UserId(1), encode_like(&like, "post", None))]).await;
     world.drained(&publisher).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 1);
@@ -196,7 +196,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     let like = LikeEvent {
         target: target(1),
         user: UserId(1),
-        at: Micros(tallyd::runtime::clock::now().0 + 400_000_000),
+        at: Micros(tallyd_base::runtime::clock::now().0 + 400_000_000),
         liked: true,
     };
     world.publish(&publisher, &[body(&like)]).await;
@@ -219,7 +219,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let daemon = world.daemon();
     daemon.logged("\"started\"").await;
     let publisher = world.publisher().await;
-    let like = LikeEvent { target: target(9), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true };
+    let like = LikeEvent { target: target(9), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[counted(3, "view", "one"), (UserId(1), encode_like(&like, "post", None))]).await;
     world.drained(&publisher).await;
 

@@ -22,7 +22,8 @@ fn assert_exits(output: &Output, code: i32, said: &str) {
 
 async fn like(world: &World, model: &mut Model, user: u64) {
     let publisher = world.publisher().await;
-    let event = LikeEvent { target: target(42), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+    let event =
+        LikeEvent { target: target(42), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true };
     model.apply(&event);
     world.publish(&publisher, &[body(&event)]).await;
 }
@@ -80,7 +81,7 @@ async fn partitions_lower_deletes_no_queue_whose_leader_is_silent() {
     assert!(daemon.stop().success());
     let queue = world.broker.queue(1);
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let event = LikeEvent { target: target(42), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true };
+    let event = LikeEvent { target: target(42), user: UserId(7), at: tallyd_base::runtime::clock::now(), liked: true };
     publisher.publish("", &queue, &body(&event).1).await.unwrap();
     world.set(&settings(1));
     world.broker = Broker::new(&world.config.amqp).unwrap();

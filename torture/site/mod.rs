@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail};
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::rules::Writes;
 use tallyd_testkit::gateway::{Gateway, gateway_command};
 use tokio::process::Command;
@@ -106,7 +106,7 @@ impl Site {
         let configuration = |file: &str, addresses: &Addresses, who| {
             let path = folder.join(file);
             std::fs::write(&path, text(&name, likes_by, &addresses.of(who, &stack.accounts), ""))?;
-            anyhow::Ok(tallyd::config::load(&path)?)
+            anyhow::Ok(tallyd_base::config::load(&path)?)
         };
         let config = configuration("users.toml", &lines.addresses, Who::ApiServer)?;
         let direct_config = configuration("watchers.toml", &stack.addresses, Who::ApiServer)?;

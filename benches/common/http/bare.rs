@@ -18,7 +18,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::event::split;
 use tallyd_core::keys::LOADED;
 use tallyd_core::model::{Kind, Target, TargetId};

@@ -59,7 +59,7 @@ async fn connect(address: &str) -> Result<TcpStream> {
 
 /// Returns the request that publishes `list` likes.
 pub fn likes(number: u64, list: u64) -> Vec<u8> {
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     let event = |place: u64| {
         let target = Target { kind: Kind(1), id: TargetId(1 + place % TARGETS) };
         encode_like(&LikeEvent { target, user: UserId(1 + place), at: now, liked: true }, "video", None)

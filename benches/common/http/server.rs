@@ -31,7 +31,7 @@ impl BareHandler {
     /// Serves until the process is killed, if this process is the bare handler. Otherwise returns false.
     pub async fn has_served(&self) -> Result<bool> {
         let Some(config) = &self.serve else { return Ok(false) };
-        bare::serve(&tallyd::config::load(config)?).await.map(|()| true)
+        bare::serve(&tallyd_base::config::load(config)?).await.map(|()| true)
     }
 }
 

@@ -81,3 +81,12 @@ fn stop_here() {
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub fn point(_name: &str) {}
+
+/// For tests: checks that the sources contain each of these fault points once, and no other fault points.
+pub fn assert_points(points: &[&str], sources: &[&str]) {
+    let source = sources.concat();
+    for point in points {
+        assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
+    }
+    assert_eq!(source.matches("fault::point(\"").count(), points.len());
+}

@@ -18,7 +18,6 @@ pub mod event;
 pub mod fence;
 pub mod flow;
 pub mod import;
-pub mod job_name;
 pub mod keys;
 pub mod kinds;
 pub mod layout;

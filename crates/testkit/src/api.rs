@@ -1,6 +1,6 @@
 //! The clients and API servers of a world.
 
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_client::{ClickLimits, Client, Settings};
 use tallyd_core::card::Card;
 use tallyd_core::event::LikeEvent;

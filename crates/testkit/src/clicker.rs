@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tallyd::config::ServerUrl;
+use tallyd_base::config::ServerUrl;
 use tallyd_core::model::{Target, UserId};
 use tokio::task::JoinHandle;
 

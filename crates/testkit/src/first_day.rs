@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tallyd::config::{Amqp, ServerUrl};
+use tallyd_base::config::{Amqp, ServerUrl};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Broker;

@@ -42,7 +42,7 @@ pub use settings::{as_api, stack};
 use settings::{may_do_all, write, written};
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use tallyd::config::{Amqp, Config, Redis};
+use tallyd_base::config::{Amqp, Config, Redis};
 use tallyd_client::{Client, READ_TARGETS_MAX, Source};
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_mysql::Store;

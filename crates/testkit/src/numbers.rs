@@ -59,7 +59,7 @@ impl World {
         }
         for rule in self.config.rules.iter().filter(|rule| rule.metric == self.config.metrics.name(like)) {
             let Some(board) = &rule.board else { continue };
-            let ranks = |it: &&tallyd::config::Board| &it.name == board && it.score == [rule.metric.clone()];
+            let ranks = |it: &&tallyd_base::config::Board| &it.name == board && it.score == [rule.metric.clone()];
             if self.config.boards.iter().filter(ranks).any(|it| it.period == PeriodKind::Total) {
                 let mut expected = likes.clone();
                 let of = rule.kind.as_ref().and_then(|kind| self.config.kinds.named(kind));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tallyd::config::{Config, gateway_schema};
+use tallyd_base::config::{Config, gateway_schema};
 
 use super::accounts::Accounts;
 use super::proxy::behind;
@@ -37,7 +37,7 @@ pub(super) fn written(
     let loaded = |file: &str, whole: &toml::Table| {
         let path = folder.join(file);
         fs::write(&path, toml::to_string(whole).unwrap()).unwrap();
-        tallyd::config::load(&path).unwrap()
+        tallyd_base::config::load(&path).unwrap()
     };
     (loaded("admin.toml", &admin), loaded("api.toml", &api))
 }

@@ -1,6 +1,6 @@
 //! `GET /metrics` for Prometheus: metrics of the process, and the observed state of the servers.
 //!
-//! [`crate::telemetry`] registers counters and histograms. This module registers metrics whose values are read at each
+//! [`tallyd_base::telemetry`] registers counters and histograms. This module registers metrics whose values are read at each
 //! request. Labels contain names from the configuration, never ids.
 
 mod observed;
@@ -17,9 +17,9 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
 use super::Asked;
-use crate::http::exposition;
-use crate::runtime::clock;
-use crate::telemetry::{Described, Named, seconds, telemetry};
+use tallyd_base::http::exposition;
+use tallyd_base::runtime::clock;
+use tallyd_base::telemetry::{Described, Named, seconds, telemetry};
 use tallyd_core::model::Micros;
 
 pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Response {

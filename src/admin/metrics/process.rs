@@ -5,10 +5,10 @@ use prometheus_client::metrics::family::Family;
 use tokio::runtime::Handle;
 
 use super::{Page, flag};
-use crate::runtime::log;
-use crate::runtime::waits::waits;
-use crate::telemetry::{Named, Process, Server, Standing, Telemetry, seconds};
-use crate::version;
+use tallyd_base::runtime::log;
+use tallyd_base::runtime::waits::waits;
+use tallyd_base::telemetry::{Named, Process, Server, Standing, Telemetry, seconds};
+use tallyd_base::version;
 use tallyd_core::control::{Command, Task};
 use tallyd_core::model::Micros;
 

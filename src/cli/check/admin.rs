@@ -3,9 +3,9 @@
 use crate::admin::NOT_OPENED;
 use crate::admin::ask::{self, Port};
 use crate::cli::port::of_listener;
-use crate::config::{Admin, Listen};
-use crate::http::can_listen;
-use crate::telemetry::status::Status;
+use tallyd_base::config::{Admin, Listen};
+use tallyd_base::http::can_listen;
+use tallyd_base::telemetry::status::Status;
 
 use super::finding::{Check, What};
 

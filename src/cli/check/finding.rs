@@ -5,8 +5,8 @@ use std::fmt;
 use anyhow::Error;
 use serde::Serialize;
 
-use crate::cli::exit::fate_of;
-use crate::config::{ConfigError, Problem};
+use tallyd_base::cli::fate_of;
+use tallyd_base::config::{ConfigError, Problem};
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
 

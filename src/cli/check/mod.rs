@@ -20,13 +20,12 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
-use crate::config::{self, Config, ConfigError, Loaded, Problem};
 use crate::jobs::reconcile::Mode;
-use crate::runtime::clock;
-use crate::runtime::cron::Schedule;
-use crate::servers::Servers;
 pub(super) use finding::{Check, Status};
-use tallyd_core::job_name::JobName;
+use tallyd_base::config::{self, Config, ConfigError, Loaded, Problem};
+use tallyd_base::runtime::clock;
+use tallyd_base::runtime::cron::Schedule;
+use tallyd_base::servers::Servers;
 
 pub use finding::What;
 
@@ -147,8 +146,8 @@ fn told(config: &Config, servers: &Servers) -> String {
         (Mode::Changed.name(), config.reconcile.changed_cron.as_str()),
         (Mode::Full.name(), &config.reconcile.full_cron),
         (Mode::Scrub.name(), &config.reconcile.scrub_cron),
-        (JobName::Archive.name(), &config.archive.cron),
-        (JobName::Filters.name(), config.filter.schedule()),
+        ("archive", &config.archive.cron),
+        ("filters", config.filter.schedule()),
     ] {
         line(job, next_runs(cron, config).unwrap_or_else(|| "never".to_owned()));
     }

@@ -1,13 +1,13 @@
 //! Checks that MySQL answers, has everything that the daemon needs, and has safe settings.
 
-use crate::config::{Config, ConfigError, Key, Problem, Recount};
-use crate::jobs::JobError;
 use crate::jobs::recount::Recounter;
-use crate::jobs::run::Job as _;
 use crate::moving::import::{Importer, Pass};
-use crate::partitions::noted;
-use crate::servers::Servers;
-use crate::servers::code_registry;
+use tallyd_base::config::{Config, ConfigError, Key, Problem, Recount};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::run::Job as _;
+use tallyd_base::partitions::noted;
+use tallyd_base::servers::Servers;
+use tallyd_base::servers::code_registry;
 use tallyd_mysql::schema::Schema;
 use tallyd_mysql::site_query::Plan;
 use tallyd_mysql::{Store, StoreError, WAIT_TIMEOUT_S};
@@ -202,7 +202,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
         }
         Err(error) => checks.push(Check::untold(What::MysqlDurability, error, SILENT)),
     }
-    let before = crate::runtime::clock::now();
+    let before = tallyd_base::runtime::clock::now();
     match store.clock().await {
         Ok((now, writable)) => {
             checks.push(match writable {
@@ -216,7 +216,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
                     )
                 },
             });
-            checks.push(clock(What::MysqlClock, now, before, crate::runtime::clock::now()));
+            checks.push(clock(What::MysqlClock, now, before, tallyd_base::runtime::clock::now()));
         }
         Err(error) => checks.push(Check::untold(What::MysqlClock, error, SILENT)),
     }

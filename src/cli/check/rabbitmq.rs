@@ -1,7 +1,7 @@
 //! Checks that RabbitMQ answers and has everything that the daemon needs, and that the account has its rights.
 
-use crate::config::{Config, Map};
-use crate::partitions::queue_of;
+use tallyd_base::config::{Config, Map};
+use tallyd_base::partitions::queue_of;
 use tallyd_core::chain::Chain;
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, BrokerError, Link};

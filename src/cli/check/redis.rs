@@ -1,7 +1,7 @@
 //! Checks that Redis answers and that the account has its rights. Warns if data can get lost or take too much memory.
 
-use crate::config::Config;
-use crate::servers::Servers;
+use tallyd_base::config::Config;
+use tallyd_base::servers::Servers;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::{KindNames, fields_beside};
 use tallyd_redis::probe::{Persistence, Scripts};
@@ -61,10 +61,10 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         }
     });
     memory(cache, &mut checks).await;
-    let before = crate::runtime::clock::now();
+    let before = tallyd_base::runtime::clock::now();
     checks.push(match cache.clocks().await {
         Ok((slowest, fastest)) => {
-            let after = crate::runtime::clock::now();
+            let after = tallyd_base::runtime::clock::now();
             let [slow, fast] = [slowest, fastest].map(|told| clock(What::RedisClock, told, before, after));
             if slow.status == Status::Warning { slow } else { fast }
         }

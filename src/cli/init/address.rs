@@ -4,7 +4,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::plan::Server;
-use crate::config::ServerUrl;
+use tallyd_base::config::ServerUrl;
 
 /// The daemon's account on each server. `tallyd init` always makes accounts of its own, so it takes over none of the
 /// site's.

@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::address::{ACCOUNT, is_here};
 use super::plan::{Password, Plan, Server};
-use crate::config::{Amqp, Config, GatewayConfig, ServerUrl, ssl_mode};
+use tallyd_base::config::{Amqp, Config, GatewayConfig, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
 struct Text(String);
@@ -235,7 +235,7 @@ mod tests {
     use super::super::plan::tests::{daemon, load};
     use super::super::plan::{Facts, Load};
     use super::*;
-    use crate::config::{gateway_schema, parse};
+    use tallyd_base::config::{gateway_schema, parse};
 
     fn plan(urls: [&str; 3], facts: Facts) -> Plan {
         Plan::new(Path::new("/etc/tallyd"), &daemon(urls), facts, load()).unwrap()
@@ -356,7 +356,7 @@ mod tests {
             prop_assert_eq!(read.amqp.partitions, planned.amqp.partitions);
             prop_assert_eq!(&read.kinds.0, &planned.kinds.0);
             prop_assert_eq!(&read.mysql.tls_ca_file, &planned.mysql.tls_ca_file);
-            let of = |redis: &crate::config::Redis| {
+            let of = |redis: &tallyd_base::config::Redis| {
                 (redis.bucket_bits, redis.key_prefix.clone(), redis.cluster, redis.seeds.clone())
             };
             prop_assert_eq!(of(&read.redis), of(&planned.redis));

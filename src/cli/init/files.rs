@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use super::plan::{Plan, Reader};
 use super::{config_text, script};
-use crate::config::{self, Config, Secret};
+use tallyd_base::config::{self, Config, Secret};
 
 const CONFIG: &str = "config.toml";
 

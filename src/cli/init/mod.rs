@@ -20,11 +20,11 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::{EXIT_DONE, start_runtime};
-use crate::config::{self, Config};
 use address::host_and_port;
 use ask::{Terminal, variable};
 use look::{Look, is_untrusted};
 use plan::{Load, Password, Plan, Server};
+use tallyd_base::config::{self, Config};
 use tallyd_redis::topology::Topology;
 
 const TARGETS: u64 = 1_000_000;

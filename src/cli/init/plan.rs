@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use super::address::{decoded, host_and_port};
-use crate::config::{Config, Kinds, ServerUrl, is_external, is_name};
+use tallyd_base::config::{Config, Kinds, ServerUrl, is_external, is_name};
 use tallyd_core::partition::suited_partitions;
 use tallyd_rabbitmq::config::PARTITIONS_MAX;
 use tallyd_redis::space::suited_bits;

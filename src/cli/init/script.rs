@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::address::{ACCOUNT, host_and_port, is_here};
 use super::plan::{Password, Plan, Server};
-use crate::config::Config;
+use tallyd_base::config::Config;
 use tallyd_redis::topology::Topology;
 
 const GRANTS: &str = include_str!("../../../ops/mysql/grants.sql");

@@ -16,9 +16,9 @@ use super::{Filling, REPLY_SUCCESS, Session};
 use crate::consumer::SessionEnd;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::consumer::declare::stopped_map;
-use crate::runtime::progress::counted;
-use crate::runtime::{clock, fault};
-use crate::telemetry::{Close, Step, Unacked, telemetry};
+use tallyd_base::runtime::progress::counted;
+use tallyd_base::runtime::{clock, fault};
+use tallyd_base::telemetry::{Close, Step, Unacked, telemetry};
 
 /// The task that writes a batch. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;

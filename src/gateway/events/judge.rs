@@ -78,7 +78,7 @@ fn judge_one<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Result<Judged<'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use tallyd_base::config::Config;
 
     const NOW: Micros = Micros(1_795_251_385_004_538);
 

@@ -16,7 +16,7 @@ use tracing::error;
 
 use super::answer::{Answer, Refused};
 use super::{Gate, Shared};
-use crate::runtime::clock;
+use tallyd_base::runtime::clock;
 use tallyd_core::event::LIST_BYTES_MAX;
 use tallyd_core::traceparent::HEADER;
 pub(super) use verdict::Verdicts;

@@ -7,7 +7,7 @@
 use super::super::Gate;
 use super::judge::Judged;
 use super::verdict::Verdict;
-use crate::config::Writes;
+use tallyd_base::config::Writes;
 use tallyd_client::BrokerError;
 use tallyd_client::gateway::Message as Sent;
 use tallyd_core::event::{LikeEvent, Message, Reason, Refusal};

@@ -8,7 +8,7 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::http::json;
+use tallyd_base::http::json;
 use tallyd_core::event::Refusal;
 use tallyd_core::model::Micros;
 

@@ -52,7 +52,7 @@ pub(super) fn document() -> Value {
         "info": {
             "title": "tallyd gateway",
             "description": "Accepts events, and returns counters, likes and boards. See docs/gateway.md.",
-            "version": crate::version::VERSION,
+            "version": tallyd_base::version::VERSION,
             "license": { "name": "MIT OR Apache-2.0" },
         },
         "servers": [{ "url": "http://127.0.0.1:9191" }],
@@ -236,7 +236,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::config::Config;
+    use tallyd_base::config::Config;
     use tallyd_core::event::{Terms, decode};
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
     fn the_bounds_of_events_are_those_of_the_decoder() {
         let mut config = Config::default();
         config.metrics.0.insert("view".to_owned(), 2);
-        config.rules = vec![crate::config::Rule { settable: true, ..crate::config::Rule::of("view") }];
+        config.rules = vec![tallyd_base::config::Rule { settable: true, ..tallyd_base::config::Rule::of("view") }];
         let terms = Terms::from(&config);
         let schemas = &document()["components"]["schemas"];
         for (name, word) in

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
-use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Open, Scope, instant};
 use crate::jobs::board_run::{BoardRun, Outcome, PeriodReport};
+use tallyd_base::config::Board;
 use tallyd_core::archive::BoardKeys;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_redis::Cache;

@@ -6,7 +6,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::jobs::board_run::backup::check_storable;
 use crate::jobs::board_run::{BoardRun, Halt, Reason, Step};
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::PeriodRow;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::tally::Tally;

@@ -84,12 +84,12 @@ pub use super::board_run::{JOB, Outcome, PeriodReport, Report};
 
 use super::board_run::periods::Candidate;
 use super::board_run::{BoardRun, Halt, NEEDS, Progress, Reason, Step, backup};
-use super::run::{Job, Run};
-use crate::config::{Board, Config};
-use crate::runtime::fault;
 use candidates::Candidates;
 use copy::Copier;
 use steps::Steps;
+use tallyd_base::config::{Board, Config};
+use tallyd_base::jobs::run::{Job, Run};
+use tallyd_base::runtime::fault;
 use tallyd_core::card::Card;
 use tallyd_core::control::Task;
 use tallyd_core::model::{BoardPeriod, Micros};
@@ -286,6 +286,6 @@ mod tests {
             include_str!("../board_run/backup.rs"),
         ];
         let points = [FAULT_POINTS.as_slice(), &RAISE_FAULT_POINTS, &PRUNE_FAULT_POINTS].concat();
-        crate::jobs::assert_fault_points(&points, &sources);
+        fault::assert_points(&points, &sources);
     }
 }

@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::jobs::board_run::backup::{Rows, RowsOf, complete};
 use crate::jobs::board_run::{BoardRun, Step};
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::PeriodRow;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_redis::snapshots::Raised;

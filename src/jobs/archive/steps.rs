@@ -12,7 +12,7 @@ use super::rollback_recovery::{raise_frozen, raise_to_archive};
 use crate::jobs::board_run::backup::{backup_of, forget};
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Step};
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::{Facts, Frozen, Note, PeriodRow, Plan, decide, left_over};
 use tallyd_core::model::BoardPeriod;
 use tallyd_redis::boards::Changed;

@@ -1,6 +1,6 @@
 //! Reads a board's snapshot and archive from MySQL, and checks whether Redis still has the same board.
 
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::{Backup, Snapshot, are_of_board, members_min};
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::{Store, StoreError};

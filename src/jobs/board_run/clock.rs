@@ -7,8 +7,8 @@ use anyhow::Result;
 use tracing::warn;
 
 use super::periods::instant;
-use crate::runtime::clock;
-use crate::runtime::progress::spoken;
+use tallyd_base::runtime::clock;
+use tallyd_base::runtime::progress::spoken;
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;

@@ -16,7 +16,7 @@ pub use report::{Outcome, PeriodReport, Report};
 pub(super) use tallyd_core::archive::Reason;
 pub use tallyd_mysql::boards::JOB;
 
-use super::run::{Job, Run};
+use tallyd_base::jobs::run::{Job, Run};
 use tallyd_connect::fate::Fate;
 use tallyd_core::archive::BoardKeys;
 use tallyd_core::control::Task;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 
-use crate::config::Board;
+use tallyd_base::config::Board;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{Calendar, Period, PeriodError, PeriodKind};
 use tallyd_redis::score::Rule;
@@ -177,7 +177,7 @@ mod tests {
             format!("{names}\narchive_grace = \"1h\"\nexpire_after = \"1m\"\n")
         };
         let shanghai = ["week", "day"].map(|period| board("likes", period, "Asia/Shanghai")).concat();
-        crate::config::parse(&(shanghai + &board("posts", "week", "UTC")), "test", []).unwrap().boards
+        tallyd_base::config::parse(&(shanghai + &board("posts", "week", "UTC")), "test", []).unwrap().boards
     }
 
     fn at(text: &str) -> Micros {

@@ -7,9 +7,9 @@ use serde::Serialize;
 use tracing::info;
 
 use super::Reason;
-use crate::jobs::run::{Ended, RunHead, RunReport};
-use crate::jobs::runner::Outcome as RunOutcome;
-use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
+use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
+use tallyd_base::jobs::runner::Outcome as RunOutcome;
+use tallyd_base::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -4,8 +4,8 @@ use anyhow::Result;
 use tracing::debug;
 
 use super::Keeper;
-use crate::jobs::JobError;
-use crate::runtime::fault;
+use tallyd_base::jobs::JobError;
+use tallyd_base::runtime::fault;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;

@@ -81,30 +81,31 @@ pub mod report;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tokio_util::sync::CancellationToken;
+use futures_util::FutureExt;
 
-use crate::config::{Config, Metrics};
-use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
-use crate::jobs::run::{Ended, Job, OFTEN_KEEP, Run};
-use crate::runtime::fault;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::Outage;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
+use tallyd_base::config::{Config, Metrics};
+use tallyd_base::jobs::fence::Fences;
+use tallyd_base::jobs::run::{Ended, Job, OFTEN_KEEP, Run, RunOptions, scheduled};
+use tallyd_base::jobs::{JobEntry, JobError, JobSpec, Work};
+use tallyd_base::runtime::fault;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::retry::Outage;
 use tallyd_core::control::Task;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
-use tallyd_mysql::Store;
 use tallyd_mysql::changed::ChangedBefore;
 use tallyd_mysql::ranges::LAST;
 use tallyd_mysql::run_state::LastMarks;
 use tallyd_redis::Cache;
 use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::keys::KindNames;
+
+pub const JOB: &str = "filters";
 
 pub const MODE: &str = "keep";
 
@@ -157,8 +158,23 @@ struct Keeper<'a, 'r> {
     likes_min: u64,
 }
 
+pub fn job() -> JobEntry {
+    JobEntry {
+        name: JOB,
+        task: "filters",
+        specs: Arc::new(|config| {
+            let keep = |work: Work| {
+                async move { scheduled(&work, &Filters::new(&work.config), RunOptions::default()).await }.boxed()
+            };
+            let is_on = config.filter.is_on();
+            is_on.then(|| JobSpec::new(MODE, config.filter.schedule(), NEEDS, keep)).into_iter().collect()
+        }),
+        first: Some(|work, beat| forget_if_off(work, beat).boxed()),
+    }
+}
+
 impl Job for Filters {
-    const NAME: &'static str = JobName::Filters.name();
+    const NAME: &'static str = JOB;
     const SENDS_FENCES: bool = true;
     type Report = Report;
     type Progress = Report;
@@ -254,18 +270,17 @@ impl Filters {
     }
 }
 
-/// From then on likes are not noted, so filters must not be trusted if they are switched on again.
-pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
+/// If filters are off, likes are not noted, so filters must not be trusted if they are switched on again.
+async fn forget_if_off(Work { servers, config, stop, .. }: Work, beat: Heartbeat) {
     let mut outage = Outage::new("invalidating filters");
-    while !stop.is_cancelled() {
-        let Err(error) = beat.during(store.forget_marks(JobName::Filters.name(), MODE)).await else {
+    while !config.filter.is_on() && !stop.is_cancelled() {
+        let Err(error) = beat.during(servers.store.forget_marks(JOB, MODE)).await else {
             outage.over();
-            break;
+            return;
         };
         let delay = outage.failed(&format!("{:#}", anyhow::Error::from(error)));
         beat.pause(delay, &stop).await;
     }
-    beat.pause(Duration::MAX, &stop).await;
 }
 
 impl Keeper<'_, '_> {
@@ -377,6 +392,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("build.rs")]);
+        fault::assert_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("build.rs")]);
     }
 }

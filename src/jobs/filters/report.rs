@@ -6,10 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use crate::jobs::run::{Ended, RunHead, RunReport};
-use crate::jobs::runner::Outcome;
-use crate::runtime::progress::RunProgress;
-use tallyd_core::job_name::JobName;
+use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
+use tallyd_base::jobs::runner::Outcome;
+use tallyd_base::runtime::progress::RunProgress;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -56,7 +55,7 @@ impl RunReport for Report {
 }
 
 impl RunProgress for Report {
-    const JOB: &'static str = JobName::Filters.name();
+    const JOB: &'static str = super::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.looked_at, None)

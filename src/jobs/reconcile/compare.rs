@@ -16,10 +16,10 @@ use super::measure::{Measure, Measurement, Measurements, SampledRange, WATCHED_M
 use super::repair::Repairer;
 use super::report::{Progress, Report, TargetReport, Verdict};
 use super::throttle::Throttle;
-use crate::jobs::fence::Fences;
-use crate::jobs::run::Ended;
-use crate::runtime::fault;
-use crate::telemetry::telemetry;
+use tallyd_base::jobs::fence::Fences;
+use tallyd_base::jobs::run::Ended;
+use tallyd_base::runtime::fault;
+use tallyd_base::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::OutboxOffsets;

@@ -8,17 +8,16 @@ use anyhow::{Context, Result};
 use tracing::warn;
 
 use super::Reconciler;
-use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
-use crate::jobs::JobError;
-use crate::jobs::run::{Ended, Run, RunHead};
-use tallyd_core::job_name::JobName;
+use tallyd_base::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::run::{Ended, Run, RunHead};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-pub const JOB: &str = JobName::Reconcile.name();
+pub const JOB: &str = "reconcile";
 
 /// Limited, because another run that must load lost buckets can be waiting for the end of this run.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(600);

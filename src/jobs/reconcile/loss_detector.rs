@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::config::ConfigHandle;
-use crate::jobs::Request;
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::Outage;
+use tallyd_base::config::ConfigHandle;
+use tallyd_base::jobs::Request;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 

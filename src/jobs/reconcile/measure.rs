@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use super::context::{RunContext, Servers};
 use super::report::{Report, Steps, TargetReport, Verdict};
-use crate::jobs::fence::{self, Fences};
-use crate::runtime::fault;
+use tallyd_base::jobs::fence::{self, Fences};
+use tallyd_base::runtime::fault;
 use tallyd_core::drift::{Judgement, Logged, Sample, Truth, judge, judge_waiting};
 use tallyd_core::model::{CounterKey, Metric, Micros, Target};
 use tallyd_core::outbox::{OutboxLag, OutboxOffsets};

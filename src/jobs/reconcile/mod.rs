@@ -59,8 +59,8 @@ use std::time::Duration;
 use anyhow::Result;
 use tracing::warn;
 
-use crate::config::{Config, Rules};
-use crate::jobs::run::{Ended, Job, Run};
+use tallyd_base::config::{Config, Rules};
+use tallyd_base::jobs::run::{Ended, Job, Run};
 use tallyd_core::control::Task;
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
@@ -78,7 +78,7 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    pub fn new(config: &Config, servers: &crate::servers::Servers, mode: Mode) -> Result<Self> {
+    pub fn new(config: &Config, servers: &tallyd_base::servers::Servers, mode: Mode) -> Result<Self> {
         let cache = servers.cache.named(&config.metrics);
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
         let servers = Servers {
@@ -96,7 +96,7 @@ impl Reconciler {
         Ok(Self { mode, reload: false, wait_max: None, servers })
     }
 
-    pub fn scheduled(config: &Config, servers: &crate::servers::Servers, mode: Mode) -> Result<Self> {
+    pub fn scheduled(config: &Config, servers: &tallyd_base::servers::Servers, mode: Mode) -> Result<Self> {
         Ok(Self { wait_max: Some(WAIT_MAX), ..Self::new(config, servers, mode)? })
     }
 
@@ -133,7 +133,7 @@ impl Job for Reconciler {
         (Report::new(&self.mode), Progress::default())
     }
 
-    /// Fails with [`JobError::NotNow`](crate::jobs::JobError::NotNow) if the run cannot wait for events in flight.
+    /// Fails with [`JobError::NotNow`](tallyd_base::jobs::JobError::NotNow) if the run cannot wait for events in flight.
     async fn work(&self, run: &mut Run<'_, Self>) -> Result<()> {
         let (servers, report) = (&self.servers, std::mem::take(&mut run.report));
         servers.unwatch(run.number).await;
@@ -191,7 +191,7 @@ impl Comparer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Rule, Writes};
+    use tallyd_base::config::{Rule, Writes};
 
     #[test]
     fn a_reconcile_needs_consumers_only_for_numbers_of_api_servers() {

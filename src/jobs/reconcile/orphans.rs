@@ -10,7 +10,7 @@ use tracing::warn;
 use super::compare::{Comparer, KnownByBucket};
 use super::context::Servers;
 use super::report::Steps;
-use crate::telemetry::telemetry;
+use tallyd_base::telemetry::telemetry;
 use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;

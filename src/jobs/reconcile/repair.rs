@@ -12,12 +12,11 @@ use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::{Measure, Measurement};
 use super::raised::Raised;
 use super::report::{Report, Steps, Verdict};
-use crate::config::{Reconcile as Limits, Ruled, Writes};
-use crate::runtime::fault;
-use crate::runtime::log::Flood;
-use crate::telemetry::telemetry;
+use tallyd_base::config::{Reconcile as Limits, Ruled, Writes};
+use tallyd_base::runtime::fault;
+use tallyd_base::runtime::log::Flood;
+use tallyd_base::telemetry::telemetry;
 use tallyd_core::drift::Truth;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::outbox::KeptAmounts;
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
@@ -128,7 +127,7 @@ impl<'a> Repairer<'a> {
         for (follows, intents) in [(RedisFollows::Outbox, by_daemon), (RedisFollows::SameRun, by_api)] {
             for some in intents.chunks(CORRECTIONS_MAX) {
                 servers.store.correct_counters((JOB, self.run.base.number, pass), follows, some).await?;
-                telemetry().repairs.in_mysql(JobName::Reconcile, some.len() as u64);
+                telemetry().repairs.in_mysql(JOB, some.len() as u64);
             }
         }
         Ok(())

@@ -6,9 +6,9 @@ use anyhow::Result;
 use tracing::info;
 
 use super::context::{JOB, RunContext};
-use crate::jobs::run::RunHead;
-use crate::runtime::progress::RunProgress;
-use crate::servers::pace::{Health, Pace};
+use tallyd_base::jobs::run::RunHead;
+use tallyd_base::runtime::progress::RunProgress;
+use tallyd_base::servers::pace::{Health, Pace};
 use tallyd_rabbitmq::Publisher;
 
 pub(super) struct Throttle<'a> {

@@ -3,14 +3,13 @@
 use anyhow::Result;
 use tracing::warn;
 
-use super::Comparison;
 use super::page::Measured;
 use super::report::{Report, TargetReport};
-use crate::config::Reconcile as Limits;
-use crate::jobs::run::LISTED_MAX;
-use crate::runtime::fault;
-use crate::telemetry::telemetry;
-use tallyd_core::job_name::JobName;
+use super::{Comparison, JOB};
+use tallyd_base::config::Reconcile as Limits;
+use tallyd_base::jobs::run::LISTED_MAX;
+use tallyd_base::runtime::fault;
+use tallyd_base::telemetry::telemetry;
 use tallyd_core::model::Target;
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent};
@@ -57,10 +56,10 @@ impl Comparison<'_, '_> {
         for chunk in intents.chunks(CORRECTIONS_MAX) {
             self.run.check_stop()?;
             fault::point("recount:correcting");
-            let (on, fencing) = (self.on, (JobName::Recount.name(), self.run.number, pass));
+            let (on, fencing) = (self.on, (JOB, self.run.number, pass));
             self.run.report.untold += self.run.servers.store.correct_counters(fencing, on.follows, chunk).await?;
             self.run.report.corrected += chunk.len() as u64;
-            telemetry().repairs.in_mysql(JobName::Recount, chunk.len() as u64);
+            telemetry().repairs.in_mysql(JOB, chunk.len() as u64);
             fault::point("recount:corrected");
         }
         let untold = self.run.report.untold;

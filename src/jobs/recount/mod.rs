@@ -34,20 +34,22 @@ mod page;
 pub mod report;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use futures_util::FutureExt;
 use tracing::warn;
 
-use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
-use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
-use crate::jobs::run::{Job, Run, millis_since};
-use crate::runtime::fault;
 use page::{Measured, Recheck, judge, measured};
 use report::{Progress, Report};
+use tallyd_base::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
+use tallyd_base::jobs::fence::Fences;
+use tallyd_base::jobs::run::{Job, Run, RunOptions, millis_since, scheduled};
+use tallyd_base::jobs::schedule::RetryAfter;
+use tallyd_base::jobs::{FirstRun, JobEntry, JobError, JobSpec, Work};
+use tallyd_base::runtime::fault;
 use tallyd_core::control::Task;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_core::site_query::{OF_RECOUNT, Query};
@@ -56,6 +58,8 @@ use tallyd_mysql::ranges::LAST;
 use tallyd_mysql::recounts::Question;
 use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
+
+pub const JOB: &str = "recount";
 
 pub const NEEDS: &[Task] = &[Task::Consumer];
 
@@ -68,6 +72,27 @@ const LOOKS: usize = 4;
 
 /// Corrections wait until all targets are compared, so that a run over the safety limit changes nothing.
 const HELD_MAX: usize = 100_000;
+
+pub fn job() -> JobEntry {
+    JobEntry { name: JOB, task: "recounter", specs: Arc::new(specs), first: None }
+}
+
+fn specs(config: &Config) -> Vec<JobSpec> {
+    let row = |(rank, block): (usize, &Recount)| JobSpec {
+        first_run: FirstRun::AtItsTime,
+        rank,
+        ..JobSpec::new(&block.name(), &block.cron, NEEDS, |work| recounted(work).boxed())
+    };
+    config.recounts.iter().enumerate().map(row).collect()
+}
+
+async fn recounted(work: Work) -> Result<RetryAfter, JobError> {
+    // A reload of the configuration can have removed the recount.
+    let Some(recount) = work.config.recounts.iter().find(|recount| recount.name() == work.mode) else {
+        return Ok(RetryAfter::NextTime);
+    };
+    scheduled(&work, &Recounter::new(&work.config, recount)?, RunOptions::default()).await
+}
 
 pub struct Recounter {
     limits: Limits,
@@ -143,7 +168,7 @@ impl Recounter {
 }
 
 impl Job for Recounter {
-    const NAME: &'static str = JobName::Recount.name();
+    const NAME: &'static str = JOB;
     const SENDS_FENCES: bool = true;
     type Report = Report;
     type Progress = Progress;
@@ -308,6 +333,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("correct.rs")]);
+        fault::assert_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("correct.rs")]);
     }
 }

@@ -6,9 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::jobs::run::{RunHead, RunReport};
-use crate::runtime::progress::{RunProgress, rate};
-use tallyd_core::job_name::JobName;
+use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::runtime::progress::{RunProgress, rate};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -90,7 +89,7 @@ pub struct Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = JobName::Recount.name();
+    const JOB: &'static str = super::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.checked, None)

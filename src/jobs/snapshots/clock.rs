@@ -8,13 +8,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::health::{Savable, savable};
-use crate::config::{Board, ConfigHandle};
-use crate::jobs::Request;
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{Reason, clock};
-use crate::runtime::liveness::Heartbeat;
-use crate::runtime::progress::counted;
-use crate::runtime::retry::Outage;
+use tallyd_base::config::{Board, ConfigHandle};
+use tallyd_base::jobs::Request;
+use tallyd_base::runtime::liveness::Heartbeat;
+use tallyd_base::runtime::progress::counted;
+use tallyd_base::runtime::retry::Outage;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Scope, candidate_named};
+use tallyd_base::config::Board;
 use tallyd_core::archive::Snapshot;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{Period, PeriodKind};

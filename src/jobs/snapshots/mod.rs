@@ -34,6 +34,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("save.rs"), include_str!("restore.rs")]);
+        fault::assert_points(&FAULT_POINTS, &[include_str!("save.rs"), include_str!("restore.rs")]);
     }
 }

@@ -30,12 +30,12 @@ use std::time::Instant;
 use anyhow::Result;
 use tracing::info;
 
-use crate::config::Config;
 use crate::jobs::board_run::backup::{Rows, RowsOf, complete, has_best};
 use crate::jobs::board_run::periods::{Candidate, ScopeError, candidate_named, instant};
 use crate::jobs::board_run::{BoardRun, Halt, JOB, Outcome, PeriodReport, Progress, Reason, Report, Step};
-use crate::jobs::run::{Job, Run};
-use crate::runtime::fault;
+use tallyd_base::config::Config;
+use tallyd_base::jobs::run::{Job, Run};
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::{BoardKeys, PeriodRow, PeriodState, Snapshot, went_back};
 use tallyd_core::control::Task;
 use tallyd_core::model::{BoardPeriod, Micros};

@@ -24,12 +24,12 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::health::{Savable, savable};
-use crate::config::{Board, Config};
 use crate::jobs::board_run::backup::{PAGE_MEMBERS, check_storable, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, JOB, NEEDS, Outcome, PeriodReport, Progress, Reason, Report, Step};
-use crate::jobs::run::{Job, OFTEN_KEEP, Run};
-use crate::runtime::fault;
+use tallyd_base::config::{Board, Config};
+use tallyd_base::jobs::run::{Job, OFTEN_KEEP, Run};
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::members_min;
 use tallyd_core::control::Task;
 use tallyd_core::model::{BoardMember, BoardPeriod, Micros};

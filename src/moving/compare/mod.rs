@@ -19,14 +19,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::info;
 
-use crate::config::{Config, Reconcile as Limits};
-use crate::jobs::pages::PageLimits;
-use crate::jobs::run::{Job, Run};
 use report::{Progress, Report};
 use sides::{Look, Page, Sides};
+use tallyd_base::config::{Config, Reconcile as Limits};
+use tallyd_base::jobs::pages::PageLimits;
+use tallyd_base::jobs::run::{Job, Run};
 use tallyd_connect::pace::pace;
 use tallyd_core::control::Task;
-use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::template::Template;
 use tallyd_mysql::ranges::LAST;
@@ -56,7 +55,7 @@ struct Comparison<'a, 'r> {
 }
 
 impl Job for Comparer {
-    const NAME: &'static str = CommandName::Compare.name();
+    const NAME: &'static str = "compare";
     type Report = Report;
     type Progress = Progress;
 

@@ -8,9 +8,8 @@ use tracing::info;
 
 use super::Subject;
 use super::sides::Look;
-use crate::jobs::run::{RunHead, RunReport};
-use crate::runtime::progress::{RunProgress, rate};
-use tallyd_core::job_name::CommandName;
+use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::runtime::progress::{RunProgress, rate};
 use tallyd_core::model::TargetId;
 use tallyd_core::repair_limits::confirmed_delta;
 use tallyd_core::sizes::Sizes;
@@ -140,7 +139,7 @@ pub struct Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = CommandName::Compare.name();
+    const JOB: &'static str = "compare";
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.checked, None)

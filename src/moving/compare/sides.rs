@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 
 use super::{PAGE_TARGETS, Subject};
-use crate::servers::Servers;
+use tallyd_base::servers::Servers;
 use tallyd_core::model::{CounterKey, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
 use tallyd_redis::scan::{Held, ScanCursor};

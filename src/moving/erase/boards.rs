@@ -13,14 +13,13 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use super::{Erasing, LOOK_EVERY};
-use crate::config::Rules;
-use crate::jobs::JobError;
-use crate::jobs::run::{RunHead, RunReport};
-use crate::jobs::runner::{LockRequest, Ran, run_once};
-use crate::runtime::fault;
+use tallyd_base::config::Rules;
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::jobs::runner::{LockRequest, Ran, run_once};
+use tallyd_base::runtime::fault;
 use tallyd_core::archive::{PeriodRow, PeriodState};
 use tallyd_core::erase::{Subject, placeholder};
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::period::{LOOK_BACK, Period};
 use tallyd_mysql::StoreError;
@@ -68,7 +67,7 @@ impl Erasing<'_, '_> {
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.on.config.reconcile.repair_keep.0;
-        let job = LockRequest { name: JobName::Archive.name(), mode: "erase", owner: &self.run.servers.owner, keep };
+        let job = LockRequest { name: tallyd_mysql::boards::JOB, mode: "erase", owner: &self.run.servers.owner, keep };
         loop {
             let ran = run_once(&self.run.servers.store, job, |number| self.erase_boards(number, boards)).await?;
             match ran {

@@ -11,10 +11,10 @@ use tracing::info;
 
 use super::Erasing;
 use super::report::Report;
-use crate::jobs::run::Job;
-use crate::partitions::InUse;
-use crate::runtime::fault;
-use crate::servers::Servers;
+use tallyd_base::jobs::run::Job;
+use tallyd_base::partitions::InUse;
+use tallyd_base::runtime::fault;
+use tallyd_base::servers::Servers;
 use tallyd_core::erase::Subject;
 use tallyd_core::event::{LikeEvent, Terms, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};

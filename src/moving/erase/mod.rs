@@ -51,14 +51,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::config::{Config, Rules};
-use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
-use crate::jobs::run::{Job, Run, RunOptions};
-use crate::partitions::{Backlog, InUse};
-use crate::runtime::fault;
-use crate::servers::Servers;
 use report::{Progress, Report, Waiting};
+use tallyd_base::config::{Config, Rules};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::fence::Fences;
+use tallyd_base::jobs::run::{Job, Run, RunOptions};
+use tallyd_base::partitions::{Backlog, InUse};
+use tallyd_base::runtime::fault;
+use tallyd_base::servers::Servers;
 use tallyd_core::control::Task;
 use tallyd_core::erase::Subject;
 use tallyd_core::model::Target;

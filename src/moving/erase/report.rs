@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::jobs::run::{Ended, RunHead, RunReport};
-use crate::runtime::progress::{RunProgress, rate};
+use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
+use tallyd_base::runtime::progress::{RunProgress, rate};
 
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ, until they expire: erase again after a restore from them",

@@ -29,14 +29,13 @@ use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use crate::config::{Config, Export, ExportWrites, Reconcile as Limits};
-use crate::jobs::JobError;
-use crate::jobs::pages::{PageLimits, is_passing};
-use crate::jobs::run::{Job, Run, RunOptions};
-use crate::runtime::retry::Outage;
 use report::{Progress, Report};
+use tallyd_base::config::{Config, Export, ExportWrites, Reconcile as Limits};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::pages::{PageLimits, is_passing};
+use tallyd_base::jobs::run::{Job, Run, RunOptions};
+use tallyd_base::runtime::retry::Outage;
 use tallyd_core::control::Task;
-use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Metric, Micros, TargetId, UserId};
 use tallyd_mysql::Store;
 use tallyd_mysql::changed::{ChangedBefore, Span};
@@ -96,7 +95,7 @@ impl Exporter {
 }
 
 impl Job for Exporter {
-    const NAME: &'static str = CommandName::Export.name();
+    const NAME: &'static str = "export";
     type Report = Report;
     type Progress = Progress;
 

@@ -7,10 +7,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 use tracing::info;
 
-use crate::config::Export;
-use crate::jobs::run::{RunHead, RunReport};
-use crate::runtime::progress::{RunProgress, rate, spoken};
-use tallyd_core::job_name::CommandName;
+use tallyd_base::config::Export;
+use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::runtime::progress::{RunProgress, rate, spoken};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -78,7 +77,7 @@ pub struct Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = CommandName::Export.name();
+    const JOB: &'static str = "export";
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.targets, None)

@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{Importing, Pass};
-use crate::jobs::JobError;
-use crate::jobs::run::Job;
-use crate::runtime::clock;
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::run::Job;
+use tallyd_base::runtime::clock;
 use tallyd_core::import::{Key, Start};
 use tallyd_core::model::{TargetId, UserId};
 

@@ -34,14 +34,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use tracing::info;
 
-use crate::config::{Config, Import, Reads, Reconcile as Limits};
-use crate::jobs::JobError;
-use crate::jobs::pages::{PageLimits, is_passing};
-use crate::jobs::run::{Ended, Job, Run, RunOptions};
-use crate::runtime::retry::Outage;
-use crate::servers::Servers;
 use checkpoint::Checkpoint;
 use report::{Progress, Report};
+use tallyd_base::config::{Config, Import, Reads, Reconcile as Limits};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::pages::{PageLimits, is_passing};
+use tallyd_base::jobs::run::{Ended, Job, Run, RunOptions};
+use tallyd_base::runtime::retry::Outage;
+use tallyd_base::servers::Servers;
 use tallyd_core::control::Task;
 use tallyd_core::import::Key;
 use tallyd_core::model::{Kind, Metric};
@@ -251,6 +251,6 @@ mod tests {
     #[test]
     fn every_fault_point_is_listed_once() {
         let sources = [include_str!("rows.rs"), include_str!("numbers.rs"), include_str!("deletions.rs")];
-        crate::jobs::assert_fault_points(&FAULT_POINTS, &sources);
+        tallyd_connect::fault::assert_points(&FAULT_POINTS, &sources);
     }
 }

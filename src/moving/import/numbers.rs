@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use super::checkpoint::Checkpoint;
 use super::{Importer, Importing};
-use crate::config::Reads;
-use crate::jobs::JobError;
-use crate::runtime::fault;
+use tallyd_base::config::Reads;
+use tallyd_base::jobs::JobError;
+use tallyd_base::runtime::fault;
 use tallyd_core::model::{TargetId, UserId};
 use tallyd_core::site_query::Query;
 use tallyd_core::template::Template;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::jobs::run::{RunHead, RunReport};
-use crate::runtime::progress::{RunProgress, rate};
+use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::runtime::progress::{RunProgress, rate};
 use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
 

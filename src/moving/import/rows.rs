@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use super::checkpoint::{Checkpoint, raw};
 use super::{Importing, WARNINGS_MAX};
-use crate::jobs::JobError;
-use crate::jobs::run::millis_since;
-use crate::runtime::fault;
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::run::millis_since;
+use tallyd_base::runtime::fault;
 use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::import::{Key, SiteLike, Start};
 use tallyd_core::model::Target;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use anyhow::Result;
 
 use super::Importer;
-use crate::jobs::JobError;
+use tallyd_base::jobs::JobError;
 use tallyd_core::import::Key;
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;

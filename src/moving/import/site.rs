@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::Importer;
-use crate::jobs::JobError;
-use crate::runtime::clock;
+use tallyd_base::jobs::JobError;
+use tallyd_base::runtime::clock;
 use tallyd_core::import::{FIRST, Key, SiteLike, before};
 use tallyd_core::model::{TargetId, UserId};
 use tallyd_core::site_query::Query;

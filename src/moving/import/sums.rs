@@ -1,7 +1,7 @@
 //! Compares the sums of a range of rows in the site's table and in `like_record`. The servers calculate the sums.
 
 use super::Importer;
-use crate::jobs::JobError;
+use tallyd_base::jobs::JobError;
 use tallyd_core::import::{Key, LAST, Sums};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;

@@ -66,7 +66,7 @@ async fn get(address: &str, path: &str) -> Answer {
 }
 
 fn like(id: u64, user: u64) -> (UserId, Vec<u8>) {
-    body(&LikeEvent { target: target(id), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true })
+    body(&LikeEvent { target: target(id), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true })
 }
 
 #[tokio::test(flavor = "multi_thread")]

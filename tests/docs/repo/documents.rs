@@ -20,7 +20,7 @@ fn the_documents_list_every_reason_of_refusal() {
 
 #[test]
 fn the_documents_list_every_destructive_command() {
-    let rows = cli::consent::RULES
+    let rows = cli::rules::RULES
         .map(|rule| [rule.command, rule.takes, rule.checks, rule.back].map(|cell| cell.replace('`', "")).to_vec());
     assert_eq!(table("docs/operations/commands.md", "Commands that delete"), rows);
 }

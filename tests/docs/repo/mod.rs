@@ -19,7 +19,7 @@ mod unit;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tallyd::config::{self, Config};
+use tallyd_base::config::{self, Config};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use serde_json::Value;
-use tallyd::config::gateway_schema;
+use tallyd_base::config::gateway_schema;
 
 use super::{read, root};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
-use tallyd::config::{self, Config};
+use tallyd_base::config::{self, Config};
 
 use super::{blocks, documents, parsed, read, with_examples};
 

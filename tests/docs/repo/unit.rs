@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tallyd::cli;
-use tallyd::config::{Config, GATEWAY_PATH, GatewayConfig};
+use tallyd_base::config::{Config, GATEWAY_PATH, GatewayConfig};
 
 use super::settings::complaint;
 use super::{parsed, read, with_examples};

@@ -1,8 +1,8 @@
 //! An archive run can be limited to some boards, can be a dry run, and can be stopped.
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
-use tallyd::jobs::run::Ended;
-use tallyd::jobs::run::RunReport as _;
+use tallyd_base::jobs::run::Ended;
+use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 

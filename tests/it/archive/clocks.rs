@@ -25,7 +25,7 @@ fn libfaketime() -> PathBuf {
 #[tokio::test]
 async fn a_shell_whose_clock_is_ahead_freezes_and_prunes_nothing() {
     let mut stage = Stage::new("clocks_ahead", DAILY).await;
-    let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC);
+    let today = Period::containing(PeriodKind::Day, tallyd_base::runtime::clock::now(), &Calendar::UTC);
     let before = today.previous().and_then(Period::previous).unwrap();
     let [today, before] =
         [today, before].map(|period| BoardPeriod { board: "likes".to_owned(), period: period.to_string() });

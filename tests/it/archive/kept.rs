@@ -3,7 +3,7 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
-use tallyd::jobs::run::RunReport as _;
+use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
 use tallyd::jobs::archive::Outcome;
-use tallyd::jobs::run::RunReport as _;
+use tallyd_base::jobs::run::RunReport as _;
 
 use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 

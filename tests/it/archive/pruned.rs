@@ -2,8 +2,8 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Archiver, Outcome, Scope};
-use tallyd::jobs::run::RunReport as _;
-use tallyd::jobs::runner::Outcome as JobOutcome;
+use tallyd_base::jobs::run::RunReport as _;
+use tallyd_base::jobs::runner::Outcome as JobOutcome;
 
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 

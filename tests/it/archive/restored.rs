@@ -2,8 +2,8 @@
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Report};
-use tallyd::jobs::run::RunReport as _;
 use tallyd::jobs::snapshots::{NotRestored, Restore};
+use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::Micros;
 use tokio_util::sync::CancellationToken;
 

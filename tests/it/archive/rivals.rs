@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Scope;
-use tallyd::jobs::run::RunReport as _;
-use tallyd::jobs::runner::Ran;
+use tallyd_base::jobs::run::RunReport as _;
+use tallyd_base::jobs::runner::Ran;
 use tallyd_core::archive::Done;
 use tallyd_core::model::{BoardMember, Freeze};
 use tallyd_core::tally::Tally;

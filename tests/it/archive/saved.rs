@@ -4,8 +4,8 @@
 use redis::AsyncCommands;
 use sqlx::Row;
 use tallyd::jobs::archive::{Outcome, Report, Scope};
-use tallyd::jobs::run::RunReport as _;
 use tallyd::jobs::snapshots::Snapshots;
+use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tokio_util::sync::CancellationToken;
 

@@ -105,7 +105,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
 #[tokio::test]
 async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
     let mut stage = Stage::new("restored_crash_archive", SETTINGS).await;
-    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+    let now = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC);
     let mut period = now.previous().and_then(Period::previous);
     let mut reached = BTreeSet::new();
     for fault_point in points("restore") {
@@ -134,7 +134,7 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
 #[tokio::test]
 async fn a_crash_while_it_deletes_leaves_what_the_next_run_deletes() {
     let mut stage = Stage::new("pruned_crash", SETTINGS).await;
-    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+    let now = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC);
     let mut period = now.previous().and_then(Period::previous);
     let mut reached = BTreeSet::new();
     for fault_point in points("archive") {

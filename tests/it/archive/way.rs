@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
-use tallyd::jobs::run::RunReport as _;
+use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::{BoardPeriod, Micros};
 
 use super::common::private::Private;

@@ -21,7 +21,7 @@ async fn fill(world: &World, board: &str, period: &str) {
 #[tokio::test]
 async fn boards_are_listed_and_shown_from_wherever_they_are() {
     let world = World::new("board_command", BOARDS).await;
-    let this_week = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+    let this_week = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC);
     let (now, last) = (this_week.to_string(), this_week.previous().unwrap().to_string());
     for (board, period) in [("likes", now.as_str()), ("likes", last.as_str()), ("likes", "total")] {
         fill(&world, board, period).await;
@@ -53,7 +53,7 @@ async fn boards_are_listed_and_shown_from_wherever_they_are() {
 
     let list = stdout(&world.tallyd(&["board", "list"]));
     let lines: Vec<Vec<&str>> = list.lines().skip(1).map(|line| line.split_whitespace().take(4).collect()).collect();
-    let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC).to_string();
+    let today = Period::containing(PeriodKind::Day, tallyd_base::runtime::clock::now(), &Calendar::UTC).to_string();
     assert_eq!(
         lines,
         [

@@ -52,7 +52,7 @@ fn the_schema_has_the_defaults_of_config_toml() {
     let settings = settings();
     for (key, value, schema) in &settings {
         let (written, default) = (serde_json::to_value(value).unwrap(), &schema["default"]);
-        let pause = |value: &Value| value.as_str().and_then(|text| tallyd::config::parse_pause(text).ok());
+        let pause = |value: &Value| value.as_str().and_then(|text| tallyd_base::config::parse_pause(text).ok());
         let is_length = schema["format"] == "length-of-time";
         assert!(
             *default == written || is_length && pause(default) == pause(&written),

@@ -13,7 +13,7 @@ use crate::common::{World, body, eventually, target};
 
 /// A list of likes of the users `from` to `to`.
 fn list(users: std::ops::Range<u64>) -> Vec<u8> {
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     let like = |user| body(&LikeEvent { target: target(1 + user % 7), user: UserId(user), at, liked: true }).1;
     [b"[".as_slice(), &users.map(like).collect::<Vec<_>>().join(&b","[..]), b"]"].concat()
 }

@@ -202,7 +202,8 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     let limit = format!("{slow}; ALTER USER {account} WITH MAX_STATEMENT_TIME 0.6");
     sqlx::raw_sql(AssertSqlSafe(limit)).execute(&world.pool).await.unwrap();
     let publisher = world.publisher().await;
-    let event = |id| LikeEvent { target: target(id), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true };
+    let event =
+        |id| LikeEvent { target: target(id), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
     let events: Vec<LikeEvent> = (1..=400).map(event).collect();
     let mut model = Model::default();
     events.iter().for_each(|event| model.apply(event));

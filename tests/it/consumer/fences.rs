@@ -5,9 +5,8 @@ use futures_util::StreamExt;
 use lapin::BasicProperties;
 use lapin::options::BasicConsumeOptions;
 use lapin::types::{AMQPValue, FieldTable};
-use tallyd::jobs::fence::Fences;
+use tallyd_base::jobs::fence::Fences;
 use tallyd_core::event::{LikeEvent, encode_fence};
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::{Lock, number_of};
@@ -28,7 +27,8 @@ async fn publish_likes(
     link.channel.confirm_select(Default::default()).await.unwrap();
     let (mut model, exchange) = (Model::default(), world.broker.exchange());
     for user in users {
-        let event = LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+        let event =
+            LikeEvent { target: target(1), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true };
         let (key, properties, body) = (user.to_string(), with(user), body(&event).1);
         let (exchange, key) = (exchange.as_str().into(), key.as_str().into());
         let sent = link.channel.basic_publish(exchange, key, Default::default(), &body, properties);
@@ -64,7 +64,7 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
 }
 
 fn fences_of<'a>(world: &'a World, store: &'a Store, publisher: Publisher) -> Fences<'a> {
-    Fences { job: JobName::Reconcile.name(), store, broker: &world.broker, publisher, fence_max: DEADLINE }
+    Fences { job: "reconcile", store, broker: &world.broker, publisher, fence_max: DEADLINE }
 }
 
 async fn taken(store: &Store) -> u64 {

@@ -29,8 +29,12 @@ async fn assert_bound_once(world: &World) {
         sum
     };
     let before = queued().await;
-    let like =
-        |user| LikeEvent { target: target(9_999), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+    let like = |user| LikeEvent {
+        target: target(9_999),
+        user: UserId(user),
+        at: tallyd_base::runtime::clock::now(),
+        liked: true,
+    };
     let bodies: Vec<_> = (1..=300).map(|user| body(&like(user))).collect();
     world.publish(&publisher, &bodies).await;
     // Each call of `queued` leaves a fence in each queue.

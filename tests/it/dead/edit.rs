@@ -54,7 +54,7 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
          if grep -q film \"$1\"; then echo '{{' > \"$1\"; exit; fi\n\
          echo '{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":9,\"user_id\":5,\"at\":{at}}}' > \"$1.new\"; mv \"$1.new\" \"$1\"",
         seen = seen.display(),
-        at = tallyd::runtime::clock::now(),
+        at = tallyd_base::runtime::clock::now(),
     );
     let output = edit(&world, &script, "\n", &[]);
     assert_exits(&output, 0, "1 of 1 dead letters replayed");
@@ -84,7 +84,7 @@ async fn a_body_that_is_left_as_it_is_is_sent_byte_by_byte() {
     world.publisher().await;
     let body = format!(
         "{{\"type\":\"like\", \"kind\":\"video\",\"target_id\":9,\"user_id\":5,\"at\":{}}} ",
-        tallyd::runtime::clock::now()
+        tallyd_base::runtime::clock::now()
     );
     put_bodies(&world, Reason::ReturnedByBroker, &[body.clone().into_bytes()]).await;
     // The editor's command has arguments.

@@ -63,7 +63,7 @@ async fn dead_letters_are_listed_newest_first_and_do_nothing_to_a_terminal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_is_of_a_reason_of_a_time_of_what_is_open_and_not_too_long() {
     let world = World::new("dead_some", "").await;
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     let letters: Vec<_> = (0..6)
         .map(|hours| {
             let reason = if hours % 2 == 0 { Reason::UnknownKind } else { Reason::AtInFuture };

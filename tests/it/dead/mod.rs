@@ -25,7 +25,7 @@ const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
 
 /// Makes a like of the kind `film`. Only some of the configurations have this kind.
 fn film(id: u64, user: u64) -> Vec<u8> {
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     format!(r#"{{"type":"like","kind":"film","target_id":"{id}","user_id":"{user}","at":{at}}}"#).into_bytes()
 }
 
@@ -57,7 +57,7 @@ async fn put(world: &World, letters: &[DeadLetter]) {
 /// current time.
 async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
     let letters: Vec<DeadLetter> =
-        bodies.iter().map(|body| letter(body, reason, tallyd::runtime::clock::now())).collect();
+        bodies.iter().map(|body| letter(body, reason, tallyd_base::runtime::clock::now())).collect();
     put(world, &letters).await;
 }
 

@@ -13,7 +13,7 @@ use crate::common::{World, stderr};
 /// Adds dead letters with the ids 1 to `count` to the table. Every second letter is replayed, every fourth letter has
 /// another reason, and the first half of the letters is old.
 async fn fill(world: &World, count: u64) {
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     let letters: Vec<_> = (1..=count)
         .map(|id| {
             let reason = if id % 4 == 0 { Reason::AtTooOld } else { Reason::UnknownKind };

@@ -19,7 +19,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     // These bodies are likes and counts of a kind that is not configured. Some bodies are lists that also contain valid
     // events.
     let (mut bodies, mut model) = (Vec::new(), Model::default());
@@ -84,11 +84,11 @@ async fn a_letter_goes_to_the_partition_that_its_producer_would_choose() {
     let world = World::new("dead_routed", &format!("[amqp]\npartitions = 4\n{METRICS}")).await;
     let publisher = world.publisher().await;
     let like =
-        |user| LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+        |user| LikeEvent { target: target(1), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true };
     let bodies: Vec<(String, Vec<u8>)> = (1..=12)
         .map(|id: u64| match id % 2 {
             0 => (id.to_string(), body(&like(id)).1),
-            _ => (id.to_string(), view(id, "x", tallyd::runtime::clock::now())),
+            _ => (id.to_string(), view(id, "x", tallyd_base::runtime::clock::now())),
         })
         .collect();
     let taken = async || {
@@ -117,7 +117,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     let good =
-        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
+        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true }).1;
     let half = [b"[", good.as_slice(), b",", &film(1, 1), b"]"].concat();
     let old = view(1, "old", Micros(1_262_304_000_000_000));
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
@@ -186,7 +186,7 @@ async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
     let world = World::new("dead_stopped", "").await;
     world.publisher().await;
     let like =
-        |user| LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+        |user| LikeEvent { target: target(1), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true };
     put_bodies(&world, Reason::ReturnedByBroker, &(1..=150).map(|user| body(&like(user)).1).collect::<Vec<_>>()).await;
     let replay = paused(&world, &["dead", "replay", "--all"]).await;
     signal(&replay, "TERM");
@@ -239,8 +239,8 @@ async fn replayed_likes_are_said_to_be_missing_in_filters() {
     let world = World::new("dead_filters", &format!("{METRICS}[filter]\nlikes_min = 1000\n")).await;
     world.publisher().await;
     let like =
-        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
-    put_bodies(&world, Reason::ReturnedByBroker, &[like, view(1, "a", tallyd::runtime::clock::now())]).await;
+        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true }).1;
+    put_bodies(&world, Reason::ReturnedByBroker, &[like, view(1, "a", tallyd_base::runtime::clock::now())]).await;
     assert!(!stdout(&world.tallyd(&["dead", "replay", "2"])).contains("filters rebuild"));
     assert_exits(&world.tallyd(&["dead", "replay", "1"]), 0, "run `tallyd admin filters rebuild`");
     world.close().await;
@@ -253,7 +253,7 @@ async fn a_replay_that_no_queue_takes_fails_and_leaves_the_letter_open() {
     let link = world.broker.connect("test").await.unwrap();
     link.channel.queue_delete(world.broker.queue(0).into(), Default::default()).await.unwrap();
     let like =
-        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
+        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true }).1;
     put_bodies(&world, Reason::ReturnedByBroker, &[like]).await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 1, "no queue is bound for it");
     assert_eq!(open(&world).await, 1);

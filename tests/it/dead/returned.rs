@@ -44,8 +44,12 @@ async fn waits(world: &World, messages: u32) {
 }
 
 fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
-    let like =
-        |user| LikeEvent { target: target(42), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
+    let like = |user| LikeEvent {
+        target: target(42),
+        user: UserId(user),
+        at: tallyd_base::runtime::clock::now(),
+        liked: true,
+    };
     (1..=count).map(|user| body(&like(user))).collect()
 }
 

@@ -21,7 +21,7 @@ fn settings(expire_after: &str) -> String {
 
 /// Returns the current week and the last week.
 fn weeks() -> [BoardPeriod; 2] {
-    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+    let now = Period::containing(PeriodKind::Week, tallyd_base::runtime::clock::now(), &Calendar::UTC);
     [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
 }
 

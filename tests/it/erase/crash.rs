@@ -27,7 +27,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         let daemon = world.daemon();
         world.drained(&publisher).await;
         // On this day, which is archived, other members have the same score as the target.
-        let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC);
+        let today = Period::containing(PeriodKind::Day, tallyd_base::runtime::clock::now(), &Calendar::UTC);
         let key = world.cache.keys.board("hot", &today.previous().unwrap().to_string());
         for member in [VIDEO, 7, 90_000_000_000] {
             let () = world.redis().await.zadd(&key, member.to_string(), 3.0).await.unwrap();

@@ -21,7 +21,7 @@ async fn put(world: &World, bodies: &[String]) {
         reason: Reason::AtOutOfRange.code(),
         error: "at is 0".to_owned(),
         queue: "the test's".to_owned(),
-        first_seen: tallyd::runtime::clock::now(),
+        first_seen: tallyd_base::runtime::clock::now(),
     };
     let letters: Vec<DeadLetter> = bodies.iter().map(letter).collect();
     Store::new(&world.config.mysql, 1).unwrap().keep_dead_letters(&letters).await.unwrap();

@@ -46,7 +46,7 @@ impl Likes {
     }
 
     fn set(&mut self, target: Target, user: UserId, liked: bool) {
-        let event = LikeEvent { target, user, at: tallyd::runtime::clock::now(), liked };
+        let event = LikeEvent { target, user, at: tallyd_base::runtime::clock::now(), liked };
         self.model.apply(&event);
         self.events.push(event);
     }

@@ -22,7 +22,7 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     }
     likes.set(target(VIDEO), UserId(5), false);
     likes.publish(&world, &publisher).await;
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     for id in [VIDEO, 3] {
         let view = encode_count(TargetId(id), ("video", "view"), 4, at, "one", None);
         publisher.publish(&world.broker.exchange(), &id.to_string(), &view).await.unwrap();

@@ -1,6 +1,6 @@
 //! Clients ask filters only if `[filter] asked` says so, because daemons without `[filter]` note no users.
 
-use tallyd::runtime::clock;
+use tallyd_base::runtime::clock;
 use tallyd_client::{Client, LikedBy};
 use tallyd_core::card::Card;
 use tallyd_core::event::LikeEvent;

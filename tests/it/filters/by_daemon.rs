@@ -1,8 +1,8 @@
 //! Tests the Bloom filters for likes that the daemon counts. API servers only publish these likes, so the filters get
 //! the users and targets from the outbox.
 
-use tallyd::jobs::run::Ended;
-use tallyd::runtime::clock;
+use tallyd_base::jobs::run::Ended;
+use tallyd_base::runtime::clock;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_redis::keys::KindNames;

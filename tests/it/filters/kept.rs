@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tallyd::config::{Config, ServerUrl};
+use tallyd_base::config::{Config, ServerUrl};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::Shape;
@@ -246,7 +246,7 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
 /// Runs the job at least twelve times. Returns how many filters it has built, and how many users it has added to them.
 async fn build_again_and_again(world: &World) -> (u64, u64) {
     let other = Config {
-        filter: tallyd::config::Filter { false_positive: 1e-3, ..world.config.filter.clone() },
+        filter: tallyd_base::config::Filter { false_positive: 1e-3, ..world.config.filter.clone() },
         ..world.config.clone()
     };
     let (began, mut built, mut folded, mut builds) = (Instant::now(), 0, 0, 0);

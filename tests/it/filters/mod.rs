@@ -12,13 +12,13 @@ mod trusted;
 
 use redis::{AsyncCommands, Script};
 use sqlx::AssertSqlSafe;
-use tallyd::config::{Config, ServerUrl};
 use tallyd::jobs::filters::Filters;
 use tallyd::jobs::filters::report::Report;
-use tallyd::jobs::run::RunOptions;
-use tallyd::jobs::runner::Ran;
-use tallyd::runtime::progress::ProgressSink;
-use tallyd::servers::Servers;
+use tallyd_base::config::{Config, ServerUrl};
+use tallyd_base::jobs::run::RunOptions;
+use tallyd_base::jobs::runner::Ran;
+use tallyd_base::runtime::progress::ProgressSink;
+use tallyd_base::servers::Servers;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_redis::bloom::Shape;
@@ -45,9 +45,16 @@ async fn run(world: &World) -> Report {
 async fn run_with(config: &Config) -> Report {
     let servers = Servers::new(config).unwrap();
     let (filters, options) = (Filters::new(config), RunOptions::default());
-    match tallyd::jobs::run::once(&servers, config, &filters, options, ProgressSink::Log, &CancellationToken::new())
-        .await
-        .unwrap()
+    match tallyd_base::jobs::run::once(
+        &servers,
+        config,
+        &filters,
+        options,
+        ProgressSink::Log,
+        &CancellationToken::new(),
+    )
+    .await
+    .unwrap()
     {
         Ran::Ended(report) => report,
         Ran::Held { owner, .. } => panic!("{owner} holds the lock"),

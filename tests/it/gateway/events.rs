@@ -19,7 +19,7 @@ async fn events_are_accepted_once_the_broker_has_them_all() {
     // If a client repeats the request, no event is counted again.
     assert_eq!(gateway.post(&format!("[{}]", views.join(","))).await.status, 202);
     let unread = json!({ "type": "set", "kind": "video", "target_id": 7, "metric": "unread", "value": 5,
-        "at": tallyd::runtime::clock::now().0 });
+        "at": tallyd_base::runtime::clock::now().0 });
     assert_eq!(gateway.post(&unread.to_string()).await.verdicts(), ["confirmed"]);
     let publisher = world.publisher().await;
     world.drained(&publisher).await;

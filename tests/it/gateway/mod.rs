@@ -9,7 +9,7 @@ mod likes;
 mod limits;
 mod reads;
 
-use tallyd::runtime::clock::now;
+use tallyd_base::runtime::clock::now;
 
 use super::common;
 

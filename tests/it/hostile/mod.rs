@@ -43,7 +43,7 @@ impl Expected {
     }
 
     fn note(&mut self, body: &[u8]) {
-        decode_all(body, &self.terms, tallyd::runtime::clock::now(), |verdict, range| match verdict {
+        decode_all(body, &self.terms, tallyd_base::runtime::clock::now(), |verdict, range| match verdict {
             Ok(Message::Like(event)) => self.model.apply(&event),
             Ok(Message::Fence(_)) => {}
             Ok(Message::Count(event)) => self.counts.push(event),
@@ -72,7 +72,7 @@ fn good(number: u64) -> Vec<u8> {
     body(&LikeEvent {
         target: target(number % 50 + 1),
         user: UserId(number + 1),
-        at: tallyd::runtime::clock::now(),
+        at: tallyd_base::runtime::clock::now(),
         liked: true,
     })
     .1

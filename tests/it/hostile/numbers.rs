@@ -104,7 +104,7 @@ async fn numbers_at_their_edges_and_code_where_a_name_belongs_are_counted_or_ref
     let publisher = world.publisher().await;
     let mut daemon = world.daemon();
     let mut expected = Expected::of(&world);
-    let mut bodies = odd(tallyd::runtime::clock::now().0);
+    let mut bodies = odd(tallyd_base::runtime::clock::now().0);
     let corpus = bodies.clone();
     let mut more = Mutations::of(&corpus, Dice::of_run(11));
     bodies.extend((0..2_500).map(|_| more.next().to_vec()));

@@ -64,7 +64,7 @@ async fn numbers_are_imported_though_nobody_reads_the_queues() {
     run(&world, "CREATE TABLE old_post (id BIGINT NOT NULL PRIMARY KEY, views INT NOT NULL)").await;
     run(&world, "INSERT INTO old_post VALUES (1, 100), (2, 7)").await;
     let like = |user| {
-        body(&LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true })
+        body(&LikeEvent { target: target(1), user: UserId(user), at: tallyd_base::runtime::clock::now(), liked: true })
     };
     let publisher = world.publisher().await;
     world.publish(&publisher, &(1..=20).map(like).collect::<Vec<_>>()).await;

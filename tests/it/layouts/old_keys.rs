@@ -90,7 +90,7 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
 
     // From now on the daemon counts in these keys.
     let publisher = world.publisher().await;
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     world.publish(&publisher, &[body(&LikeEvent { target: target(2), user: UserId(77), at, liked: true })]).await;
     world.drained(&publisher).await;
     world.outbox_added().await;

@@ -33,7 +33,7 @@ impl Clicks {
     }
 
     fn one(&mut self) -> (UserId, Vec<u8>) {
-        let now = tallyd::runtime::clock::now();
+        let now = tallyd_base::runtime::clock::now();
         // All clicks of a user go through the same API server.
         let user = UserId(1 + self.dice.below(50));
         let at = if user.0.is_multiple_of(2) { now.before(APART) } else { now };
@@ -204,7 +204,7 @@ async fn a_reconcile_of_published_likes_loads_and_repairs_without_rabbitmq() {
 async fn a_changed_run_lists_likes_and_counts_of_a_late_clock() {
     let (world, publisher, daemon) = open("by_daemon_changed", "[metrics]\nlike = 1\nview = 2\n").await;
     world.report(&["reconcile", "--full"]);
-    let at = tallyd::runtime::clock::now().before(APART);
+    let at = tallyd_base::runtime::clock::now().before(APART);
     let likes =
         (1..=20).map(|user| body(&LikeEvent { target: target(user % 4 + 1), user: UserId(user), at, liked: true }));
     let view = encode_count(TargetId(5), ("video", "view"), 3, at, "a late view", None);
@@ -242,7 +242,7 @@ async fn lost_counters_of_likes_are_loaded_while_others_are_published() {
 #[tokio::test]
 async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     let (world, publisher, daemon) = open("by_daemon_corrected", "").await;
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     let likes: Vec<_> = (1..=10)
         .flat_map(|id| {
             (1..=5).map(move |user| body(&LikeEvent { target: target(id), user: UserId(user), at, liked: true }))

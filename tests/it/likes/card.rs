@@ -116,7 +116,7 @@ async fn what_a_newer_card_allows_is_published_at_once() {
     }
     let refused = client.like(target, UserId(7)).await;
     assert!(matches!(refused, Err(PublishError::NotSent(ClientError::CountedByApi(_)))), "{refused:?}");
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     let set = format!(r#"{{"type":"set","kind":"post","target_id":42,"metric":"view","value":5,"at":{at}}}"#);
     let like = r#"{"type":"like","kind":"post","target_id":42,"user_id":7}"#;
     let posted = format!("[{set},{like}]");

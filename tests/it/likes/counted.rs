@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use redis::AsyncCommands;
-use tallyd::config::ServerUrl;
+use tallyd_base::config::ServerUrl;
 use tallyd_client::{Change, NUMBER_MAX, Source};
 use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_redis::Cache;
@@ -70,7 +70,7 @@ async fn a_number_that_api_servers_count_is_in_redis_at_once_and_in_mysql_with_i
         let (world, daemon) = loaded(&format!("counted_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = world.api_server();
-        let before = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(60));
+        let before = tallyd_base::runtime::clock::now().before(std::time::Duration::from_secs(60));
         for (delta, count) in [(5, 5), (-2, 3), (1 << 31, (1 << 31) + 3)] {
             let id = format!("event{delta}");
             let changed = client.add(target(42), VIEW, delta, &id).await.unwrap().counted().unwrap();

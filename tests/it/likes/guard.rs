@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd::config;
+use tallyd_base::config;
 use tallyd_client::ClickLimits;
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
@@ -205,7 +205,7 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     assert_eq!(client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap().count, Some(2));
     // Nothing is counted. The client also publishes an event that is newer than the row.
     let Clicked::Same { at, .. } = client.like(target(42), UserId(8), &[]).await.unwrap() else { panic!("counted") };
-    assert!(at.0 > tallyd::runtime::clock::now().0 + 60_000_000, "{at}");
+    assert!(at.0 > tallyd_base::runtime::clock::now().0 + 60_000_000, "{at}");
     world.drained(&publisher).await;
     let likers = "SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0 AND user_id IN (8, 9)";
     assert_eq!((world.count(likers).await, world.counters().await[&target(42)]), (2, 2));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd::config::ServerUrl;
+use tallyd_base::config::ServerUrl;
 use tallyd_core::event::encode_set;
 use tallyd_core::model::{Metric, TargetId, UserId};
 use tallyd_redis::keys::SET_AT;
@@ -114,7 +114,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
         // The daemon rejects events that are hours ahead. So if the time of a set event is hours ahead, Redis must not
         // give this time to a later count event.
-        let hour = tallyd::runtime::clock::now().after(Duration::from_secs(3_600));
+        let hour = tallyd_base::runtime::clock::now().after(Duration::from_secs(3_600));
         let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();
         assert!(changed.at < hour, "{layout}");

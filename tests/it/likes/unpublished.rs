@@ -1,7 +1,7 @@
 //! If a click is counted in Redis but can't be published, the client undoes it in Redis.
 
 use redis::AsyncCommands;
-use tallyd::config::ServerUrl;
+use tallyd_base::config::ServerUrl;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 

@@ -44,7 +44,7 @@ const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
 
 fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     let like = |user| LikeEvent { target: target(1 + user % 100), user: UserId(user), at, liked: true };
     (from..from + number).map(like).collect()
 }

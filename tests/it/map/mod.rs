@@ -97,5 +97,5 @@ fn event(action: &str, video: u64, user: u64, ts: i64) -> Value {
 
 /// Now in milliseconds.
 fn now_ms() -> i64 {
-    tallyd::runtime::clock::now().0 / 1_000
+    tallyd_base::runtime::clock::now().0 / 1_000
 }

@@ -163,7 +163,7 @@ async fn an_older_state_of_redis_is_seen_though_its_marks_are_older_too() {
     for number in 0..5 {
         product
             .client
-            .add(target(1), SHARE, 2, &format!("later-{number}-{}", tallyd::runtime::clock::now()))
+            .add(target(1), SHARE, 2, &format!("later-{number}-{}", tallyd_base::runtime::clock::now()))
             .await
             .unwrap();
         *product.numbers.entry((target(1), SHARE)).or_default() += 2;

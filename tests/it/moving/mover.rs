@@ -315,7 +315,7 @@ const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
 /// the page.
 fn names(world: &World, account: &str, database: &str) -> Names {
     let of_mysql = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
-    let now = (tallyd::runtime::clock::now().0 / 1_000).to_string();
+    let now = (tallyd_base::runtime::clock::now().0 / 1_000).to_string();
     vec![
         // The site.
         ("site.events", format!("{database}.events")),

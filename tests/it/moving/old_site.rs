@@ -320,7 +320,7 @@ async fn click(clicks: &mut Clicks, dice: &mut Dice, ways: &mut Ways) {
 }
 
 async fn view(servers: Servers, post: u64, Ways { publisher, exchanges: [exchange, own], redis }: &mut Ways) {
-    let at = tallyd::runtime::clock::now();
+    let at = tallyd_base::runtime::clock::now();
     let id = format!("view-{post}-{}", at.0);
     match servers {
         Servers::Counting => {
@@ -338,7 +338,7 @@ async fn view(servers: Servers, post: u64, Ways { publisher, exchanges: [exchang
 }
 
 async fn like(servers: Servers, post: u64, user: u64, liked: bool, Ways { publisher, exchanges, .. }: &Ways) {
-    let ([exchange, own], at) = (exchanges, tallyd::runtime::clock::now());
+    let ([exchange, own], at) = (exchanges, tallyd_base::runtime::clock::now());
     if servers == Servers::Own {
         let event = LikeEvent { target: target(post), user: UserId(user), at, liked };
         publisher.publish(own, &user.to_string(), &body(&event).1).await.unwrap();

@@ -127,7 +127,7 @@ async fn a_board_gets_rows_that_it_could_not_take_at_first() {
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:amidst")]);
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a view", None);
+    let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd_base::runtime::clock::now(), "a view", None);
     world.publish(&publisher, &[(UserId(1), view)]).await;
     eventually("the counter has the view", || async { daemon.is_stopped() }).await;
     limit_memory(&redis, "1").await;

@@ -74,7 +74,7 @@ impl Counts {
         let event_id = format!("event-{}", self.next);
         (
             UserId(self.next),
-            encode_count(TargetId(id), ("video", name), delta, tallyd::runtime::clock::now(), &event_id, None),
+            encode_count(TargetId(id), ("video", name), delta, tallyd_base::runtime::clock::now(), &event_id, None),
         )
     }
 
@@ -149,8 +149,8 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     assert!(rows > 0);
     // The daemon must not add these changes to Redis.
     let (user, id) = (UserId(1), TargetId(7));
-    let comment = encode_count(id, ("video", "comment"), 1, tallyd::runtime::clock::now(), "last comment", None);
-    let nothing = encode_count(id, ("video", "view"), 0, tallyd::runtime::clock::now(), "no view", None);
+    let comment = encode_count(id, ("video", "comment"), 1, tallyd_base::runtime::clock::now(), "last comment", None);
+    let nothing = encode_count(id, ("video", "view"), 0, tallyd_base::runtime::clock::now(), "no view", None);
     *counts.sums.entry((7, COMMENT.0)).or_insert(0) += 1;
     counts.sums.retain(|_, sum| *sum != 0);
     world.publish(&publisher, &[(user, comment), (user, nothing)]).await;

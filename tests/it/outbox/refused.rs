@@ -1,7 +1,7 @@
 //! Someone replaces a key of the outbox by a key of another type. All other keys get their numbers.
 
 use redis::{AsyncCommands, cmd};
-use tallyd::runtime::clock;
+use tallyd_base::runtime::clock;
 use tallyd_core::event::{LikeEvent, encode_count};
 use tallyd_core::model::{Metric, Target, TargetId, UserId};
 use tallyd_redis::keys::KindNames;

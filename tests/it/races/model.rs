@@ -110,7 +110,7 @@ impl Clicker {
     async fn publish(&mut self, counted: Counted) {
         self.client.publish_counted(&counted).await.unwrap();
         // Redis runs on the same machine, so this time comes from the same clock as the event's `at`.
-        self.acts.push(Act { event: counted.event, published: Some(tallyd::runtime::clock::now()) });
+        self.acts.push(Act { event: counted.event, published: Some(tallyd_base::runtime::clock::now()) });
         self.published.push(counted);
     }
 }

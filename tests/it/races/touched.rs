@@ -39,7 +39,7 @@ impl Site {
 
     /// Publishes likes of the user, and waits until these likes are in MySQL.
     async fn publish(&mut self, ids: impl Iterator<Item = u64>, user: u64) {
-        let at = tallyd::runtime::clock::now();
+        let at = tallyd_base::runtime::clock::now();
         let events: Vec<LikeEvent> =
             ids.map(|id| LikeEvent { target: target(id), user: UserId(user), at, liked: true }).collect();
         events.iter().for_each(|event| self.model.apply(event));

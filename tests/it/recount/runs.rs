@@ -145,7 +145,7 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
             TargetId(1),
             ("video", "comment"),
             1,
-            tallyd::runtime::clock::now(),
+            tallyd_base::runtime::clock::now(),
             &format!("e{number}"),
             None,
         );

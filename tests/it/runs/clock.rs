@@ -76,10 +76,10 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
 async fn a_redis_whose_clock_is_ahead_hides_no_change_from_runs() {
     let redis = Private::start_ahead(Duration::from_secs(1_200)).await;
     let world = World::new("redis_ahead", &format!("[redis]\nurl = \"{}\"\n", redis.url())).await;
-    assert!(world.cache.now().await.unwrap() > tallyd::runtime::clock::now().after(Duration::from_secs(1_000)));
+    assert!(world.cache.now().await.unwrap() > tallyd_base::runtime::clock::now().after(Duration::from_secs(1_000)));
     let (publisher, daemon) = (world.publisher().await, world.daemon());
     assert_eq!(world.reconcile("--changed").await["ended"], "done");
-    let like = LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true };
+    let like = LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;
     world.outbox_added().await;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use sqlx::mysql::MySqlPool;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::jobs::reconcile::{Mode, Reconciler};
-use tallyd::jobs::run::{RunOptions, RunReport as _};
-use tallyd::jobs::runner::Ran;
-use tallyd::runtime::progress::ProgressSink;
-use tallyd::servers::Servers;
+use tallyd_base::jobs::run::{RunOptions, RunReport as _};
+use tallyd_base::jobs::runner::Ran;
+use tallyd_base::runtime::progress::ProgressSink;
+use tallyd_base::servers::Servers;
 use tokio_util::sync::CancellationToken;
 
 use super::common::ports::free_port;
@@ -160,8 +160,9 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let mut reconciler = Reconciler::scheduled(&world.config, &servers, Mode::Full).unwrap();
     reconciler.wait_max = Some(Duration::from_secs(1));
     let (options, stop) = (RunOptions { resume: true, ..RunOptions::default() }, CancellationToken::new());
-    let ran =
-        tallyd::jobs::run::once(&servers, &world.config, &reconciler, options, ProgressSink::Log, &stop).await.unwrap();
+    let ran = tallyd_base::jobs::run::once(&servers, &world.config, &reconciler, options, ProgressSink::Log, &stop)
+        .await
+        .unwrap();
     let Ran::Ended(report) = ran else { panic!("{ran:?}") };
     assert!(!report.is_done() && report.head.ended_early.unwrap().contains("is behind"));
     run(&pool, format!("START {} SQL_THREAD", dialect.replica)).await;

@@ -17,7 +17,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::accounts::{PASSWORD, without_password};
 use common::{Daemon, World, eventually, target};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -209,7 +209,7 @@ fn key(world: &World) -> (String, String, Vec<String>) {
 }
 
 fn loaded(path: &Path) -> Config {
-    tallyd::config::load(path).unwrap()
+    tallyd_base::config::load(path).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

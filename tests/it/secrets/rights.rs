@@ -5,7 +5,7 @@ use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use sqlx::mysql::{MySqlDatabaseError, MySqlPool};
 use sqlx::{AssertSqlSafe, Executor};
-use tallyd::config::{Amqp, ServerUrl};
+use tallyd_base::config::{Amqp, ServerUrl};
 use tallyd_connect::fate::Fate;
 use tallyd_rabbitmq::{Broker, BrokerError, Link};
 

@@ -19,7 +19,7 @@ const UNREAD: &str = "[metrics]\nlike = 1\nview = 3\nunread = 4\n[[rule]]\nmetri
 
 /// Returns the earliest time of the test's events, which is a minute ago.
 fn start() -> i64 {
-    tallyd::runtime::clock::now().0 - 60_000_000
+    tallyd_base::runtime::clock::now().0 - 60_000_000
 }
 
 /// A change to a target's number of unread messages.

@@ -92,7 +92,7 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &published).await };
     let emptying = async {
-        let old = tallyd::runtime::clock::now().0 - 20 * 86_400_000_000;
+        let old = tallyd_base::runtime::clock::now().0 - 20 * 86_400_000_000;
         for number in 0..8 {
             let insert = format!("INSERT INTO recent_delta VALUES (1, 1, 4, {}, REPEAT('x', 16), 7)", old + number);
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
@@ -100,7 +100,7 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
             eventually("the old day is emptied", || async {
                 // If another session uses the table, the deletion waits for a few seconds and then fails. The daemon
                 // also empties old days when it starts.
-                store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok()
+                store.forget_applied(tallyd_base::runtime::clock::now(), keep).await.is_ok()
                     && world.count("SELECT COUNT(*) FROM recent_delta WHERE id = REPEAT('x', 16)").await == 0
             })
             .await;

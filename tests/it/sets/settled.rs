@@ -110,7 +110,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
     let config = text.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     let world = World::new("sets_documented", config).await;
     let (_, story) = text.split_once("## Unread counters").unwrap();
-    let now = (tallyd::runtime::clock::now().0 / 1_000_000 - 5).to_string();
+    let now = (tallyd_base::runtime::clock::now().0 / 1_000_000 - 5).to_string();
     let rows: Vec<(Vec<u8>, i64)> = story
         .lines()
         .filter_map(|line| line.split_once("| `{")?.1.split_once("}` | "))
@@ -151,7 +151,7 @@ async fn sets_that_can_never_be_applied_are_set_aside_alone() {
                 (1, 3, 4, 7, 9223372036854775807, '2026-01-01')";
     sqlx::query(fill).execute(&world.pool).await.unwrap();
     let publisher = world.publisher().await;
-    let now = tallyd::runtime::clock::now();
+    let now = tallyd_base::runtime::clock::now();
     let old = Micros(now.0 - 3_700_000_000);
     let of = |metric| ("video", metric);
     let refused = [

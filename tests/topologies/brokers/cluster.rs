@@ -168,10 +168,10 @@ impl Cluster {
     }
 
     async fn lets_in(&self, place: usize) -> bool {
-        let amqp = tallyd::config::Amqp {
+        let amqp = tallyd_base::config::Amqp {
             url: self.url(place).as_str().into(),
             timeout_ms: 2_000,
-            ..tallyd::config::Amqp::default()
+            ..tallyd_base::config::Amqp::default()
         };
         tallyd_rabbitmq::Broker::new(&amqp).unwrap().connect("test").await.is_ok()
     }

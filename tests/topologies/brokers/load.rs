@@ -118,7 +118,8 @@ async fn count(broker: Broker, stop: Arc<AtomicBool>, progress: Arc<Progress>) {
     for number in 0_u64.. {
         let (id, delta) = (1 + number % TARGETS, 1 + (number % 5).cast_signed());
         let event_id = format!("view-{number}");
-        let body = encode_count(TargetId(id), ("video", "view"), delta, tallyd::runtime::clock::now(), &event_id, None);
+        let body =
+            encode_count(TargetId(id), ("video", "view"), delta, tallyd_base::runtime::clock::now(), &event_id, None);
         loop {
             let open = match publisher.take() {
                 Some(open) => Ok(open),

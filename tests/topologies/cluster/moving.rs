@@ -121,7 +121,7 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
     // After this move, the counter is on the new node, but the recent clicks are still on the old node. So the client
     // counts a like with a call that needs only the counter's key.
     nodes.migrate(from, to, &counters).await;
-    let ahead = tallyd::runtime::clock::now().after(Duration::from_secs(60));
+    let ahead = tallyd_base::runtime::clock::now().after(Duration::from_secs(60));
     let mut redis = nodes.connect(from).await;
     let newer: i64 =
         redis::cmd("HSET").arg(&recent).arg("42:7").arg(format!("{ahead}-")).query_async(&mut redis).await.unwrap();

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::model::Target;
 use tallyd_redis::keys::LOADED;
 

@@ -18,7 +18,7 @@ fn views(from: u64, count: u64) -> Vec<(UserId, Vec<u8>)> {
         let id = TargetId(1 + number % TARGETS);
         (
             UserId(number),
-            encode_count(id, ("video", "view"), 1, tallyd::runtime::clock::now(), &format!("view-{number}"), None),
+            encode_count(id, ("video", "view"), 1, tallyd_base::runtime::clock::now(), &format!("view-{number}"), None),
         )
     };
     (from..from + count).map(view).collect()
@@ -89,7 +89,12 @@ async fn silent_master(nodes: &Nodes, name: &str, settings: &str) {
     tx.commit().await.unwrap();
     let likes: Vec<_> = (1..=TARGETS)
         .map(|id| {
-            body(&LikeEvent { target: target(id), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true })
+            body(&LikeEvent {
+                target: target(id),
+                user: UserId(7),
+                at: tallyd_base::runtime::clock::now(),
+                liked: true,
+            })
         })
         .collect();
     world.publish(&publisher, &likes).await;

@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use tallyd::config::Redis;
+use tallyd_base::config::Redis;
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Metric;
 use tallyd_redis::Cache;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnection, MySqlPool};
 use sqlx::{AssertSqlSafe, Connection};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::coalesce::State;
 use tallyd_core::model::{Addition, Difference, Metric, Micros, UserId};
 use tallyd_mysql::jobs::{self, Lock};

@@ -57,7 +57,7 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     let pool = MySqlPool::connect(&format!("{}{}", server.admin_url(), world.name)).await.unwrap();
     let count = async |sql: &'static str| sqlx::query_scalar::<_, i64>(sql).fetch_one(&pool).await.unwrap();
     let like = |user, ahead_s: i64| {
-        let at = Micros(tallyd::runtime::clock::now().0 + ahead_s * 1_000_000);
+        let at = Micros(tallyd_base::runtime::clock::now().0 + ahead_s * 1_000_000);
         body(&LikeEvent { target: target(1), user: UserId(user), at, liked: true })
     };
     let daemon = world.daemon();

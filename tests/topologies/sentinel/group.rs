@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 
 use super::common::ports::free_port;
 use super::common::{World, eventually};

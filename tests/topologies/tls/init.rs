@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tallyd::config::{Amqp, Config};
+use tallyd_base::config::{Amqp, Config};
 
 use super::authority::Certificate;
 use super::common::first_day::FirstDay;
@@ -58,7 +58,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     day.accounts(&["mysql", "redis"], &servers.mysql_admin_url(), &["--ssl", &format!("--ssl-ca={}", file("ca.pem"))]);
     day.done("migrate.toml", &["migrate"]);
     day.done("config.toml", &["config", "check"]);
-    let daemon: Config = tallyd::config::load(&day.path("config.toml")).unwrap();
+    let daemon: Config = tallyd_base::config::load(&day.path("config.toml")).unwrap();
     day.likes(&Amqp { ..daemon.amqp }).await;
     assert!(!fs::read_to_string(day.path("accounts.sh")).unwrap().contains("tallyd.amqp-password"));
 }

@@ -6,7 +6,6 @@ mod traces;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, Row};
-use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 pub use boards::{Moved, Place};
@@ -16,7 +15,7 @@ use super::rows::{TRIPLE_SHAPES, in_shapes_of, target};
 use super::{Context, Result, Store, jobs, micros, placeholders};
 
 /// The erase job. A run must hold this job's lock before the run can delete data.
-pub const JOB: &str = CommandName::Erase.name();
+pub const JOB: &str = "erase";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeRow {

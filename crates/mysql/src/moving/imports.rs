@@ -8,13 +8,12 @@
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::{Before, Pair, State, differences};
 use tallyd_core::import::{EARLIEST, Key, before_import};
-use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{CounterKey, Difference, Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_core::outbox::IMPORTS;
 
 use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, micros, placeholders};
 
-pub const JOB: &str = CommandName::Import.name();
+pub const JOB: &str = "import";
 
 /// The maximum number of rows of one plain INSERT. If one row of an INSERT already exists, all rows of this INSERT are
 /// first read and then written.

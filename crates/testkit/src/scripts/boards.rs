@@ -18,7 +18,7 @@ impl ApiServer {
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
         let OnBoard { board, member } = *on;
-        let at = tallyd::runtime::clock::now();
+        let at = tallyd_base::runtime::clock::now();
         let gain = Gain { board, member: member.into(), column: column.into(), delta, at };
         Ok(self.cache.gain_call(&self.boards, &gain)?)
     }

@@ -111,7 +111,7 @@ impl ApiServer {
         change: Change,
         at: Option<Micros>,
     ) -> Result<Counting, CountError> {
-        let now = at.unwrap_or_else(tallyd::runtime::clock::now);
+        let now = at.unwrap_or_else(tallyd_base::runtime::clock::now);
         let mut changed = Changed { target, metric, change, at: now, count: None, added: 0 };
         self.client.check(&changed.event()).await.map_err(CountError::NotCounted)?;
         if !self.is_by_daemon(metric, target.kind) {

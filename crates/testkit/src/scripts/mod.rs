@@ -19,7 +19,7 @@ use super::limited_client_of;
 pub use counts::{Changed, Counting};
 pub use error::{CountError, LikeError};
 use filters::Shapes;
-use tallyd::config::{Board, Config};
+use tallyd_base::config::{Board, Config};
 use tallyd_client::{ClickLimits, Client, ClientError, Event};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::kinds::Kinds;

@@ -9,7 +9,7 @@ use crate::jobs::reconcile::context::{RunContext, Servers};
 use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
 use crate::jobs::reconcile::repair::addition;
 use crate::jobs::reconcile::report::Report;
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_core::drift::Judgement;
 use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
 use tallyd_core::outbox::{OutboxLag, OutboxOffsets};

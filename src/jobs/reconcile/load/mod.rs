@@ -28,8 +28,8 @@ use tracing::{info, warn};
 use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::Measure;
 use super::report::{LISTED_MAX, Report, Steps};
-use crate::jobs::JobError;
 use buckets::Loader;
+use tallyd_base::jobs::JobError;
 use tallyd_redis::Cache;
 use tallyd_redis::load::Unloaded;
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Mode;
-pub(super) use crate::jobs::run::LISTED_MAX;
-use crate::jobs::run::{RunHead, RunReport};
-pub use crate::telemetry::Verdict;
+pub(super) use tallyd_base::jobs::run::LISTED_MAX;
+use tallyd_base::jobs::run::{RunHead, RunReport};
+pub use tallyd_base::telemetry::Verdict;
 use tallyd_core::model::Micros;
 use tallyd_core::sizes::Sizes;
 
@@ -190,7 +190,7 @@ impl RunReport for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::status::Reconciled;
+    use tallyd_base::telemetry::status::Reconciled;
 
     #[test]
     fn the_status_reads_the_numbers_of_a_report() {

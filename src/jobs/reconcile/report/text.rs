@@ -6,10 +6,10 @@ use std::time::Duration;
 use tracing::info;
 
 use super::{Progress, Report, Slice, TargetReport, Verdict};
-use crate::config::LIKE;
 use crate::jobs::reconcile::JOB;
-use crate::jobs::run::RunHead;
-use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
+use tallyd_base::config::LIKE;
+use tallyd_base::jobs::run::RunHead;
+use tallyd_base::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 fn write_row<const N: usize>(
     f: &mut fmt::Formatter<'_>,
@@ -157,7 +157,7 @@ impl RunProgress for Progress {
 mod tests {
     use super::super::Steps;
     use super::*;
-    use crate::jobs::run::{Ended, Waits};
+    use tallyd_base::jobs::run::{Ended, Waits};
     use tallyd_core::sizes::Sizes;
 
     #[test]

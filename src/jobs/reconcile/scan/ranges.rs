@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::jobs::reconcile::compare::{Comparer, KnownByBucket, SUSPECTS_MAX};
 use crate::jobs::reconcile::measure::SampledRange;
 use crate::jobs::reconcile::report::Steps;
-use crate::runtime::fault;
+use tallyd_base::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::Store;
 use tallyd_mysql::ranges::{LAST, Range, Recount};

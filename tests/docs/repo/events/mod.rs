@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
-use tallyd::config::Config;
+use tallyd_base::config::Config;
 use tallyd_core::event::{BODY_BYTES_MAX, Message, Refusal, Terms, decode_all};
 use tallyd_core::model::Micros;
 
@@ -23,7 +23,7 @@ const SCHEMA: &str = "docs/events.schema.json";
 fn terms() -> Terms {
     let rules = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nsettable = true\n[[rule]]\nmetric = \"view\"\nsettable = true";
-    let config: Config = tallyd::config::parse(rules, "schema", []).unwrap();
+    let config: Config = tallyd_base::config::parse(rules, "schema", []).unwrap();
     Terms { at_min: Micros(1), future_max: Duration::MAX, applied_event_keep: Duration::MAX, ..Terms::from(&config) }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tallyd::config::Map;
+use tallyd_base::config::Map;
 use tallyd_core::event::{LIST_BYTES_MAX, Message, Refusal, Terms};
 use tallyd_core::mapping::{Envelope, decode_all};
 use tallyd_core::model::{Micros, TargetId};
@@ -26,7 +26,7 @@ struct Sample {
 fn samples() -> (Terms, Vec<Sample>) {
     let texts = blocks("docs/events.md", "toml");
     let [text] = &texts[..] else { panic!("{} blocks", texts.len()) };
-    let config = tallyd::config::parse(text, "docs/events.md", []).unwrap();
+    let config = tallyd_base::config::parse(text, "docs/events.md", []).unwrap();
     let sections: Vec<&str> = text.split("\n[[map]]\n").collect();
     let mut samples = Vec::new();
     for (map, section) in config.maps.iter().zip(&sections) {

@@ -1,0 +1,223 @@
+//! Sets the destination and format of log lines.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
+
+use super::lock::locked;
+
+/// These libraries log an error and also return it. The user's log filter can show these lines again.
+const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
+
+const SPEAK_EVERY: Duration = Duration::from_secs(10);
+
+/// Logs the first event immediately, and only the count of further events.
+#[derive(Default)]
+pub struct Flood {
+    said: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Flood {
+    /// If it is time for another line, returns the number of events since the last line.
+    pub fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
+        self.unsaid += times;
+        if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Until the returned value is dropped. The progress bar then also disappears.
+pub fn under(bar: &ProgressBar) -> impl Drop + use<> {
+    *locked(&BAR) = Some(bar.clone());
+    Under
+}
+
+struct Under;
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        if let Some(bar) = locked(&BAR).take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &*locked(&BAR) {
+            Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
+            None => io::stderr().write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Format of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Text on a terminal, journald's fields under systemd, JSON otherwise.
+    Auto,
+    /// One readable line per event.
+    Text,
+    /// One JSON object per event.
+    Json,
+    /// Directly to journald, with all fields.
+    Journald,
+}
+
+impl Format {
+    fn resolved(self) -> Self {
+        match self {
+            Self::Auto if io::stderr().is_terminal() => Self::Text,
+            Self::Auto if is_journal(&std::env::var("JOURNAL_STREAM").unwrap_or_default(), io::stderr().as_fd()) => {
+                Self::Journald
+            }
+            Self::Auto => Self::Json,
+            chosen => chosen,
+        }
+    }
+}
+
+/// Child processes inherit `JOURNAL_STREAM` (`told`), even if their stderr goes to a file.
+fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
+    let stream = stream.try_clone_to_owned().and_then(|stream| File::from(stream).metadata());
+    stream.is_ok_and(|stream| told == format!("{}:{}", stream.dev(), stream.ino()))
+}
+
+static LEVEL: OnceLock<&'static str> = OnceLock::new();
+
+pub fn override_level(level: &'static str) {
+    let _ = LEVEL.set(level);
+}
+
+/// The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured `level`.
+pub fn filter(level: &str) -> Result<EnvFilter> {
+    let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
+        (Some(level), _) => ((*level).to_owned(), "-v or -q"),
+        (None, Ok(filter)) if !filter.is_empty() => (filter, "RUST_LOG"),
+        _ => (level.to_owned(), "level"),
+    };
+    EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
+}
+
+struct Counts;
+
+static LOGGED: [(Level, AtomicU64); 5] = [
+    (Level::ERROR, AtomicU64::new(0)),
+    (Level::WARN, AtomicU64::new(0)),
+    (Level::INFO, AtomicU64::new(0)),
+    (Level::DEBUG, AtomicU64::new(0)),
+    (Level::TRACE, AtomicU64::new(0)),
+];
+
+impl<S: Subscriber> Layer<S> for Counts {
+    fn on_event(&self, event: &Event<'_>, _: layer::Context<'_, S>) {
+        if let Some((_, count)) = LOGGED.iter().find(|(level, _)| level == event.metadata().level()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+pub fn logged() -> impl Iterator<Item = (Level, u64)> {
+    LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
+}
+
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+pub fn change(filter: EnvFilter) {
+    if let Some(handle) = FILTER.get() {
+        // Fails only if logging has already ended.
+        let _ = handle.reload(filter);
+    }
+}
+
+pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = match format.resolved() {
+        Format::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
+        Format::Json | Format::Auto => {
+            tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed()
+        }
+        Format::Text => tracing_subscriber::fmt::layer()
+            .with_ansi(io::stderr().is_terminal())
+            .with_target(false)
+            .with_writer(|| Stderr)
+            .boxed(),
+    };
+    let lines = lines.and_then(Counts).with_filter(filter_fn(holds_no_secret));
+    tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")?;
+    let _ = FILTER.set(handle);
+    Ok(())
+}
+
+/// Libraries trace each byte that they send, for example lapin the password in its login frame. So their trace lines
+/// are never logged, even if the filter enables them.
+fn holds_no_secret(line: &Metadata<'_>) -> bool {
+    *line.level() != Level::TRACE || is_ours(line.target())
+}
+
+fn is_ours(target: &str) -> bool {
+    let name = target.split("::").next().unwrap_or_default();
+    name.strip_prefix("tallyd").is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_crates_may_log_each_byte() {
+        for target in ["tallyd", "tallyd::consumer", "tallyd_mysql", "tallyd_rabbitmq::nodes"] {
+            assert!(is_ours(target), "{target}");
+        }
+        for target in ["", "lapin::connection", "tallydx", "sqlx_mysql", "redis::aio"] {
+            assert!(!is_ours(target), "{target}");
+        }
+    }
+
+    #[test]
+    fn only_the_stream_that_systemd_names_is_the_journal() {
+        let stream = File::open("/dev/null").unwrap();
+        let its = stream.metadata().unwrap();
+        assert!(is_journal(&format!("{}:{}", its.dev(), its.ino()), stream.as_fd()));
+        for told in ["", "1:2", &format!("{}:{}", its.dev(), its.ino() + 1)] {
+            assert!(!is_journal(told, stream.as_fd()), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_flood_is_said_once_and_then_counted() {
+        let (mut flood, start) = (Flood::default(), Instant::now());
+        assert_eq!(flood.note(0, start), None);
+        assert_eq!(flood.note(3, start), Some(3));
+        assert_eq!(flood.note(4, start + Duration::from_secs(1)), None);
+        assert_eq!(flood.note(0, start + SPEAK_EVERY), Some(4));
+        assert_eq!(flood.note(0, start + 2 * SPEAK_EVERY), None);
+    }
+}

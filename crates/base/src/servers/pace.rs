@@ -1,0 +1,319 @@
+//! Gives live traffic priority over runs. The time that earlier pages took determines the size of later pages. A run
+//! waits while a server is busy.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::Servers;
+use crate::config::Reconcile as Limits;
+use crate::partitions::{Backlog, InUse};
+use crate::telemetry::{WaitsFor, telemetry};
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Publisher;
+
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+const SAY_EVERY: Duration = Duration::from_secs(30);
+
+const FRESH: Duration = Duration::from_millis(200);
+
+const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
+
+/// MySQL has room for a second page while it runs at most `threads_running_max` threads divided by this number.
+const ROOM_DIVISOR: u64 = 8;
+
+/// A page has at least this number of targets or rows.
+const PAGE_MIN: usize = 100;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Waits {
+    pub threads_running: u64,
+    pub redis_latency: u64,
+    pub queue_depth: u64,
+    pub replica_lag: u64,
+}
+
+/// The servers that a run checks, and the limits.
+pub struct Health {
+    pub servers: Servers,
+    /// MySQL's replicas, by name.
+    pub replicas: Vec<(String, Store)>,
+    /// Another MySQL server, whose tables the run reads.
+    pub site: Option<Store>,
+    pub limits: Limits,
+    /// The run's number in `job_run`. The row with this number has a time stamp that shows how far a replica is behind.
+    pub number: u64,
+}
+
+/// Chooses the size of a run's pages, and delays the next page.
+pub struct Pace {
+    health: Health,
+    stop: CancellationToken,
+    /// The job's name, and the function that logs that the run waits.
+    job: (&'static str, fn(&str)),
+    page: usize,
+    page_max: usize,
+    backlog: Backlog,
+    checked: Option<Instant>,
+    threads_running: u64,
+    pace: (Instant, usize),
+    waited: Duration,
+    waited_for: Option<String>,
+    waits: Waits,
+}
+
+#[derive(Debug)]
+struct Wait {
+    count: fn(&mut Waits) -> &mut u64,
+    words: String,
+}
+
+impl Pace {
+    /// Pages have at most `page_max` targets or rows. `job` contains the job's name, and a function that logs why the
+    /// run waits.
+    pub fn new(health: Health, stop: CancellationToken, job: (&'static str, fn(&str)), page_max: usize) -> Self {
+        Self {
+            health,
+            stop,
+            job,
+            page: page_max.min(PAGE_MIN * 10),
+            page_max,
+            backlog: Backlog::default(),
+            checked: None,
+            threads_running: 0,
+            pace: (Instant::now(), 0),
+            waited: Duration::ZERO,
+            waited_for: None,
+            waits: Waits::default(),
+        }
+    }
+
+    pub fn page(&self) -> usize {
+        match self.health.servers.control.targets_per_second() {
+            // If a page takes at most a second, the run soon notices a new order of an operator.
+            Some(each_second) => self.page.min(each_second as usize).max(1),
+            None => self.page,
+        }
+    }
+
+    /// Whether a run can read two pages in parallel: the run is not slowed down, and MySQL ran few threads at the last
+    /// check. These threads include the run's own two or three threads.
+    pub fn has_room(&self) -> bool {
+        let limits = &self.health.limits;
+        let is_slowed = limits.pause_ms > 0 || self.health.servers.control.targets_per_second().is_some();
+        !is_slowed && has_room(self.threads_running, limits.threads_running_max)
+    }
+
+    pub fn note(&mut self, targets: usize, took: Duration) {
+        self.pace.1 += targets;
+        // The last page can have few targets. The time for a few targets does not show the best page size.
+        if targets < self.page / 2 {
+            return;
+        }
+        self.page = next_page(self.page, self.health.limits.page_target_ms, took)
+            .clamp(PAGE_MIN.min(self.page_max), self.page_max);
+    }
+
+    /// Without a publisher, the lengths of queues do not matter. Ends at `until`, or when the run is stopped. Calls
+    /// `show` with the reason, and with `None` after the wait.
+    pub async fn wait(
+        &mut self,
+        until: Option<Instant>,
+        publisher: Option<&Publisher>,
+        show: impl Fn(Option<&str>),
+    ) -> Result<()> {
+        self.keep_pace().await;
+        self.pause(Duration::from_millis(self.health.limits.pause_ms)).await;
+        if self.checked.is_some_and(|checked| checked.elapsed() < FRESH) {
+            return Ok(());
+        }
+        let (job, say) = self.job;
+        let began = Instant::now();
+        let mut said: Option<Instant> = None;
+        let running = &mut self.threads_running;
+        let backlog = &mut self.backlog;
+        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, backlog, running)).await {
+            let Some(Wait { count, words: reason }) = found? else { break };
+            if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
+                say(&reason);
+                said = Some(Instant::now());
+            }
+            *count(&mut self.waits) += 1;
+            show(Some(&reason));
+            telemetry().jobs.waits(job, Some((WaitsFor::Pace, reason.clone())));
+            self.waited_for = Some(reason);
+            let stopped = self.stop.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_none();
+            if stopped || until.is_some_and(|until| Instant::now() > until) {
+                break;
+            }
+        }
+        if said.is_some() {
+            self.waited += began.elapsed();
+            show(None);
+            telemetry().jobs.waits(job, None);
+        }
+        self.checked = Some(Instant::now());
+        Ok(())
+    }
+
+    pub fn waited(self) -> (Duration, Waits, Option<String>) {
+        (self.waited, self.waits, self.waited_for)
+    }
+
+    /// Waits until the minimum time for the targets of the last page has passed, if an operator has limited them.
+    async fn keep_pace(&mut self) {
+        let (began, targets) = self.pace;
+        if let Some(each_second) = self.health.servers.control.targets_per_second() {
+            self.pause(pace(targets, each_second).saturating_sub(began.elapsed())).await;
+        }
+        self.pace = (Instant::now(), 0);
+    }
+
+    async fn pause(&self, pause: Duration) {
+        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+    }
+}
+
+impl Health {
+    /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit. Stores the number
+    /// of MySQL's running threads in `running`, if they have a limit.
+    async fn too_much(
+        &self,
+        publisher: Option<&Publisher>,
+        backlog: &mut Backlog,
+        running: &mut u64,
+    ) -> Result<Option<Wait>> {
+        let limits = &self.limits;
+        if limits.threads_running_max > 0 {
+            *running = self.servers.store.threads_running().await?;
+            if *running > limits.threads_running_max {
+                let words = format!("MySQL runs {running} threads, above the limit of {}", limits.threads_running_max);
+                return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
+            }
+            if let Some(site) = &self.site {
+                let running = site.threads_running().await?;
+                if running > limits.threads_running_max {
+                    let words = format!(
+                        "the site's MySQL runs {running} threads, above the limit of {}",
+                        limits.threads_running_max
+                    );
+                    return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
+                }
+            }
+        }
+        if limits.redis_latency_max_ms > 0 {
+            let asked = Instant::now();
+            self.servers.cache.ping().await?;
+            let latency = asked.elapsed();
+            if latency > Duration::from_millis(limits.redis_latency_max_ms) {
+                let (latency, max) = (latency.as_millis(), limits.redis_latency_max_ms);
+                let words = format!("Redis answers after {latency} ms, above the limit of {max} ms");
+                return Ok(Some(Wait { count: |waits| &mut waits.redis_latency, words }));
+            }
+        }
+        if let Some(publisher) = publisher.filter(|_| limits.queue_depth_max > 0) {
+            let in_use = InUse::read(&self.servers.store, &self.servers.broker).await?;
+            for (_, queue) in in_use.partitions.queues() {
+                let (messages, _) = backlog.of(publisher, queue).await?;
+                if messages > limits.queue_depth_max {
+                    let words =
+                        format!("{queue} has {messages} messages, above the limit of {}", limits.queue_depth_max);
+                    return Ok(Some(Wait { count: |waits| &mut waits.queue_depth, words }));
+                }
+            }
+        }
+        Ok(self.lagging().await?.map(|words| Wait { count: |waits| &mut waits.replica_lag, words }))
+    }
+
+    async fn lagging(&self) -> Result<Option<String>> {
+        if self.replicas.is_empty() {
+            return Ok(None);
+        }
+        let max = self.limits.max_lag.0;
+        let stamp = self.servers.store.stamp(self.number).await?;
+        for (replica, store) in &self.replicas {
+            let lag = match self.lag_of(store, stamp).await {
+                Ok(lag) => lag,
+                Err(error) => return Ok(Some(format!("the replica {replica} can't be read: {error:#}"))),
+            };
+            let behind = match lag {
+                Some(lag) if lag <= max => continue,
+                Some(lag) => format!("{:.1} s", lag.as_secs_f32()),
+                None => "its data is older than this run".to_owned(),
+            };
+            return Ok(Some(format!(
+                "the replica {replica} is behind: {behind}, above the limit of {:.1} s",
+                max.as_secs_f32()
+            )));
+        }
+        Ok(None)
+    }
+
+    /// Returns as soon as the lag is certainly less or more than `max`. `None` if the replica has no time stamp of the
+    /// run yet.
+    async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
+        let max = self.limits.max_lag.0;
+        let asked = Instant::now();
+        loop {
+            let seen = replica.stamp_seen(self.number).await?;
+            // An old time stamp on the replica does not prove a lag, because the run can have been busy since that
+            // time. The replica is too far behind only if it still lacks the new time stamp after `max`.
+            let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
+            let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
+            if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {
+                return Ok(lag);
+            }
+            tokio::time::sleep(REPLICA_CHECK_EVERY).await;
+        }
+    }
+}
+
+/// Whether MySQL has room for a second page. A `threads_running_max` of 0 means no limit.
+fn has_room(threads_running: u64, threads_running_max: u64) -> bool {
+    threads_running_max == 0 || threads_running <= threads_running_max / ROOM_DIVISOR
+}
+
+/// At most a second, because pages are sized for a second. A page that an operator throttles on the way can exceed the
+/// limit.
+fn pace(targets: usize, each_second: u32) -> Duration {
+    Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
+}
+
+/// Returns the size of a page that would have taken `target_ms`. The result is between half of `page` and twice `page`.
+fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
+    let took_us = took.as_micros().max(1);
+    let wanted = page as u128 * u128::from(target_ms) * 1_000 / took_us;
+    usize::try_from(wanted).unwrap_or(usize::MAX).clamp(page / 2, page * 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_page_is_read_only_while_few_threads_run() {
+        for (running, max, room) in [(8, 64, true), (9, 64, false), (1, 7, false), (1, 8, true), (500, 0, true)] {
+            assert_eq!(has_room(running, max), room, "{running} of {max}");
+        }
+    }
+
+    #[test]
+    fn a_throttled_page_takes_its_time_and_never_more_than_a_second() {
+        for (targets, each_second, ms) in [(0, 10, 0), (5, 10, 500), (10, 10, 1_000), (5_000, 10, 1_000), (1, 0, 1_000)]
+        {
+            assert_eq!(pace(targets, each_second), Duration::from_millis(ms), "{targets} at {each_second}");
+        }
+    }
+
+    #[test]
+    fn a_page_grows_and_shrinks_towards_its_time() {
+        for (page, took_ms, next) in [(1_000, 500, 1_000), (1_000, 400, 1_250), (1_000, 10, 2_000), (1_000, 5_000, 500)]
+        {
+            assert_eq!(next_page(page, 500, Duration::from_millis(took_ms)), next, "{page} in {took_ms} ms");
+        }
+    }
+}

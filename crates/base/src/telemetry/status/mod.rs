@@ -1,0 +1,196 @@
+//! A daemon's status in one object, for the status page, `GET /v1/status` and `tallyd status`.
+//!
+//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. For an
+//! unreachable server, the status has `up: false` and the reason, and keeps the last known data. If a daemon of another
+//! version does not send a field, the field gets its default.
+
+mod report;
+mod runbook;
+mod text;
+mod troubles;
+mod words;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+pub use text::{Text, printable};
+pub use troubles::Trouble;
+pub use words::{Outcome, Standing, State};
+
+use super::{Point, Server, WaitsFor};
+pub use crate::runtime::waits::Wait;
+use tallyd_core::control::Order;
+use tallyd_core::model::Micros;
+use tallyd_core::partition::{PartitionName, Partitions};
+use tallyd_mysql::maps::NotedMap;
+use tallyd_mysql::partitions::Owner;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+    pub owner: String,
+    pub started_at: i64,
+    /// Time of this status, by the daemon's clock.
+    pub now: i64,
+    pub state: State,
+    pub ready: bool,
+    pub not_ready: Vec<String>,
+    pub troubles: Vec<Trouble>,
+    pub reload_refused: Option<(i64, String)>,
+    pub site_differs: Option<(i64, String)>,
+    pub rate: Option<Point>,
+    pub events_committed: u64,
+    pub memory_bytes: u64,
+    pub observed_at: Option<i64>,
+    pub servers: Vec<ServerStatus>,
+    pub partitions: Vec<Partition>,
+    pub partitions_in_use: Option<u16>,
+    pub outbox_rows: Option<u64>,
+    pub mysql_went_back_at: Option<i64>,
+    pub jobs: Vec<Job>,
+    pub reconciles: Vec<Reconciled>,
+    pub boards: Vec<Board>,
+    pub dead_letters: Option<BTreeMap<String, u64>>,
+    pub dead_letters_full: Option<f64>,
+    pub returned: Option<u64>,
+    pub waits: Vec<Wait>,
+    pub orders: Vec<Order>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerStatus {
+    pub server: Server,
+    pub up: bool,
+    pub reason: Option<String>,
+    pub since: i64,
+    pub look_s: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Partition {
+    pub partition: u16,
+    pub map: Option<String>,
+    pub queue: String,
+    pub standing: Standing,
+    pub owner: Option<String>,
+    /// How often daemons have acquired the partition. `None` if no daemon has acquired it yet.
+    pub epoch: Option<u64>,
+    pub taken_at: Option<i64>,
+    /// Messages in the queue that no daemon has received. `None` if the broker did not answer.
+    pub messages: Option<u64>,
+    pub held: u64,
+    pub consumers: Option<u64>,
+    pub oldest_unacked_s: f64,
+}
+
+impl Partition {
+    pub fn name(&self) -> PartitionName {
+        PartitionName { number: self.partition, map: self.map.clone() }
+    }
+
+    pub fn waiting(&self) -> Option<u64> {
+        self.messages.map(|messages| messages + self.held)
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Job {
+    pub job: String,
+    pub mode: String,
+    pub running: Option<Run>,
+    pub last: Option<Ended>,
+    pub last_success_at: Option<i64>,
+    pub next_at: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Run {
+    /// The run's number. All writes of the run contain this number as a fencing token.
+    pub run: u64,
+    pub owner: String,
+    pub started_at: i64,
+    /// Progress from 0 to 1. `None` if the progress is unknown, or if the run is in another process.
+    pub progress: Option<f64>,
+    pub waits: Option<WaitsFor>,
+    pub waits_words: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ended {
+    pub run: u64,
+    pub owner: String,
+    pub started_at: i64,
+    pub ended_at: i64,
+    pub outcome: Outcome,
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reconciled {
+    pub run: u64,
+    pub mode: String,
+    pub ended_at: i64,
+    pub outcome: Outcome,
+    pub checked: u64,
+    pub drifted: u64,
+    pub repaired: u64,
+    /// Number of counters that were wrong only at the first measurement, because events were in flight.
+    pub transient: u64,
+    pub unknown: u64,
+    /// Number of busy counters. The run had to capture their events to decide whether these counters are correct.
+    pub busy: u64,
+    pub exact: u64,
+    /// Number of counters without a result: at each measurement, it was unknown whether an event was before or after
+    /// the sample.
+    pub undecided: u64,
+    pub left: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Board {
+    /// The board's name. If the board has several period lengths, the length is appended: `likes`, `likes/week`.
+    pub board: String,
+    pub period: String,
+    /// `open`, or `lost` if Redis has lost the current period since its snapshot.
+    pub state: String,
+    pub members: u64,
+    pub ends_at: Option<i64>,
+    /// Number of periods that Redis has lost since their snapshots, including the current period.
+    pub lost: Vec<String>,
+    /// Periods that are closed, past `archive_grace`, and not archived. Periods that Redis has lost are not included.
+    pub unarchived: Vec<String>,
+    pub oldest_unarchived_at: Option<i64>,
+    pub archived: Option<(String, u64)>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    pub at: Option<Micros>,
+    pub servers: Vec<ServerStatus>,
+    pub queues: BTreeMap<u16, (u64, u64)>,
+    pub returned: Option<u64>,
+    pub owners: Vec<Owner>,
+    pub noted_partitions: Option<u16>,
+    /// Empty until MySQL has answered.
+    pub in_use: Partitions,
+    pub maps: Vec<NotedMap>,
+    pub outbox_rows: Option<u64>,
+    pub jobs: Vec<Job>,
+    pub reconciles: Vec<Reconciled>,
+    pub last_reconciles: Vec<Reconciled>,
+    pub boards: Vec<Board>,
+    pub dead_letters: Option<BTreeMap<String, u64>>,
+    pub dead_letters_full: Option<f64>,
+}
+
+pub type Sight = watch::Receiver<Arc<Observed>>;

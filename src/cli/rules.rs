@@ -1,0 +1,49 @@
+//! The table of commands that destroy. docs/operations/commands.md has the same table.
+
+use tallyd_base::cli::consent::{ALL_STOPPED, NONE, REPAIR_LIMITS, Rule};
+
+pub const RULES: [Rule; 14] = [
+    IMPORT_DELETIONS,
+    ERASE,
+    ARCHIVE,
+    BOARD_RESTORE,
+    BOARD_SNAPSHOT,
+    DEAD_PURGE,
+    MAP_REMOVE,
+    PARTITIONS_LOWER,
+    FILTERS_DROP,
+    LAYOUT_DROP,
+    NAMES_RENAME,
+    RECONCILE,
+    RECOUNT,
+    AFTER_RESTORE,
+];
+
+pub(super) const IMPORT_DELETIONS: Rule =
+    Rule::new("import --deletions", "likes that the old table lacks", REPAIR_LIMITS, "import again");
+pub(super) const ERASE: Rule = Rule::new("admin erase", "a user or a target", "", NONE);
+pub(super) const ARCHIVE: Rule =
+    Rule::new("archive --period", "a board in Redis", "the archive is verified", "`board restore`");
+pub(super) const BOARD_RESTORE: Rule = Rule::new("board restore", "a board's scores in Redis", "", NONE);
+pub(super) const BOARD_SNAPSHOT: Rule = Rule::new("board snapshot --force", "a board's last snapshot", "", NONE);
+pub(super) const DEAD_PURGE: Rule =
+    Rule::new("dead purge", "dead letters", "only replayed letters, without `--open`", NONE);
+pub(super) const MAP_REMOVE: Rule = Rule::new(
+    "admin map remove",
+    "a map's queue",
+    "no daemon has the map; no messages, without `--with-messages`",
+    "configure the map again; its messages are lost",
+);
+pub(super) const PARTITIONS_LOWER: Rule =
+    Rule::new("admin partitions lower", "empty queues", ALL_STOPPED, "raise `[amqp] partitions`");
+pub(super) const FILTERS_DROP: Rule =
+    Rule::new("admin filters drop", "all Bloom filters", "no daemon has filters", "configure `[filter]`");
+pub(super) const LAYOUT_DROP: Rule =
+    Rule::new("admin layout drop", "a layout's numbers", "the layout is not configured", "configure it");
+pub(super) const NAMES_RENAME: Rule =
+    Rule::new("admin names rename", "a kind's or metric's old name", ALL_STOPPED, "rename it back");
+pub(super) const RECONCILE: Rule =
+    Rule::new("reconcile --force", "numbers in Redis that MySQL lacks", REPAIR_LIMITS, NONE);
+pub(super) const RECOUNT: Rule =
+    Rule::new("admin recount --force", "numbers in `counter` that the table lacks", REPAIR_LIMITS, NONE);
+pub(super) const AFTER_RESTORE: Rule = Rule::new("admin after-restore", "numbers in Redis that MySQL lacks", "", NONE);
