@@ -2,12 +2,12 @@
 
 use anyhow::{Result, ensure};
 use sqlx::AssertSqlSafe;
-use tallyd::jobs::filters::Filters;
 use tallyd_base::config::Config;
 use tallyd_base::jobs::run::{self, RunOptions};
 use tallyd_base::jobs::runner::Ran;
 use tallyd_base::runtime::progress::ProgressSink;
 use tallyd_base::servers::Servers;
+use tallyd_filters::Filters;
 use tokio_util::sync::CancellationToken;
 
 use crate::TARGETS;

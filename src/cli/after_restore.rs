@@ -6,11 +6,11 @@ use clap::Args;
 use super::reconcile::{self, ReconcileArgs};
 use super::rules::AFTER_RESTORE;
 use super::{EXIT_TRY_LATER, Format};
-use crate::jobs::filters;
 use tallyd_base::cli::consent::Consent;
 use tallyd_base::config::Config;
 use tallyd_base::partitions::InUse;
 use tallyd_base::servers::Servers;
+use tallyd_filters as filters;
 
 #[derive(Debug, Args)]
 pub(super) struct AfterRestoreArgs {

@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::Subcommand;
 
 use super::{
-    after_restore, compare, complete, control, erase, export, filters, healthcheck, layout, map, names, partitions,
-    recount, start_runtime,
+    after_restore, compare, complete, control, erase, export, healthcheck, layout, map, names, partitions,
+    start_runtime,
 };
 use tallyd_base::config::{self, Config};
 
@@ -24,7 +24,7 @@ pub(super) enum Admin {
 #[derive(Debug, Subcommand)]
 pub(super) enum Rare {
     /// Compare `counter` with the tables that [[recount]] names, and correct `counter`.
-    Recount(recount::RecountArgs),
+    Recount(tallyd_recount::command::RecountArgs),
     /// Compare the numbers in an old site's keys with `counter`. Change nothing.
     Compare(compare::CompareArgs),
     /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
@@ -36,7 +36,7 @@ pub(super) enum Rare {
     Map(map::MapArgs),
     /// Rebuild or delete the Bloom filters.
     #[command(subcommand)]
-    Filters(filters::FiltersCommand),
+    Filters(tallyd_filters::command::FiltersCommand),
     /// Move counters to another layout in Redis, or delete the old layout.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
@@ -73,12 +73,12 @@ pub(super) enum RareAlone {
 
 pub(super) async fn run(config: &Config, command: Rare) -> Result<u8> {
     match command {
-        Rare::Recount(args) => recount::run(config, &args).await,
+        Rare::Recount(args) => tallyd_recount::command::run(config, &args).await,
         Rare::Compare(args) => compare::run(config, &args).await,
         Rare::Export(args) => export::run(config, &args).await,
         Rare::Erase(args) => erase::run(config, &args).await,
         Rare::Map(args) => map::run(config, &args).await,
-        Rare::Filters(command) => filters::run(config, &command).await,
+        Rare::Filters(command) => tallyd_filters::command::run(config, &command).await,
         Rare::Layout(command) => layout::run(config, command).await,
         Rare::Partitions(command) => partitions::run(config, &command).await,
         Rare::Names(command) => names::run(config, &command).await,

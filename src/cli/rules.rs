@@ -11,11 +11,11 @@ pub const RULES: [Rule; 14] = [
     DEAD_PURGE,
     MAP_REMOVE,
     PARTITIONS_LOWER,
-    FILTERS_DROP,
+    tallyd_filters::command::DROP,
     LAYOUT_DROP,
     NAMES_RENAME,
     RECONCILE,
-    RECOUNT,
+    tallyd_recount::command::FORCE,
     AFTER_RESTORE,
 ];
 
@@ -36,14 +36,10 @@ pub(super) const MAP_REMOVE: Rule = Rule::new(
 );
 pub(super) const PARTITIONS_LOWER: Rule =
     Rule::new("admin partitions lower", "empty queues", ALL_STOPPED, "raise `[amqp] partitions`");
-pub(super) const FILTERS_DROP: Rule =
-    Rule::new("admin filters drop", "all Bloom filters", "no daemon has filters", "configure `[filter]`");
 pub(super) const LAYOUT_DROP: Rule =
     Rule::new("admin layout drop", "a layout's numbers", "the layout is not configured", "configure it");
 pub(super) const NAMES_RENAME: Rule =
     Rule::new("admin names rename", "a kind's or metric's old name", ALL_STOPPED, "rename it back");
 pub(super) const RECONCILE: Rule =
     Rule::new("reconcile --force", "numbers in Redis that MySQL lacks", REPAIR_LIMITS, NONE);
-pub(super) const RECOUNT: Rule =
-    Rule::new("admin recount --force", "numbers in `counter` that the table lacks", REPAIR_LIMITS, NONE);
 pub(super) const AFTER_RESTORE: Rule = Rule::new("admin after-restore", "numbers in Redis that MySQL lacks", "", NONE);

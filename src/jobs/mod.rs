@@ -2,9 +2,7 @@
 
 pub mod archive;
 mod board_run;
-pub mod filters;
 pub mod reconcile;
-pub mod recount;
 pub mod snapshots;
 mod table;
 

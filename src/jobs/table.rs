@@ -6,9 +6,7 @@ use futures_util::FutureExt;
 
 use super::archive::{self, Archiver, Scope};
 use super::board_run::NEEDS;
-use super::filters;
 use super::reconcile::{self, Mode, Reconciler};
-use super::recount;
 use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use tallyd_base::config::{Config, Reconcile};
 use tallyd_base::jobs::run::{RunOptions, scheduled};
@@ -37,8 +35,8 @@ pub fn table(requests: &Requests) -> Vec<JobEntry> {
             specs: Arc::new(move |config| archive(config, &snapshot)),
             first: None,
         },
-        filters::job(),
-        recount::job(),
+        tallyd_filters::job(),
+        tallyd_recount::job(),
     ]
 }
 

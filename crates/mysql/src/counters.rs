@@ -87,7 +87,7 @@ pub(super) async fn check_primary(connection: &mut MySqlConnection, action: &'st
     if is_writable == 0 { Err(StoreError::ReadOnly(action)) } else { Ok(()) }
 }
 
-pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
+pub async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
     const ACTION: &str = "begin a snapshot";
     sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.context(ACTION)?;
     let mut tx =

@@ -197,7 +197,7 @@ fn is_of_server(number: u16) -> bool {
 
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-pub(super) trait Context<T> {
+pub trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }
 

@@ -33,7 +33,6 @@ pub mod outbox;
 pub mod partitions;
 pub mod probe;
 pub mod ranges;
-pub mod recounts;
 pub mod repairs;
 mod rows;
 pub mod run_state;
@@ -61,8 +60,7 @@ use tokio::sync::Mutex;
 
 pub use self::conn::{Conn, or_rollback};
 use self::conn::{is_from_before_a_failover, note_no_primary};
-use self::error::Context;
-pub use self::error::{Result, StoreError};
+pub use self::error::{Context, Result, StoreError};
 use self::login::{address, options, unknown_plugin};
 use self::rows::{TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders, target};
 pub use self::text::Text;

@@ -147,7 +147,7 @@ impl Store {
     }
 }
 
-pub(super) async fn list_range(
+pub async fn list_range(
     connection: &mut MySqlConnection,
     kind: Kind,
     (after, end): (TargetId, TargetId),

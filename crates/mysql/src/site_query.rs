@@ -38,7 +38,7 @@ pub struct Statement {
 }
 
 impl Statement {
-    pub(super) fn error(&self, error: sqlx::Error) -> QueryError {
+    pub fn error(&self, error: sqlx::Error) -> QueryError {
         let said = error.as_database_error().map_or_else(String::new, |error| error.message().to_owned());
         let error = StoreError::sql("run the query")(error);
         match error.number() {
@@ -68,7 +68,7 @@ pub struct Column {
 }
 
 impl Column {
-    pub(super) fn is_integer(&self) -> bool {
+    pub fn is_integer(&self) -> bool {
         let name = self.kind.trim_end_matches(" UNSIGNED");
         matches!(name, "TINYINT" | "SMALLINT" | "MEDIUMINT" | "INT" | "BIGINT" | "BOOLEAN")
     }
@@ -110,7 +110,7 @@ impl Display for Plan {
 }
 
 /// Moves an error of the query into the `Ok` value, so that only errors of the server close the connection.
-pub(super) fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
+pub fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
     match told {
         Ok(answer) => Ok(Ok(answer)),
         Err(QueryError::Query(sentence)) => Ok(Err(sentence)),
@@ -118,12 +118,12 @@ pub(super) fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
     }
 }
 
-pub(super) fn wrong(sentence: impl Display) -> QueryError {
+pub fn wrong(sentence: impl Display) -> QueryError {
     QueryError::Query(sentence.to_string())
 }
 
 /// A whole DECIMAL can be 12.00.
-pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
+pub fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
     let whole = match value.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
         _ => value,
@@ -131,7 +131,7 @@ pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T
     whole.parse().map_err(|_| whole)
 }
 
-pub(super) async fn within_its_time<T>(
+pub async fn within_its_time<T>(
     conn: &mut Conn,
     statement: &Statement,
     ask: impl AsyncFnOnce(&mut MySqlConnection) -> Told<T>,
@@ -159,7 +159,7 @@ pub(super) async fn within_its_time<T>(
     read
 }
 
-pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
+pub async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
     let prepared = connection.prepare(AssertSqlSafe(statement.sql.clone()).into_sql_str()).await;
     let prepared = prepared.map_err(|error| statement.error(error))?;
     // Otherwise sqlx would return the same columns again after the site has changed its table.
@@ -171,7 +171,7 @@ pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statem
     Ok(prepared.columns().iter().map(column).collect())
 }
 
-pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
+pub async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
     // Without FORMAT, MySQL 9 would return the plan as a tree.
     let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", statement.sql);
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await;
@@ -190,7 +190,7 @@ pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statem
     Ok(rows.iter().map(plan).collect())
 }
 
-pub(super) async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -> Result<()> {
+pub async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -> Result<()> {
     const ACTION: &str = "limit the time of the query";
     let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());
     let millis = limit.map_or(0, |limit| limit.as_millis());

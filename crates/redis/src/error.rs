@@ -27,7 +27,7 @@ impl CacheError {
         Self::Command { action, source: Whole(source) }
     }
 
-    pub(crate) fn unexpected(action: &'static str, answer: &Value) -> Self {
+    pub fn unexpected(action: &'static str, answer: &Value) -> Self {
         let shown = format!("{answer:?}").chars().take(200).collect();
         let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
         Self::Command { action, source: Whole(source) }
@@ -93,7 +93,7 @@ pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
 
 pub type Result<T> = std::result::Result<T, CacheError>;
 
-pub(crate) trait Context<T> {
+pub trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }
 

@@ -21,7 +21,6 @@ pub mod counters;
 pub mod erase;
 mod error;
 pub mod feed;
-mod filter_drop;
 pub mod filters;
 mod found;
 pub mod freezes;
@@ -62,7 +61,7 @@ pub use tallyd_core::{bloom, keys, layout, ranks, score, template};
 pub use self::error::{CacheError, Result};
 use crate::config::Redis;
 use cluster::Cluster;
-use error::Context;
+pub use error::Context;
 use found::Found;
 use link::Link;
 use login::Login;
@@ -70,7 +69,7 @@ use sentinel::Sentinels;
 
 /// The maximum number of commands in one pipeline. Redis must answer the pipeline within `[redis] timeout_ms`, and live
 /// traffic waits for this answer.
-const PIPELINE_COMMANDS_MAX: usize = 500;
+pub const PIPELINE_COMMANDS_MAX: usize = 500;
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
@@ -122,12 +121,7 @@ static LOAD: Script = Script::new(include_str!("../lua/load.lua"));
 static APPLY: Script = Script::new(include_str!("../lua/apply.lua"));
 static APPLY_PLAIN: Script = Script::new(include_str!("../lua/apply_plain.lua"));
 pub(crate) static FILTER_HAS: Script = Script::new(include_str!("../../../lua/filter_has.lua"));
-static FILTER_BEGIN: Script = Script::new(include_str!("../lua/filter_begin.lua"));
-static FILTER_EPOCH: Script = Script::new(include_str!("../lua/filter_epoch.lua"));
 static FILTER_NOTE: Script = Script::new(include_str!("../lua/filter_note.lua"));
-static FILTER_WRITE: Script = Script::new(include_str!("../lua/filter_write.lua"));
-static FILTER_SWAP: Script = Script::new(include_str!("../lua/filter_swap.lua"));
-static FILTER_FOLD: Script = Script::new(include_str!("../lua/filter_fold.lua"));
 static BOARD_CLAIM: Script = Script::new(include_str!("../lua/board_claim.lua"));
 static BOARD_READ: Script = Script::new(include_str!("../../../lua/board_read.lua"));
 static BOARD_FREEZE: Script = Script::new(include_str!("../lua/board_freeze.lua"));
@@ -322,7 +316,7 @@ impl Cache {
         Ok(answers)
     }
 
-    pub(crate) async fn run(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
+    pub async fn run(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
         let results = match &self.servers {
             Servers::One(link) => link.run(pipeline.clone(), self.timeout).await,
             Servers::Cluster(cluster) => cluster.run(pipeline).await,

@@ -32,7 +32,6 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         snapshots::scanned(answer.clone(), snapshots::scan_page).is_ok(),
         snapshots::scanned(answer.clone(), snapshots::scores).is_ok(),
         filters::read_config(answer).is_some(),
-        filters::read_scan(answer).is_some(),
         shape(parts).is_some(),
         sentinel::address(answer).is_some(),
     ];

@@ -7,7 +7,7 @@ use tallyd_base::config::{Admin, Listen};
 use tallyd_base::http::can_listen;
 use tallyd_base::telemetry::status::Status;
 
-use super::finding::{Check, What};
+use tallyd_base::cli::check::{Check, What};
 
 pub(super) async fn check(admin: &Admin) -> Check {
     let Ok(Some(listen)) = admin.address() else {

@@ -5,7 +5,6 @@
 //! stops answering counts as unreachable.
 
 mod admin;
-mod finding;
 mod mysql;
 mod rabbitmq;
 mod redis;
@@ -21,13 +20,11 @@ use serde::Serialize;
 
 use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
 use crate::jobs::reconcile::Mode;
-pub(super) use finding::{Check, Status};
+use tallyd_base::cli::check::{Check, Status, What};
 use tallyd_base::config::{self, Config, ConfigError, Loaded, Problem};
 use tallyd_base::runtime::clock;
 use tallyd_base::runtime::cron::Schedule;
 use tallyd_base::servers::Servers;
-
-pub use finding::What;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {

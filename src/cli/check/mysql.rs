@@ -1,27 +1,21 @@
 //! Checks that MySQL answers, has everything that the daemon needs, and has safe settings.
 
-use crate::jobs::recount::Recounter;
 use crate::moving::import::{Importer, Pass};
-use tallyd_base::config::{Config, ConfigError, Key, Problem, Recount};
+use tallyd_base::config::{Config, ConfigError, Key, Problem};
 use tallyd_base::jobs::JobError;
 use tallyd_base::jobs::run::Job as _;
 use tallyd_base::partitions::noted;
 use tallyd_base::servers::Servers;
 use tallyd_base::servers::code_registry;
 use tallyd_mysql::schema::Schema;
-use tallyd_mysql::site_query::Plan;
 use tallyd_mysql::{Store, StoreError, WAIT_TIMEOUT_S};
 
-use super::finding::{Check, What, clock};
+use tallyd_base::cli::check::{Check, MYSQL_AWAY as AWAY, MYSQL_REFUSED as REFUSED, What, clock};
 
 /// The smallest accepted packet size: twice the size of tallyd's largest statement.
 const PACKET_MIN: u64 = 4 << 20;
 
-const AWAY: &str = "start MySQL, or correct [mysql] url; meanwhile the daemon waits";
-
 const SILENT: &str = "look for long queries (SHOW FULL PROCESSLIST), and check again";
-
-const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER and GRANT as docs/operations/security.md says";
 
 const OTHER_PLUGIN: &str = "ALTER USER the account with one of these plugins, as docs/operations/security.md says";
 
@@ -56,7 +50,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
                 ),
                 packet_max => Check::ok(What::MysqlPacket, format!("max_allowed_packet is {packet_max} bytes")),
             });
-            recounts(config, servers, &mut checks).await;
+            checks.extend(tallyd_recount::check::check(config, servers).await);
             imports(config, servers, &mut checks).await;
         }
     }
@@ -238,30 +232,6 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
     }
 }
 
-async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
-    for (place, recount) in config.recounts.iter().enumerate() {
-        let key = Key::from("recount").then(place).then("query");
-        match explained(config, recount, servers).await {
-            Ok(lines) => checks.extend(
-                lines.into_iter().map(|line| Check::ok(What::MysqlRecounts, format!("{}: {line}", recount.name()))),
-            ),
-            Err(JobError::Refused(text)) => checks.push(Check {
-                at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
-                ..Check::error(
-                    What::MysqlRecounts,
-                    text,
-                    "correct the query, or GRANT SELECT on its tables to the account",
-                )
-            }),
-            Err(error) => checks.push(Check::failed(What::MysqlRecounts, error.into_error(), AWAY, REFUSED)),
-        }
-    }
-}
-
-async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Result<Vec<Plan>, JobError> {
-    Recounter::new(config, recount)?.explain(&servers.store).await
-}
-
 async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, import) in config.imports.iter().enumerate() {
         let key = Key::from("import").then(place).then("query");
@@ -300,8 +270,8 @@ async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Status;
     use super::*;
+    use tallyd_base::cli::check::Status;
 
     #[test]
     fn old_versions_are_warned_of() {

@@ -6,7 +6,7 @@ use tallyd_core::chain::Chain;
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
-use super::finding::{Check, What};
+use tallyd_base::cli::check::{Check, What};
 
 const AWAY: &str = "start RabbitMQ, or correct [amqp] url; meanwhile the daemon waits";
 

@@ -7,7 +7,7 @@ use tallyd_redis::keys::{KindNames, fields_beside};
 use tallyd_redis::probe::{Persistence, Scripts};
 use tallyd_redis::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 
-use super::finding::{Check, Status, What, clock};
+use tallyd_base::cli::check::{Check, Status, What, clock};
 
 const CHECKED_BUCKETS: u32 = 4_096;
 

@@ -6,7 +6,8 @@ use anyhow::{Error, Result};
 
 use super::ask::Addresses;
 use super::plan::{Facts, Server, topology};
-use crate::cli::check::{self, Check, Status, What};
+use crate::cli::check;
+use tallyd_base::cli::check::{Check, Status, What};
 use tallyd_base::cli::fate_of;
 use tallyd_base::config::{Config, Mysql, ServerUrl, ssl_mode};
 use tallyd_base::servers::Servers;

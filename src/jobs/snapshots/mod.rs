@@ -34,6 +34,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        fault::assert_points(&FAULT_POINTS, &[include_str!("save.rs"), include_str!("restore.rs")]);
+        tallyd_connect::fault::assert_points(&FAULT_POINTS, &[include_str!("save.rs"), include_str!("restore.rs")]);
     }
 }

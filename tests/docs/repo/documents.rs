@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tallyd::cli;
 use tallyd::jobs::archive::Outcome;
-use tallyd::jobs::{reconcile, recount};
+use tallyd::jobs::reconcile;
 use tallyd_core::event::Reason;
+use tallyd_recount as recount;
 
 use super::{blocks, documents, first_column, read, root, sources, table};
 

@@ -11,7 +11,12 @@ const CRATES: [(&str, &[&[&str]]); 2] = [
     ("src", &[&["main", "app"], &["admin", "cli", "gateway"], &["moving"], &TASKS, &["letter"]]),
     (
         "crates/base/src",
-        &[&["cli"], &["jobs"], &["servers"], &["boards", "config", "http", "partitions", "runtime", "telemetry", "version"]],
+        &[
+            &["cli"],
+            &["jobs"],
+            &["servers"],
+            &["boards", "config", "http", "partitions", "runtime", "telemetry", "version"],
+        ],
     ),
 ];
 

@@ -8,7 +8,7 @@ use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
-use tallyd::cli::check::What;
+use tallyd_base::cli::check::What;
 use tallyd_rabbitmq::probe::Found;
 
 use crate::common::ports::free_port;

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use sqlx::AssertSqlSafe;
-use tallyd::jobs::filters::Filters;
 use tallyd_base::jobs::run::{self, RunOptions};
 use tallyd_base::jobs::runner::Ran;
 use tallyd_base::runtime::progress::ProgressSink;
 use tallyd_base::servers::Servers;
 use tallyd_core::model::UserId;
+use tallyd_filters::Filters;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::recent::Seen;
 use tokio_util::sync::CancellationToken;

@@ -3,8 +3,8 @@
 use crate::common::{Daemon, World, as_api, event_of, eventually, target};
 use redis::AsyncCommands;
 use std::os::unix::process::ExitStatusExt;
-use tallyd::jobs::filters::FAULT_POINTS;
 use tallyd_core::model::UserId;
+use tallyd_filters::FAULT_POINTS;
 
 use super::{BY_HAND, assert_no_false_no, assert_nobody_refused, keys, like_by_keys, refused, run, seed, state};
 

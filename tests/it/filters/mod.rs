@@ -12,8 +12,6 @@ mod trusted;
 
 use redis::{AsyncCommands, Script};
 use sqlx::AssertSqlSafe;
-use tallyd::jobs::filters::Filters;
-use tallyd::jobs::filters::report::Report;
 use tallyd_base::config::{Config, ServerUrl};
 use tallyd_base::jobs::run::RunOptions;
 use tallyd_base::jobs::runner::Ran;
@@ -21,6 +19,8 @@ use tallyd_base::runtime::progress::ProgressSink;
 use tallyd_base::servers::Servers;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
+use tallyd_filters::Filters;
+use tallyd_filters::report::Report;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::filters::FilterState;
 use tallyd_redis::keys::KindNames;

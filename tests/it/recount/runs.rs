@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use tallyd::jobs::recount::FAULT_POINTS;
+use tallyd_recount::FAULT_POINTS;
 
 use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
 use crate::common::{eventually, stderr};

@@ -1,5 +1,6 @@
 //! What all commands share: exit codes, formats, and the rule for commands that destroy.
 
+pub mod check;
 pub mod consent;
 mod exit;
 mod shared;

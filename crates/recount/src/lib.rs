@@ -29,9 +29,12 @@
 //!
 //! A recount never sets a counter, never writes to the queried table, and never corrects after only one measurement.
 
+pub mod check;
+pub mod command;
 mod correct;
 mod page;
 pub mod report;
+mod sql;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -43,6 +46,7 @@ use tracing::warn;
 
 use page::{Measured, Recheck, judge, measured};
 use report::{Progress, Report};
+use sql::Question;
 use tallyd_base::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
 use tallyd_base::jobs::fence::Fences;
 use tallyd_base::jobs::run::{Job, Run, RunOptions, millis_since, scheduled};
@@ -55,7 +59,6 @@ use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_core::site_query::{OF_RECOUNT, Query};
 use tallyd_mysql::Store;
 use tallyd_mysql::ranges::LAST;
-use tallyd_mysql::recounts::Question;
 use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
@@ -143,7 +146,7 @@ impl Recounter {
 
     /// MySQL's plan; the query is not executed. [`JobError::Refused`] has the problem of a wrong query.
     pub async fn explain(&self, store: &Store) -> Result<Vec<Plan>, JobError> {
-        store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
+        sql::explain(store, &self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
     fn question(&self, after: TargetId) -> Question {
@@ -233,7 +236,7 @@ impl Comparison<'_, '_> {
     async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
         let question = self.on.question(after);
-        let asked = self.run.servers.store.ask_recount((self.on.kind, self.on.metric), &question, until);
+        let asked = sql::ask(&self.run.servers.store, (self.on.kind, self.on.metric), &question, until);
         // A query can take minutes. If the run is stopped, it drops the connection and does not wait for the query.
         let answer = self.run.unless_stopped(asked).await?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
@@ -333,6 +336,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        fault::assert_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("correct.rs")]);
+        fault::assert_points(&FAULT_POINTS, &[include_str!("lib.rs"), include_str!("correct.rs")]);
     }
 }

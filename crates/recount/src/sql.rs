@@ -9,10 +9,10 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
 use tallyd_core::model::{Kind, Metric, Micros, TargetId};
 
-use super::counters::begin_snapshot;
-use super::ranges::{Counted, LAST, list_range};
-use super::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
-use super::{Context, Result, Store};
+use tallyd_mysql::counters::begin_snapshot;
+use tallyd_mysql::ranges::{Counted, LAST, list_range};
+use tallyd_mysql::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
+use tallyd_mysql::{Context, Result, Store};
 
 const STATEMENT_ROWS: usize = 20_000;
 
@@ -20,7 +20,7 @@ const STATEMENT_ROWS: usize = 20_000;
 const ROWS_MAX: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
-pub struct Question {
+pub(crate) struct Question {
     pub statement: Statement,
     /// The page's ids are above this id.
     pub after: TargetId,
@@ -28,37 +28,35 @@ pub struct Question {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub truths: Vec<(TargetId, i64)>,
     pub counters: Vec<(TargetId, i64, Micros)>,
     pub until: TargetId,
 }
 
-impl Store {
-    pub async fn explain_recount(&self, question: &Question) -> Told<Vec<Plan>> {
-        let mut conn = self.acquire().await?;
-        let told = conn.unlimited(|connection| async move {
-            let plan = match describe(connection, question).await {
-                Ok(()) => site_query::explain(connection, &question.statement).await,
-                Err(error) => Err(error),
-            };
-            part(plan)
-        });
-        told.await?.map_err(QueryError::Query)
-    }
+pub(crate) async fn explain(store: &Store, question: &Question) -> Told<Vec<Plan>> {
+    let mut conn = store.acquire().await?;
+    let told = conn.unlimited(|connection| async move {
+        let plan = match describe(connection, question).await {
+            Ok(()) => site_query::explain(connection, &question.statement).await,
+            Err(error) => Err(error),
+        };
+        part(plan)
+    });
+    told.await?.map_err(QueryError::Query)
+}
 
-    /// The page ends with the answer's last id if the answer has the maximum number of rows, otherwise with `until`, or
-    /// with the last counter within the limit of counters.
-    pub async fn ask_recount(
-        &self,
-        (kind, metric): (Kind, Metric),
-        question: &Question,
-        until: TargetId,
-    ) -> Told<Answer> {
-        let mut conn = self.acquire().await?;
-        let ask = async |connection: &mut MySqlConnection| ask(connection, (kind, metric), question, until).await;
-        site_query::within_its_time(&mut conn, &question.statement, ask).await
-    }
+/// The page ends with the answer's last id if the answer has the maximum number of rows, otherwise with `until`, or
+/// with the last counter within the limit of counters.
+pub(crate) async fn ask(
+    store: &Store,
+    (kind, metric): (Kind, Metric),
+    question: &Question,
+    until: TargetId,
+) -> Told<Answer> {
+    let mut conn = store.acquire().await?;
+    let ask = async |connection: &mut MySqlConnection| ask_page(connection, (kind, metric), question, until).await;
+    site_query::within_its_time(&mut conn, &question.statement, ask).await
 }
 
 async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told<()> {
@@ -85,7 +83,7 @@ async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told
     Ok(())
 }
 
-async fn ask(
+async fn ask_page(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),
     question: &Question,

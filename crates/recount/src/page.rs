@@ -2,9 +2,9 @@
 
 use std::iter::Peekable;
 
+use crate::sql::Answer;
 use tallyd_core::model::{Micros, TargetId};
 use tallyd_core::repair_limits::confirmed_delta;
-use tallyd_mysql::recounts::Answer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {

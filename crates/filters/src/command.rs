@@ -6,16 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use super::rules::FILTERS_DROP;
-use super::{EXIT_DONE, Usage};
-use crate::jobs::filters;
-use tallyd_base::cli::consent::{Consent, not_paused};
+use crate::{JOB, MODE, lua};
+use tallyd_base::cli::consent::{Consent, Rule, not_paused};
+use tallyd_base::cli::{EXIT_DONE, Usage};
 use tallyd_base::config::{Config, FILTER_GAP_MAX};
 use tallyd_base::jobs::JobError;
 use tallyd_base::servers::Servers;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum FiltersCommand {
+pub enum FiltersCommand {
     /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without
     /// lua/like.lua.
     Rebuild,
@@ -23,10 +22,13 @@ pub(super) enum FiltersCommand {
     Drop(Consent),
 }
 
+pub const DROP: Rule =
+    Rule::new("admin filters drop", "all Bloom filters", "no daemon has filters", "configure `[filter]`");
+
 /// Within this time, a daemon with filters starts and finishes at least one filter run.
 const IDLE_MIN: Duration = FILTER_GAP_MAX.saturating_add(Duration::from_mins(5));
 
-pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {
+pub async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {
     match command {
         FiltersCommand::Rebuild => rebuild(config).await,
         FiltersCommand::Drop(consent) => drop_all(config, consent).await,
@@ -41,7 +43,7 @@ async fn rebuild(config: &Config) -> Result<u8> {
     }
     let servers = Servers::checked(config).await?;
     // The next run finds no mark of an earlier run, so it trusts no filter.
-    servers.store.forget_marks(filters::JOB, filters::MODE).await?;
+    servers.store.forget_marks(JOB, MODE).await?;
     writeln!(std::io::stdout(), "the daemon's next run deletes all filters and rebuilds them").context("print")?;
     Ok(EXIT_DONE)
 }
@@ -54,9 +56,9 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     }
     let servers = Servers::checked(config).await?;
     not_paused(&servers.store).await?;
-    let (job, (now, _)) = (filters::JOB, servers.store.clock().await?);
+    let (job, (now, _)) = (JOB, servers.store.clock().await?);
     let since = now.before(IDLE_MIN);
-    let last = servers.store.ended_runs(job, filters::MODE, since, 1).await?;
+    let last = servers.store.ended_runs(job, MODE, since, 1).await?;
     let running = servers.store.running_jobs().await?.into_iter().find(|run| run.job == job);
     if let Some(owner) = running.map(|run| run.owner).or_else(|| Some(last.first()?.owner.clone())) {
         let text = format!(
@@ -65,13 +67,13 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
         );
         return Err(JobError::NotNow(text).into());
     }
-    let keys = servers.cache.drop_all_filters(true).await?;
-    if let Some(code) = consent.ends(FILTERS_DROP, &[format!("delete all Bloom filters in Redis: {keys} keys")])? {
+    let keys = lua::drop_all_filters(&servers.cache, true).await?;
+    if let Some(code) = consent.ends(DROP, &[format!("delete all Bloom filters in Redis: {keys} keys")])? {
         return Ok(code);
     }
     // A daemon that enables filters again must not trust the deleted filters.
-    servers.store.forget_marks(job, filters::MODE).await?;
-    let deleted = servers.cache.drop_all_filters(false).await?;
+    servers.store.forget_marks(job, MODE).await?;
+    let deleted = lua::drop_all_filters(&servers.cache, false).await?;
     writeln!(std::io::stdout(), "{deleted} keys deleted").context("print")?;
     Ok(EXIT_DONE)
 }

@@ -7,20 +7,23 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::rules::RECOUNT;
-use super::{
+use crate::Recounter;
+use crate::report::Report;
+use tallyd_base::cli::consent::{NONE, REPAIR_LIMITS, Rule};
+use tallyd_base::cli::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, are_paused, ended, exit_code, print,
     progress_sink,
 };
-use crate::jobs::recount::Recounter;
-use crate::jobs::recount::report::Report;
 use tallyd_base::config::{Config, Recount};
 use tallyd_base::jobs::run::{self, Ended, Job as _, RunOptions};
 use tallyd_base::runtime::shutdown;
 use tallyd_base::servers::Servers;
 
+pub const FORCE: Rule =
+    Rule::new("admin recount --force", "numbers in `counter` that the table lacks", REPAIR_LIMITS, NONE);
+
 #[derive(Debug, Args)]
-pub(super) struct RecountArgs {
+pub struct RecountArgs {
     /// Run only these recounts, for example video:comment [default: every [[recount]]].
     #[arg(value_name = "KIND:METRIC")]
     names: Vec<String>,
@@ -43,11 +46,11 @@ struct Reports {
     recounts: Vec<Report>,
 }
 
-pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
+pub async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
     let chosen = chosen(config, &args.names)?;
     if args.force
         && !args.dry_run
-        && let Some(code) = RECOUNT.ends_unlisted(args.yes)?
+        && let Some(code) = FORCE.ends_unlisted(args.yes)?
     {
         return Ok(code);
     }
@@ -74,7 +77,7 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
             // An error in one recount doesn't stop the others.
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
-                codes.push(exit_code(&error.into()));
+                codes.push(exit_code(&error.into(), |_| None));
             }
         }
     }

@@ -3,12 +3,12 @@
 use anyhow::Result;
 use tracing::debug;
 
-use super::Keeper;
+use super::{Keeper, lua};
+use crate::lua::Built;
 use tallyd_base::jobs::JobError;
 use tallyd_base::runtime::fault;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::{Shape, Window};
-use tallyd_redis::filters::Built;
 
 /// In bytes. A larger filter is built in parts (at most 32), and each part reads all users who like the target. One
 /// part has room for 2.8 million users.
@@ -27,7 +27,7 @@ impl Keeper<'_, '_> {
         }
         let on = self.on;
         let names: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
-        let begun = self.cache.begin_filters(&on.names, self.run.number, &names).await?;
+        let begun = lua::begin_filters(&self.cache, &on.names, self.run.number, &names).await?;
         fault::point("filters:begun");
         if begun < names.len() {
             return Err(JobError::NotNow("another run builds filters".to_owned()).into());
@@ -68,7 +68,7 @@ impl Keeper<'_, '_> {
             let Some(read) = self.read(target, shape, &mut window).await? else { return Ok(None) };
             (users, others) = read;
             fault::point("filters:read");
-            if !self.cache.write_filter(&on.names, run, target, from, window.bytes()).await? {
+            if !lua::write_filter(&self.cache, &on.names, run, target, from, window.bytes()).await? {
                 return Ok(None);
             }
             fault::point("filters:written");
@@ -76,7 +76,7 @@ impl Keeper<'_, '_> {
         }
         let (false_positive, epoch) = (self.wish.false_positive, self.wish.epoch);
         let built = Built { run, shape, expected, false_positive, users, others, epoch };
-        if !self.cache.swap_filter(&on.names, target, &built).await? {
+        if !lua::swap_filter(&self.cache, &on.names, target, &built).await? {
             return Ok(None);
         }
         fault::point("filters:swapped");
@@ -103,7 +103,7 @@ impl Keeper<'_, '_> {
             others += 1;
             window.add(shape, user);
         };
-        self.cache.recent_likers(&on.names, target, remembered).await?;
+        lua::recent_likers(&self.cache, &on.names, target, remembered).await?;
         let (mut after, mut rows) = (0, 0);
         loop {
             if self.run.stop.is_cancelled() {

@@ -5,8 +5,8 @@ use std::fmt;
 use anyhow::Error;
 use serde::Serialize;
 
-use tallyd_base::cli::fate_of;
-use tallyd_base::config::{ConfigError, Problem};
+use super::fate_of;
+use crate::config::{ConfigError, Problem};
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
 
@@ -15,6 +15,10 @@ const CLOCKS_APART_MAX: i64 = 1_000_000;
 
 const UNTRUSTED: &str =
     "correct the certificate or the TLS settings, as docs/operations/security.md says; meanwhile the daemon waits";
+
+pub const MYSQL_AWAY: &str = "start MySQL, or correct [mysql] url; meanwhile the daemon waits";
+
+pub const MYSQL_REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER and GRANT as docs/operations/security.md says";
 
 /// The checks. The name of a check is stable. The manual gives advice for each check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -103,7 +107,7 @@ impl What {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::cli) enum Status {
+pub enum Status {
     Ok,
     /// tallyd works, but it may lose data or become slow.
     Warning,
@@ -112,16 +116,16 @@ pub(in crate::cli) enum Status {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(in crate::cli) struct Check {
+pub struct Check {
     #[serde(rename = "check")]
-    pub(in crate::cli) what: What,
-    pub(super) server: String,
+    pub what: What,
+    pub server: String,
     pub status: Status,
-    pub(super) found: String,
+    pub found: String,
     #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
-    pub(super) advice: Option<String>,
+    pub advice: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) at: Option<Problem>,
+    pub at: Option<Problem>,
     /// True if the error is temporary, so a later check can succeed.
     #[serde(skip)]
     pub passes: bool,
@@ -132,23 +136,23 @@ impl Check {
         Self { what, server: what.server(), status, found: found.into(), advice: None, at: None, passes: false }
     }
 
-    pub(super) fn ok(what: What, found: impl Into<String>) -> Self {
+    pub fn ok(what: What, found: impl Into<String>) -> Self {
         Self::new(what, Status::Ok, found)
     }
 
-    pub(super) fn unknown(what: What, why: impl fmt::Display) -> Self {
+    pub fn unknown(what: What, why: impl fmt::Display) -> Self {
         Self::new(what, Status::Ok, format!("not known: {why}"))
     }
 
-    pub(super) fn warning(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub fn warning(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Warning, found) }
     }
 
-    pub(super) fn error(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub fn error(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
     }
 
-    pub(super) fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
+    pub fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
         let error = error.into();
         let (passes, advice) = match fate(&error) {
             Fate::Untrusted => (false, UNTRUSTED),
@@ -158,7 +162,7 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
-    pub(super) fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
+    pub fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
         let error = error.into();
         match fate(&error) {
             Fate::Refused | Fate::Untrusted | Fate::Misconfigured => Self::unknown(what, format_args!("{error:#}")),
@@ -166,7 +170,7 @@ impl Check {
         }
     }
 
-    pub(super) fn problem(problem: Problem) -> Self {
+    pub fn problem(problem: Problem) -> Self {
         let found = problem.to_string();
         Self { at: Some(problem), ..Self::new(What::Configuration, Status::Error, found) }
     }
@@ -191,7 +195,7 @@ fn fate(error: &Error) -> Fate {
 }
 
 /// Compares a server's clock with this machine's. The server's clock showed `clock` between `before` and `after`.
-pub(super) fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
+pub fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
     let apart = if clock < before { clock.0 - before.0 } else { (clock.0 - after.0).max(0) };
     let seconds = apart.unsigned_abs() as f64 / 1e6;
     match apart {
