@@ -30,7 +30,6 @@ pub mod app;
 pub mod cli;
 pub mod consumer;
 pub mod dead_letters;
-pub(crate) mod gateway;
 pub mod jobs;
 pub mod letter;
 pub mod moving;

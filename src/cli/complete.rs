@@ -102,7 +102,10 @@ fn whole_program(roff: &mut Roff) {
         ),
         (
             "FILES",
-            vec![(config::DEFAULT_PATH, "The configuration."), (config::GATEWAY_PATH, "The gateway's configuration.")],
+            vec![
+                (config::DEFAULT_PATH, "The configuration."),
+                (tallyd_gateway::config::GATEWAY_PATH, "The gateway's configuration."),
+            ],
         ),
         (
             "ENVIRONMENT",

@@ -34,7 +34,6 @@ use anyhow::{Context, Result, anyhow};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::gateway;
 use exit::exit_code;
 use rare::Admin;
 pub use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
@@ -248,13 +247,14 @@ fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),
         Alone::Control(command) => start_runtime()?.block_on(control::run(path, command.into())),
         Alone::Gateway { openapi: true } => {
-            write!(std::io::stdout(), "{}", gateway::DOCUMENT).context("print the description of the API")?;
+            write!(std::io::stdout(), "{}", tallyd_gateway::DOCUMENT).context("print the description of the API")?;
             Ok(EXIT_DONE)
         }
         Alone::Gateway { openapi: false } => {
-            let config = config::load_gateway(given.unwrap_or(Path::new(config::GATEWAY_PATH)))?;
+            let config =
+                tallyd_gateway::config::load(given.unwrap_or(Path::new(tallyd_gateway::config::GATEWAY_PATH)))?;
             start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
-            start_runtime()?.block_on(gateway::run(&config)).map(|()| EXIT_DONE)
+            start_runtime()?.block_on(tallyd_gateway::run(&config)).map(|()| EXIT_DONE)
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tallyd_base::config::{Config, gateway_schema};
+use tallyd_base::config::Config;
 
 use super::accounts::Accounts;
 use super::proxy::behind;
@@ -81,7 +81,7 @@ pub(super) fn may_do_all(url: &str, admin_url: &str) -> bool {
 fn of_gateway(api: &toml::Table, gateway: toml::Value) -> toml::Table {
     let mut whole = api.clone();
     whole.retain(|section, value| {
-        let known = &gateway_schema()["properties"][section]["properties"];
+        let known = &tallyd_gateway::config::schema()["properties"][section]["properties"];
         value.as_table_mut().into_iter().for_each(|keys| keys.retain(|key, _| known.get(key).is_some()));
         known.is_object()
     });

@@ -6,7 +6,8 @@ use toml::Value;
 
 use super::address::{ACCOUNT, is_here};
 use super::plan::{Password, Plan, Server};
-use tallyd_base::config::{Amqp, Config, GatewayConfig, ServerUrl, ssl_mode};
+use tallyd_base::config::{Amqp, Config, ServerUrl, ssl_mode};
+use tallyd_gateway::config::GatewayConfig;
 use tallyd_redis::topology::Topology;
 
 struct Text(String);
@@ -235,7 +236,7 @@ mod tests {
     use super::super::plan::tests::{daemon, load};
     use super::super::plan::{Facts, Load};
     use super::*;
-    use tallyd_base::config::{gateway_schema, parse};
+    use tallyd_base::config::parse;
 
     fn plan(urls: [&str; 3], facts: Facts) -> Plan {
         Plan::new(Path::new("/etc/tallyd"), &daemon(urls), facts, load()).unwrap()
@@ -313,7 +314,7 @@ mod tests {
         assert_eq!(written["redis"]["key_prefix"].as_str(), Some("shop:"));
         // The gateway refuses keys that the site card contains.
         for (section, keys) in written {
-            let known = &gateway_schema()["properties"][&section]["properties"];
+            let known = &tallyd_gateway::config::schema()["properties"][&section]["properties"];
             assert!(keys.as_table().unwrap().keys().all(|key| known.get(key).is_some()), "[{section}] {keys}");
         }
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use serde_json::Value;
-use tallyd_base::config::gateway_schema;
+use tallyd_gateway::config::schema as gateway_schema;
 
 use super::{read, root};
 

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tallyd::cli;
-use tallyd_base::config::{Config, GATEWAY_PATH, GatewayConfig};
+use tallyd_base::config::Config;
+use tallyd_gateway::config::{GATEWAY_PATH, GatewayConfig};
 
 use super::settings::complaint;
 use super::{parsed, read, with_examples};

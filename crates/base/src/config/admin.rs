@@ -12,7 +12,7 @@ use super::key::Key;
 use super::load::{Read, in_order, read_file, typed};
 use super::password::read_password;
 use super::problem::{Faults, Problem};
-use super::schema::File;
+use super::schema::CONFIG_FILE;
 use super::{Config, ConfigError, Secret};
 
 /// `[admin]`
@@ -117,7 +117,7 @@ const TOKEN_MIN: usize = 16;
 /// Reads only `[admin]`, for commands that send a request to a daemon. These commands work without the passwords of the
 /// servers, and even if other sections have problems.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
-    let mut read = read_file(path, File::Daemon)?;
+    let mut read = read_file(path, CONFIG_FILE)?;
     let Config { mut admin, .. } = typed(&mut read);
     let Read { mut faults, origins, problems: mut found, .. } = read;
     read_token("admin", &mut admin.token, admin.token_file.as_deref(), &mut faults);
@@ -127,7 +127,7 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if found.is_empty() { Ok(admin) } else { Err(in_order(found).into()) }
 }
 
-pub(super) fn read_token(section: &str, token: &mut Option<Secret>, file: Option<&str>, found: &mut Faults) {
+pub fn read_token(section: &str, token: &mut Option<Secret>, file: Option<&str>, found: &mut Faults) {
     if let (None, Some(file)) = (&token, file) {
         match read_password("token_file", file) {
             Ok(read) => *token = Some(read),
@@ -156,7 +156,7 @@ pub(super) fn problems(admin: &Admin, found: &mut Faults) {
 }
 
 /// If a port requires no token, checks that other machines can't reach the port.
-pub(super) fn listen_problems(
+pub fn listen_problems(
     section: &str,
     listen: &str,
     address: &Result<Option<Listen>, NoAddress>,
@@ -176,7 +176,7 @@ pub(super) fn listen_problems(
     }
 }
 
-pub(super) fn token_problems(section: &str, token: Option<&Secret>, found: &mut Faults) {
+pub fn token_problems(section: &str, token: Option<&Secret>, found: &mut Faults) {
     let Some(text) = token.map(Secret::expose) else { return };
     if text.len() < TOKEN_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         let text = format!(

@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use super::key::{Key, Origin, Origins, place};
 use super::password::{read_password, set_passwords};
 use super::problem::{Fault, Faults, Problem};
-use super::schema::{File, below};
+use super::schema::{CONFIG_FILE, File, below};
 use super::{Config, ConfigError, EventClock, admin, check, shape, tls};
 
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
@@ -33,7 +33,7 @@ impl Loaded {
     }
 }
 
-pub(super) struct Read {
+pub struct Read {
     table: Table,
     pub origins: Origins,
     pub faults: Faults,
@@ -45,7 +45,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 }
 
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
-    let mut read = read_file(path, File::Daemon)?;
+    let mut read = read_file(path, CONFIG_FILE)?;
     let mut config: Config = typed(&mut read);
     let admin = &mut config.admin;
     let mut found = Faults::default();
@@ -55,7 +55,7 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     Ok(loaded)
 }
 
-pub(super) fn checked(read: Read, mut config: Config, mut found: Faults) -> Result<Loaded, Vec<Problem>> {
+pub fn checked(read: Read, mut config: Config, mut found: Faults) -> Result<Loaded, Vec<Problem>> {
     let Read { mut faults, origins, mut problems, .. } = read;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
     let removed: Vec<Key> = of_faults.chain(problems.iter().filter_map(|problem| problem.key.clone())).collect();
@@ -70,7 +70,7 @@ pub(super) fn checked(read: Read, mut config: Config, mut found: Faults) -> Resu
 /// Reads only the environment, and the files that variables name. `tallyd init` needs this, because the configuration
 /// does not exist yet.
 pub fn load_environment() -> Result<Config, ConfigError> {
-    let mut read = read_with_environment("", "the environment", File::Daemon)?;
+    let mut read = read_with_environment("", "the environment", CONFIG_FILE)?;
     let mut config = typed(&mut read);
     let Read { mut faults, origins, mut problems, .. } = read;
     set_passwords(&mut config, &mut faults);
@@ -79,7 +79,7 @@ pub fn load_environment() -> Result<Config, ConfigError> {
     if problems.is_empty() { Ok(config) } else { Err(in_order(problems).into()) }
 }
 
-pub(super) fn read_file(path: &Path, file: File) -> Result<Read, Vec<Problem>> {
+pub fn read_file(path: &Path, file: File) -> Result<Read, Vec<Problem>> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path)
         .map_err(|error| vec![Problem { origin: None, key: None, text: format!("{name} can't be read: {error}") }])?;
@@ -131,7 +131,7 @@ pub fn parse(
     source: &str,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Config, ConfigError> {
-    let mut read = read(text, source, environment, File::Daemon)?;
+    let mut read = read(text, source, environment, CONFIG_FILE)?;
     let config = typed(&mut read);
     let Read { origins, faults, mut problems, .. } = read;
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
@@ -158,7 +158,7 @@ fn read(
     let mut origins = Origins::of_file(source, text, table.get_ref());
     let (mut faults, mut problems) = (Faults::default(), Vec::new());
     let mut whole = Value::Table(text.parse().unwrap_or_default());
-    shape::hold(&mut whole, file.schema(), &Key::default(), file, &mut faults);
+    shape::hold(&mut whole, (file.schema)(), &Key::default(), file, &mut faults);
     let Value::Table(mut table) = whole else { return Ok(Read { table: Table::new(), origins, faults, problems }) };
     let mut variables: Vec<(String, String)> = environment.into_iter().collect();
     variables.sort_unstable();
@@ -180,8 +180,8 @@ fn read(
 fn set(table: &mut Table, dotted: &str, text: &str, file: File, faults: &mut Faults) -> Option<Key> {
     let parts: Vec<String> = dotted.split("__").map(str::to_lowercase).collect();
     let (last, above) = parts.split_last()?;
-    let (mut key, mut known) = (Key::default(), Some(file.schema()));
-    let schema = parts.iter().try_fold(file.schema(), |schema, name| below(schema, name));
+    let (mut key, mut known) = (Key::default(), Some((file.schema)()));
+    let schema = parts.iter().try_fold((file.schema)(), |schema, name| below(schema, name));
     let mut value = typed_text(schema, text);
     for part in &parts {
         let schema_above = known.unwrap_or(&Json::Null);
@@ -230,7 +230,7 @@ fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-pub(super) fn typed<T: DeserializeOwned + Default>(read: &mut Read) -> T {
+pub fn typed<T: DeserializeOwned + Default>(read: &mut Read) -> T {
     T::deserialize(Value::Table(mem::take(&mut read.table))).unwrap_or_else(|error| {
         read.problems.push(Problem { origin: None, key: None, text: redacted(error.message()) });
         T::default()

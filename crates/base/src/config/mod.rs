@@ -12,7 +12,6 @@ mod card;
 mod check;
 mod export;
 mod filter;
-mod gateway;
 mod handle;
 mod import;
 mod key;
@@ -36,24 +35,25 @@ use tallyd_core::day::Day;
 use tallyd_core::event::Terms;
 
 pub use crate::runtime::log::Format as LogFormat;
-pub use admin::{Admin, Listen, NoAddress, SOCKET, load_admin};
+pub use admin::{
+    Admin, Listen, NoAddress, SOCKET, listen_problems, load_admin, read_token as read_port_token, token_problems,
+};
 pub use check::is_name;
 pub use export::{Export, Writes as ExportWrites};
 pub use filter::FILTER_GAP_MAX;
 pub use filter::Filter;
-pub use gateway::{GATEWAY_PATH, Gateway, GatewayConfig, load_gateway};
 pub use handle::{ConfigHandle, Derived};
 pub use import::{Import, Reads};
 pub use key::{Key, Origin, Origins};
-pub use load::{DEFAULT_PATH, Loaded, examine, load, load_environment, parse};
+pub use load::{DEFAULT_PATH, Loaded, Read, checked, examine, load, load_environment, parse, read_file, typed};
 pub use password::read_token;
-pub use problem::Problem;
+pub use problem::{Fault, Faults, Problem};
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
 pub use reload::Reload;
 pub use retired::Retired;
 pub use rule::shared_boards;
-pub use schema::{gateway_schema, schema};
+pub use schema::{CONFIG_FILE, File, of_daemon, schema, schema_of};
 pub use tallyd_connect::address::ServerUrl;
 pub use tallyd_connect::secret::Secret;
 pub use tallyd_connect::tls::{Identity, Tls};

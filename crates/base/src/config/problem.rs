@@ -7,26 +7,25 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use super::key::{Key, Origin, Origins};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub struct Fault {
     /// The keys that cause the problem. Most likely, the first key must be corrected.
     pub keys: Vec<Key>,
     pub text: String,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Faults(pub Vec<Fault>);
+pub struct Faults(pub Vec<Fault>);
 
 impl Faults {
-    pub(super) fn at(&mut self, key: impl Into<Key>, text: impl Into<String>) {
+    pub fn at(&mut self, key: impl Into<Key>, text: impl Into<String>) {
         self.0.push(Fault { keys: vec![key.into()], text: text.into() });
     }
 
-    pub(super) fn between(&mut self, keys: &[Key], text: impl Into<String>) {
+    pub fn between(&mut self, keys: &[Key], text: impl Into<String>) {
         self.0.push(Fault { keys: keys.to_vec(), text: text.into() });
     }
 
-    #[cfg(test)]
-    pub(super) fn texts(find: impl FnOnce(&mut Self)) -> Vec<String> {
+    pub fn texts(find: impl FnOnce(&mut Self)) -> Vec<String> {
         let mut found = Self::default();
         find(&mut found);
         found.0.into_iter().map(|fault| fault.text).collect()
@@ -41,14 +40,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(fault: Fault, origins: &Origins) -> Self {
+    pub fn new(fault: Fault, origins: &Origins) -> Self {
         let origin = origins.nearest(&fault.keys);
         let key = fault.keys.iter().find(|key| origins.has(key)).or(fault.keys.first()).cloned();
         let key = key.filter(|key| !key.section().is_empty());
         Self { origin, key, text: fault.text }
     }
 
-    pub(super) fn of_place(origin: Origin, text: impl Into<String>) -> Self {
+    pub fn of_place(origin: Origin, text: impl Into<String>) -> Self {
         Self { origin: Some(origin), key: None, text: text.into() }
     }
 }

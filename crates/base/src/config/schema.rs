@@ -1,4 +1,4 @@
-//! The JSON Schemas of config.toml and gateway.toml. Editors use the schema of config.toml, and tallyd checks the
+//! The JSON Schemas of files with settings. Editors use the schema of config.toml, and tallyd checks the
 //! values of each file and of the environment. The schemas are generated from the types, with their descriptions,
 //! bounds and defaults.
 
@@ -14,59 +14,37 @@ use tallyd_core::mapping::{PLACE, Place, WrongPlace};
 use tallyd_core::pause::{LENGTH_OF_TIME, parse_pause};
 
 use super::key::Key;
-use super::{Amqp, Config, GatewayConfig, Mysql, Redis};
+use super::{Amqp, Config, Mysql, Redis};
 
-static SCHEMA: LazyLock<Value> = LazyLock::new(|| make::<Config>("tallyd's config.toml"));
-
-static GATEWAY: LazyLock<Value> = LazyLock::new(|| {
-    let mut schema = make::<GatewayConfig>("tallyd's gateway.toml");
-    for (section, keys) in DAEMONS {
-        let known = schema.pointer_mut(&format!("/properties/{section}/properties")).and_then(Value::as_object_mut);
-        known.into_iter().for_each(|known| known.retain(|key, _| !keys.contains(&key.as_str())));
-    }
-    schema
-});
-
-/// Keys that are not allowed in gateway.toml, because the gateway does not use them, or reads them from the site card.
-const DAEMONS: [(&str, &[&str]); 2] = [
-    ("amqp", &["partitions", "partition_by", "queue_type", "declare", "prefetch"]),
-    ("redis", &["layout", "bucket_bits", "counter_key", "also", "cluster"]),
-];
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| schema_of::<Config>("tallyd's config.toml"));
 
 /// The schema of config.toml in draft 7, which Taplo (Even Better TOML) and most other editors understand.
 pub fn schema() -> &'static Value {
     &SCHEMA
 }
 
-pub fn gateway_schema() -> &'static Value {
-    &GATEWAY
-}
-
 /// A file with settings. Variables belong to the file that the process reads.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum File {
-    Daemon,
-    Gateway,
+pub struct File {
+    pub schema: fn() -> &'static Value,
+    /// The file of a key that this file must not have.
+    pub elsewhere: fn(&Key) -> Option<&'static str>,
 }
 
-impl File {
-    pub(super) fn schema(self) -> &'static Value {
-        match self {
-            Self::Daemon => schema(),
-            Self::Gateway => gateway_schema(),
-        }
-    }
+pub const CONFIG_FILE: File = File {
+    schema,
+    elsewhere: |key| {
+        (key.section() == "gateway").then_some("gateway.toml, which only `tallyd gateway` reads: docs/gateway.md")
+    },
+};
 
-    pub(super) fn other(self, key: &Key) -> Option<&'static str> {
-        let (other, name) = match self {
-            Self::Daemon => (gateway_schema(), "gateway.toml, which only `tallyd gateway` reads: docs/gateway.md"),
-            Self::Gateway => (schema(), "the daemon's config.toml"),
-        };
-        key.parts().iter().try_fold(other, |schema, part| below(schema, part)).map(|_| name)
-    }
+/// For a file that lacks keys of config.toml.
+pub fn of_daemon(key: &Key) -> Option<&'static str> {
+    key.parts().iter().try_fold(schema(), |schema, part| below(schema, part)).map(|_| "the daemon's config.toml")
 }
 
-fn make<T: JsonSchema>(title: &str) -> Value {
+/// The schema of a file with these settings.
+pub fn schema_of<T: JsonSchema>(title: &str) -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
     let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
     mend(&mut schema);

@@ -82,7 +82,7 @@ fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, file: File, fau
 }
 
 pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, file: File) -> String {
-    if let Some(other) = file.other(key) {
+    if let Some(other) = (file.elsewhere)(key) {
         return format!("{key} belongs in {other}");
     }
     let above = key.above();
@@ -102,7 +102,7 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, file:
     if let Some(near) = nearest(name, names(schema)) {
         return format!("{said}: did you mean `{near}`?");
     }
-    let sections = || file.schema().get("properties").and_then(Json::as_object).into_iter().flatten();
+    let sections = || (file.schema)().get("properties").and_then(Json::as_object).into_iter().flatten();
     let elsewhere: Vec<String> = sections()
         .filter(|(section, it)| {
             !is_section && *section != key.section() && below(it, name).is_some() && names(it).any(|it| it == name)

@@ -1,16 +1,38 @@
 //! gateway.toml: the settings of `tallyd gateway`. The daemon does not read this file.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::admin::{Listen, NoAddress, listen_problems, read_token, token_problems};
-use super::load::{checked, read_file, typed};
-use super::problem::Faults;
-use super::schema::File;
-use super::{Amqp, Config, ConfigError, Log, Mysql, Pause, Redis, Secret};
+use serde_json::Value;
+use tallyd_base::config::{
+    Amqp, Config, ConfigError, Faults, File, Listen, Log, Mysql, NoAddress, Pause, Redis, Secret, checked,
+    listen_problems, of_daemon, read_file, read_port_token, schema_of, token_problems, typed,
+};
+
+/// Keys that are not allowed in gateway.toml, because the gateway does not use them, or reads them from the site card.
+const DAEMONS: [(&str, &[&str]); 2] = [
+    ("amqp", &["partitions", "partition_by", "queue_type", "declare", "prefetch"]),
+    ("redis", &["layout", "bucket_bits", "counter_key", "also", "cluster"]),
+];
+
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+    let mut schema = schema_of::<GatewayConfig>("tallyd's gateway.toml");
+    for (section, keys) in DAEMONS {
+        let known = schema.pointer_mut(&format!("/properties/{section}/properties")).and_then(Value::as_object_mut);
+        known.into_iter().for_each(|known| known.retain(|key, _| !keys.contains(&key.as_str())));
+    }
+    schema
+});
+
+pub fn schema() -> &'static Value {
+    &SCHEMA
+}
+
+const GATEWAY_FILE: File = File { schema, elsewhere: of_daemon };
 
 pub const GATEWAY_PATH: &str = "/etc/tallyd/gateway.toml";
 
@@ -76,8 +98,8 @@ impl Gateway {
     }
 }
 
-pub fn load_gateway(path: &Path) -> Result<GatewayConfig, ConfigError> {
-    let mut read = read_file(path, File::Gateway)?;
+pub fn load(path: &Path) -> Result<GatewayConfig, ConfigError> {
+    let mut read = read_file(path, GATEWAY_FILE)?;
     let GatewayConfig { log, mut gateway, amqp, mysql, mut redis } = typed(&mut read);
     // Only a Redis Cluster has seeds.
     redis.cluster = !redis.seeds.is_empty();
@@ -91,7 +113,7 @@ pub fn load_gateway(path: &Path) -> Result<GatewayConfig, ConfigError> {
 fn problems(gateway: &mut Gateway, found: &mut Faults) {
     let has_token = gateway.token.is_some() || gateway.token_file.is_some();
     listen_problems("gateway", &gateway.listen, &gateway.address().map(Some), has_token, found);
-    read_token("gateway", &mut gateway.token, gateway.token_file.as_deref(), found);
+    read_port_token("gateway", &mut gateway.token, gateway.token_file.as_deref(), found);
     token_problems("gateway", gateway.token.as_ref(), found);
     if gateway.rate_window.0 < Duration::from_secs(1) {
         found.at("gateway.rate_window", "[gateway] rate_window must be 1s or longer");
@@ -106,18 +128,18 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let name = format!("{}:", file.path().display());
-        load_gateway(file.path()).err().map_or(String::new(), |error| error.to_string().replace(&name, ""))
+        load(file.path()).err().map_or(String::new(), |error| error.to_string().replace(&name, ""))
     }
 
     #[test]
     fn each_file_refuses_the_settings_of_the_other_file() {
-        let error = super::super::parse("[log]\n[gateway]\nlisten = \"\"\n", "config.toml", []).unwrap_err();
+        let error = tallyd_base::config::parse("[log]\n[gateway]\nlisten = \"\"\n", "config.toml", []).unwrap_err();
         assert_eq!(
             error.0,
             ["config.toml:2:2: [gateway] belongs in gateway.toml, which only `tallyd gateway` reads: docs/gateway.md"]
         );
         let variable = ("TALLYD__GATEWAY__TOKEN".to_owned(), "0123456789-of-a-test".to_owned());
-        let error = super::super::parse("", "config.toml", [variable]).unwrap_err();
+        let error = tallyd_base::config::parse("", "config.toml", [variable]).unwrap_err();
         assert!(error.0[0].starts_with("TALLYD__GATEWAY__TOKEN: [gateway] belongs in gateway.toml"), "{error}");
 
         let text = "[consumer]\nlinger_ms = 1\n[redis]\nbucket_bits = 13\n[redis.also]\nbucket_bits = 14\n\

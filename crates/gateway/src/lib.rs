@@ -13,6 +13,7 @@
 
 mod answer;
 mod boards;
+pub mod config;
 mod counters;
 mod events;
 mod hints;
@@ -39,10 +40,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
 use answer::{Answer, Refused};
+use config::GatewayConfig;
 use hints::Hints;
 use metrics::Metrics;
-pub(crate) use openapi::DOCUMENT;
-use tallyd_base::config::{ConfigError, GatewayConfig, Listen};
+pub use openapi::DOCUMENT;
+use tallyd_base::config::{ConfigError, Listen};
 use tallyd_base::http::{Limits, Listener, Port, Token, hosts};
 use tallyd_base::runtime::liveness::Liveness;
 use tallyd_base::runtime::{shutdown, systemd};
@@ -63,7 +65,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(25);
 /// The maximum number of bodies larger than [`events::BODY_SMALL`] that are read at the same time, to limit memory.
 const BODIES_MAX: usize = 128;
 
-pub(super) struct Gate {
+pub(crate) struct Gate {
     client: Client,
     connections_max: usize,
     has_limit: bool,
@@ -118,7 +120,7 @@ fn settings(GatewayConfig { gateway, amqp, mysql, redis, .. }: &GatewayConfig) -
     Settings { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits }
 }
 
-pub(crate) async fn run(config: &GatewayConfig) -> Result<()> {
+pub async fn run(config: &GatewayConfig) -> Result<()> {
     let stop = shutdown::on_signals()?;
     // The gateway has nothing to reload, and SIGHUP must not end it.
     let _hangups = shutdown::hangups()?;

@@ -14,14 +14,14 @@ use tallyd_core::model::Micros;
 
 /// The verdicts on all events of a request, in the order of the events.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(in crate::gateway) struct Verdicts {
+pub(crate) struct Verdicts {
     pub events: Vec<Verdict>,
 }
 
 /// The verdict on an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "verdict", rename_all = "lowercase")]
-pub(in crate::gateway) enum Verdict {
+pub(crate) enum Verdict {
     /// The broker has the event on disk.
     Confirmed {
         /// The event's time, as published.

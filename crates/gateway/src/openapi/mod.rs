@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 /// The description of the API. A test generates it.
-pub(crate) const DOCUMENT: &str = include_str!("../../../docs/openapi.json");
+pub const DOCUMENT: &str = include_str!("../../../../docs/openapi.json");
 
 pub(super) async fn show() -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], DOCUMENT).into_response()
