@@ -32,5 +32,4 @@ pub mod consumer;
 pub mod dead_letters;
 pub mod jobs;
 pub mod letter;
-pub mod moving;
 pub(crate) mod outbox;

@@ -3,17 +3,13 @@
 mod after_restore;
 mod board;
 pub mod check;
-mod compare;
 mod complete;
 mod configuration;
 mod control;
 mod dead;
 mod edit;
-mod erase;
 mod exit;
-mod export;
 mod healthcheck;
-mod import;
 mod init;
 mod layout;
 mod map;
@@ -87,7 +83,7 @@ enum Command {
     /// Compare the counters in Redis with MySQL once, and repair drift.
     Reconcile(reconcile::ReconcileArgs),
     /// Copy an old table into tallyd, or compare it with tallyd.
-    Import(import::ImportArgs),
+    Import(tallyd_moving::command::import::ImportArgs),
     /// Archive the boards of finished periods, and remove expired boards from Redis.
     Archive(board::ArchiveArgs),
     /// List, show, replay and delete dead letters: messages that could not be applied.
@@ -206,7 +202,7 @@ where
                 daemon(path, config).await.map(|()| EXIT_DONE)
             }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
-            Some(Command::Import(args)) => import::run(&config, &args).await,
+            Some(Command::Import(args)) => tallyd_moving::command::import::run(&config, &args).await,
             Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,

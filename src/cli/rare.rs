@@ -5,10 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Subcommand;
 
-use super::{
-    after_restore, compare, complete, control, erase, export, healthcheck, layout, map, names, partitions,
-    start_runtime,
-};
+use super::{after_restore, complete, control, healthcheck, layout, map, names, partitions, start_runtime};
 use tallyd_base::config::{self, Config};
 
 /// The rare commands, which `tallyd --help` does not list.
@@ -26,12 +23,12 @@ pub(super) enum Rare {
     /// Compare `counter` with the tables that [[recount]] names, and correct `counter`.
     Recount(tallyd_recount::command::RecountArgs),
     /// Compare the numbers in an old site's keys with `counter`. Change nothing.
-    Compare(compare::CompareArgs),
+    Compare(tallyd_moving::command::compare::CompareArgs),
     /// Write likes to a site's old table, so that the site can return to that table. An [[export]] block defines the
     /// table.
-    Export(export::ExportArgs),
+    Export(tallyd_moving::command::export::ExportArgs),
     /// Delete a user or a target: undo all its likes, and delete all its data.
-    Erase(erase::EraseArgs),
+    Erase(tallyd_moving::command::erase::EraseArgs),
     /// Test a map on sample events, or remove a map.
     Map(map::MapArgs),
     /// Rebuild or delete the Bloom filters.
@@ -74,9 +71,9 @@ pub(super) enum RareAlone {
 pub(super) async fn run(config: &Config, command: Rare) -> Result<u8> {
     match command {
         Rare::Recount(args) => tallyd_recount::command::run(config, &args).await,
-        Rare::Compare(args) => compare::run(config, &args).await,
-        Rare::Export(args) => export::run(config, &args).await,
-        Rare::Erase(args) => erase::run(config, &args).await,
+        Rare::Compare(args) => tallyd_moving::command::compare::run(config, &args).await,
+        Rare::Export(args) => tallyd_moving::command::export::run(config, &args).await,
+        Rare::Erase(args) => tallyd_moving::command::erase::run(config, &args).await,
         Rare::Map(args) => map::run(config, &args).await,
         Rare::Filters(command) => tallyd_filters::command::run(config, &command).await,
         Rare::Layout(command) => layout::run(config, command).await,

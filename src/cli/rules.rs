@@ -3,8 +3,8 @@
 use tallyd_base::cli::consent::{ALL_STOPPED, NONE, REPAIR_LIMITS, Rule};
 
 pub const RULES: [Rule; 14] = [
-    IMPORT_DELETIONS,
-    ERASE,
+    tallyd_moving::command::import::DELETIONS,
+    tallyd_moving::command::erase::ERASE,
     ARCHIVE,
     BOARD_RESTORE,
     BOARD_SNAPSHOT,
@@ -19,9 +19,6 @@ pub const RULES: [Rule; 14] = [
     AFTER_RESTORE,
 ];
 
-pub(super) const IMPORT_DELETIONS: Rule =
-    Rule::new("import --deletions", "likes that the old table lacks", REPAIR_LIMITS, "import again");
-pub(super) const ERASE: Rule = Rule::new("admin erase", "a user or a target", "", NONE);
 pub(super) const ARCHIVE: Rule =
     Rule::new("archive --period", "a board in Redis", "the archive is verified", "`board restore`");
 pub(super) const BOARD_RESTORE: Rule = Rule::new("board restore", "a board's scores in Redis", "", NONE);

@@ -180,7 +180,7 @@ impl Store {
         .await
     }
 
-    pub(super) async fn note(
+    pub async fn note(
         &self,
         action: &'static str,
         run: u64,
@@ -199,7 +199,7 @@ impl Store {
 
 /// Begins a transaction, and locks the job's row until the transaction ends. So no other run can take the job over
 /// before the commit.
-pub(super) async fn begin<'c>(
+pub async fn begin<'c>(
     connection: &'c mut MySqlConnection,
     run: u64,
     action: &'static str,

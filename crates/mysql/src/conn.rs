@@ -59,7 +59,7 @@ impl Conn {
 }
 
 impl Store {
-    pub(crate) async fn tried<T>(
+    pub async fn tried<T>(
         &self,
         action: &'static str,
         write: impl AsyncFn(&mut MySqlConnection) -> Result<T>,

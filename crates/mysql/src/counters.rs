@@ -97,7 +97,7 @@ pub async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Tr
 }
 
 /// `numbers` must be sorted by key.
-pub(super) async fn read_counted(
+pub async fn read_counted(
     connection: &mut MySqlConnection,
     numbers: &[CounterKey],
 ) -> Result<HashMap<CounterKey, Truth>> {

@@ -5,16 +5,16 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tallyd_core::model::{Kind, Micros, Target, TargetId};
 
-pub(super) fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Error> {
+pub fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Error> {
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
 /// Converts a time to `DATETIME(6)` in UTC. Every event's `at` fits, because the decoder of events checks the range.
-pub(super) fn datetime(at: Micros) -> NaiveDateTime {
+pub fn datetime(at: Micros) -> NaiveDateTime {
     DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
 }
 
-pub(super) fn micros(datetime: NaiveDateTime) -> Micros {
+pub fn micros(datetime: NaiveDateTime) -> Micros {
     Micros(datetime.and_utc().timestamp_micros())
 }
 
@@ -24,14 +24,14 @@ const SHAPES: [usize; 4] = [512, 64, 8, 1];
 
 /// The allowed numbers of values in an IN list of (kind, target, user), the largest first. MariaDB rewrites a list of
 /// 1,000 values or more into a join.
-pub(super) const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
+pub const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
 
-pub(super) fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
+pub fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
     in_shapes_of(SHAPES, rows)
 }
 
 /// Cuts `rows` into pieces whose lengths are all in `shapes`. The last shape must be 1.
-pub(super) fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
+pub fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;
         let (piece, rest) = rows.split_at(shape);
@@ -40,7 +40,7 @@ pub(super) fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterat
     })
 }
 
-pub(super) fn placeholders(rows: usize, columns: usize) -> String {
+pub fn placeholders(rows: usize, columns: usize) -> String {
     let group = format!("({})", vec!["?"; columns].join(", "));
     vec![group; rows].join(", ")
 }

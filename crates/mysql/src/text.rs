@@ -21,7 +21,7 @@ const PACKET_BYTES: usize = 320 * 1024;
 /// statement.
 static IS_GALERA: AtomicBool = AtomicBool::new(false);
 
-pub(super) fn note_galera() {
+pub(crate) fn note_galera() {
     IS_GALERA.store(true, Ordering::Relaxed);
 }
 
@@ -37,7 +37,7 @@ pub struct Text {
 
 impl Text {
     /// Adds a part of a statement. Removes the comma that follows the previous row.
-    pub(super) fn push(&mut self, sql: &str) {
+    pub fn push(&mut self, sql: &str) {
         if self.sql.ends_with(',') {
             self.sql.pop();
             self.sql.push(' ');
@@ -45,7 +45,7 @@ impl Text {
         self.sql.push_str(sql);
     }
 
-    pub(super) fn statement(&mut self, sql: &str) {
+    pub fn statement(&mut self, sql: &str) {
         if self.sql.len() >= PACKET_BYTES || IS_GALERA.load(Ordering::Relaxed) {
             self.full.push(std::mem::take(&mut self.sql));
         }
@@ -53,7 +53,7 @@ impl Text {
         self.push(sql);
     }
 
-    pub(super) fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
+    pub fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
         self.sql.push('(');
         for number in numbers {
             // Writing to a String cannot fail.

@@ -36,7 +36,6 @@ pub mod repairs;
 pub mod replies;
 pub mod scan;
 mod sentinel;
-pub mod site_keys;
 mod slots;
 pub mod snapshots;
 pub mod space;

@@ -1,9 +1,6 @@
 //! Checks that MySQL answers, has everything that the daemon needs, and has safe settings.
 
-use crate::moving::import::{Importer, Pass};
 use tallyd_base::config::{Config, ConfigError, Key, Problem};
-use tallyd_base::jobs::JobError;
-use tallyd_base::jobs::run::Job as _;
 use tallyd_base::partitions::noted;
 use tallyd_base::servers::Servers;
 use tallyd_base::servers::code_registry;
@@ -51,7 +48,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
                 packet_max => Check::ok(What::MysqlPacket, format!("max_allowed_packet is {packet_max} bytes")),
             });
             checks.extend(tallyd_recount::check::check(config, servers).await);
-            imports(config, servers, &mut checks).await;
+            checks.extend(tallyd_moving::check::check(config, servers).await);
         }
     }
     replicas(config, &mut checks).await;
@@ -229,42 +226,6 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
                 Check::failed(What::MysqlReplicas, error, away, "also GRANT SELECT to the account on the replica")
             }
         });
-    }
-}
-
-async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
-    for (place, import) in config.imports.iter().enumerate() {
-        let key = Key::from("import").then(place).then("query");
-        let importer = match Importer::new(config, import, Pass::Rows, servers) {
-            Ok(importer) => importer,
-            Err(error) => {
-                checks.push(Check::failed(What::MysqlImports, error, AWAY, REFUSED));
-                continue;
-            }
-        };
-        match importer.explain().await {
-            Ok(plan) => checks.extend(plan.into_iter().map(|plan| match plan.fault() {
-                None => Check::ok(What::MysqlImports, format!("{}: {plan}", import.name)),
-                Some(fault) => Check::warning(
-                    What::MysqlImports,
-                    format!("{}: the query {fault}", import.name),
-                    "add an index on target and user to the table, or import from a replica with such an index",
-                ),
-            })),
-            Err(JobError::Refused(text)) => checks.push(Check {
-                at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
-                ..Check::error(
-                    What::MysqlImports,
-                    text,
-                    "correct the query, or GRANT SELECT on its tables to the account",
-                )
-            }),
-            Err(error) => {
-                let away = "start the server, or correct [import.source] url";
-                checks.push(Check::failed(What::MysqlImports, error.into_error(), away, REFUSED));
-            }
-        }
-        importer.close().await;
     }
 }
 

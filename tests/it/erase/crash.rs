@@ -4,9 +4,9 @@ use std::process::{Child, Command, Output, Stdio};
 
 use redis::AsyncCommands;
 use serde_json::json;
-use tallyd::moving::erase::FAULT_POINTS;
 use tallyd_core::model::UserId;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
+use tallyd_moving::erase::FAULT_POINTS;
 
 use super::{Likes, METRICS, USER, VIDEO, erase, named, report};
 use crate::common::{World, eventually, stderr, target};

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
-use tallyd::moving::import::FAULT_POINTS;
+use tallyd_moving::import::FAULT_POINTS;
 
 use super::{
     Schema, assert_brought_over, block, counters_equal_rows, go_on, here, log_of_paused, old_likes, paused_at, report,

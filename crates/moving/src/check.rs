@@ -1,0 +1,46 @@
+//! The questions of `tallyd config check` about imports.
+
+use crate::import::{Importer, Pass};
+use tallyd_base::cli::check::{Check, MYSQL_AWAY, MYSQL_REFUSED, What};
+use tallyd_base::config::{Config, Key, Problem};
+use tallyd_base::jobs::JobError;
+use tallyd_base::jobs::run::Job as _;
+use tallyd_base::servers::Servers;
+
+pub async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (place, import) in config.imports.iter().enumerate() {
+        let key = Key::from("import").then(place).then("query");
+        let importer = match Importer::new(config, import, Pass::Rows, servers) {
+            Ok(importer) => importer,
+            Err(error) => {
+                checks.push(Check::failed(What::MysqlImports, error, MYSQL_AWAY, MYSQL_REFUSED));
+                continue;
+            }
+        };
+        match importer.explain().await {
+            Ok(plan) => checks.extend(plan.into_iter().map(|plan| match plan.fault() {
+                None => Check::ok(What::MysqlImports, format!("{}: {plan}", import.name)),
+                Some(fault) => Check::warning(
+                    What::MysqlImports,
+                    format!("{}: the query {fault}", import.name),
+                    "add an index on target and user to the table, or import from a replica with such an index",
+                ),
+            })),
+            Err(JobError::Refused(text)) => checks.push(Check {
+                at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
+                ..Check::error(
+                    What::MysqlImports,
+                    text,
+                    "correct the query, or GRANT SELECT on its tables to the account",
+                )
+            }),
+            Err(error) => {
+                let away = "start the server, or correct [import.source] url";
+                checks.push(Check::failed(What::MysqlImports, error.into_error(), away, MYSQL_REFUSED));
+            }
+        }
+        importer.close().await;
+    }
+    checks
+}

@@ -1,0 +1,11 @@
+//! Commands that import, compare, export or erase a site's data. An operator starts these commands. Each command takes
+//! its own lock. A daemon never runs these commands.
+
+pub mod check;
+pub mod command;
+pub mod compare;
+pub mod erase;
+pub mod export;
+pub mod import;
+mod site_keys;
+mod sql;

@@ -1,7 +1,0 @@
-//! Commands that import, compare, export or erase a site's data. An operator starts these commands. Each command takes
-//! its own lock. A daemon never runs these commands.
-
-pub mod compare;
-pub mod erase;
-pub mod export;
-pub mod import;
