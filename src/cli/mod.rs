@@ -2,7 +2,6 @@
 
 mod after_restore;
 mod board;
-pub mod check;
 mod complete;
 mod configuration;
 mod control;
@@ -10,13 +9,13 @@ mod dead;
 mod edit;
 mod exit;
 mod healthcheck;
-mod init;
 mod layout;
 mod map;
 mod names;
 mod once;
 mod partitions;
 mod port;
+mod port_check;
 mod rare;
 mod reconcile;
 pub mod rules;
@@ -28,14 +27,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tokio::runtime::{Builder, Runtime};
+use futures_util::FutureExt;
 
 use exit::exit_code;
 use rare::Admin;
+use tallyd_base::cli::check::Question;
 pub use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
-use tallyd_base::cli::{Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink};
-use tallyd_base::config::{self, Config, ConfigError, Log};
-use tallyd_base::runtime::{log, process};
+use tallyd_base::cli::{
+    Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink, start_log, start_runtime,
+};
+use tallyd_base::config::{self, Config, ConfigError};
+use tallyd_base::runtime::process;
 use tallyd_base::version;
 use verbosity::Verbosity;
 
@@ -108,7 +110,7 @@ enum Command {
 /// Commands that need no valid configuration, or only a part of the configuration.
 #[derive(Debug, Subcommand)]
 enum Alone {
-    Init(init::InitArgs),
+    Init(tallyd_setup::init::InitArgs),
     /// Check, show and describe the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -127,7 +129,7 @@ enum Alone {
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Check the configuration and its servers. Change nothing.
-    Check(check::CheckArgs),
+    Check(tallyd_setup::check::CheckArgs),
     /// Print the configuration with the environment and the defaults applied, without secrets.
     Show(configuration::ShowArgs),
     /// Print the JSON Schema of the configuration, for editors.
@@ -218,26 +220,18 @@ fn loaded(path: &Path) -> Result<Config> {
     Ok(config)
 }
 
-fn start_log(log: &Log) -> Result<()> {
-    log::start(log::filter(&log.level)?, log.format)
-}
-
-fn start_runtime() -> Result<Runtime> {
-    // Connections to all three servers use this cryptography provider. This call fails only if a test has already
-    // installed a provider.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    Builder::new_multi_thread()
-        .enable_all()
-        .thread_stack_size(process::WORKER_BYTES)
-        .build()
-        .context("start the runtime")
-}
+/// What `tallyd config check` asks beside the three servers' own questions.
+const QUESTIONS: [Question; 3] = [
+    Question { needs_mysql: true, ask: |config, servers| tallyd_recount::check::check(config, servers).boxed() },
+    Question { needs_mysql: true, ask: |config, servers| tallyd_moving::check::check(config, servers).boxed() },
+    Question { needs_mysql: false, ask: |config, _| port_check::check(&config.admin).boxed() },
+];
 
 fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {
     let path = given.unwrap_or(Path::new(config::DEFAULT_PATH));
     match command {
-        Alone::Init(args) => init::run(&args),
-        Alone::Config(ConfigCommand::Check(args)) => check::run(path, &args),
+        Alone::Init(args) => tallyd_setup::init::run(&args),
+        Alone::Config(ConfigCommand::Check(args)) => tallyd_setup::check::run(path, &args, &QUESTIONS),
         Alone::Config(ConfigCommand::Show(args)) => configuration::show(path, &args),
         Alone::Config(ConfigCommand::Schema) => configuration::print_schema(),
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),

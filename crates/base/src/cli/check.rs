@@ -3,10 +3,12 @@
 use std::fmt;
 
 use anyhow::Error;
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 
 use super::fate_of;
-use crate::config::{ConfigError, Problem};
+use crate::config::{Config, ConfigError, Problem};
+use crate::servers::Servers;
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
 
@@ -129,6 +131,13 @@ pub struct Check {
     /// True if the error is temporary, so a later check can succeed.
     #[serde(skip)]
     pub passes: bool,
+}
+
+/// A question that a satellite, or another part of the daemon, adds to `tallyd config check`.
+#[derive(Clone, Copy)]
+pub struct Question {
+    pub needs_mysql: bool,
+    pub ask: for<'a> fn(&'a Config, &'a Servers) -> BoxFuture<'a, Vec<Check>>,
 }
 
 impl Check {

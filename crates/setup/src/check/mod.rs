@@ -4,7 +4,6 @@
 //! If the account has no right to read a value, the value is reported as not known. This is not an error. A server that
 //! stops answering counts as unreachable.
 
-mod admin;
 mod mysql;
 mod rabbitmq;
 mod redis;
@@ -18,16 +17,15 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
-use crate::jobs::reconcile::Mode;
-use tallyd_base::cli::check::{Check, Status, What};
+use tallyd_base::cli::check::{Check, Question, Status, What};
+use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
 use tallyd_base::config::{self, Config, ConfigError, Loaded, Problem};
 use tallyd_base::runtime::clock;
 use tallyd_base::runtime::cron::Schedule;
 use tallyd_base::servers::Servers;
 
 #[derive(Debug, Args)]
-pub(super) struct CheckArgs {
+pub struct CheckArgs {
     /// Connect to no server.
     #[arg(long)]
     offline: bool,
@@ -42,8 +40,8 @@ struct Checked<'a> {
     checks: &'a [Check],
 }
 
-pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
-    let (told, checks) = match look(path, args.offline) {
+pub fn run(path: &Path, args: &CheckArgs, questions: &[Question]) -> Result<u8> {
+    let (told, checks) = match look(path, args.offline, questions) {
         Ok((told, checks)) => (told, checks),
         Err(problems) => (String::new(), problems.into_iter().map(Check::problem).collect()),
     };
@@ -62,7 +60,7 @@ pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
     })
 }
 
-fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>), Vec<Problem>> {
+fn look(path: &Path, offline: bool, questions: &[Question]) -> std::result::Result<(String, Vec<Check>), Vec<Problem>> {
     let Loaded { config, origins } = config::examine(path)?;
     let of = |key: &str, text: String| vec![origins.problem(&[key.into()], text)];
     start_log(&config.log).map_err(|error| of("log.level", format!("[log] {error:#}")))?;
@@ -78,6 +76,11 @@ fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>),
         let mut checks = shared_boards(&config);
         if !offline {
             checks.extend(ask_servers(&config, &servers).await);
+            let has_mysql =
+                checks.iter().any(|check| check.what == What::MysqlAnswers && check.status != Status::Error);
+            for question in questions.iter().filter(|question| has_mysql || !question.needs_mysql) {
+                checks.extend((question.ask)(&config, &servers).await);
+            }
         }
         Ok((told, checks))
     })
@@ -98,14 +101,13 @@ fn shared_boards(config: &Config) -> Vec<Check> {
     config::shared_boards(config).into_iter().map(warn).collect()
 }
 
-pub(super) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
-    let (rabbitmq, mysql, redis, admin) = tokio::join!(
+pub(crate) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
+    let (rabbitmq, mysql, redis) = tokio::join!(
         rabbitmq::check(config, &servers.broker),
         mysql::check(config, servers),
-        redis::check(config, servers),
-        admin::check(&config.admin)
+        redis::check(config, servers)
     );
-    [rabbitmq, mysql, redis, vec![admin]].concat()
+    [rabbitmq, mysql, redis].concat()
 }
 
 fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
@@ -140,9 +142,9 @@ fn told(config: &Config, servers: &Servers) -> String {
     line("MySQL", config.mysql.url.to_string());
     line("Redis", config.redis.url.to_string());
     for (job, cron) in [
-        (Mode::Changed.name(), config.reconcile.changed_cron.as_str()),
-        (Mode::Full.name(), &config.reconcile.full_cron),
-        (Mode::Scrub.name(), &config.reconcile.scrub_cron),
+        ("changed", config.reconcile.changed_cron.as_str()),
+        ("full", &config.reconcile.full_cron),
+        ("scrub", &config.reconcile.scrub_cron),
         ("archive", &config.archive.cron),
         ("filters", config.filter.schedule()),
     ] {

@@ -11,11 +11,11 @@ use super::plan::{Password, Plan, Server};
 use tallyd_base::config::Config;
 use tallyd_redis::topology::Topology;
 
-const GRANTS: &str = include_str!("../../../ops/mysql/grants.sql");
-const PERMISSIONS: &str = include_str!("../../../ops/rabbitmq/permissions.sh");
-const ACL: &str = include_str!("../../../ops/redis/accounts.txt");
-const ACL_CLUSTER: &str = include_str!("../../../ops/redis/cluster.txt");
-const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
+const GRANTS: &str = include_str!("../../../../ops/mysql/grants.sql");
+const PERMISSIONS: &str = include_str!("../../../../ops/rabbitmq/permissions.sh");
+const ACL: &str = include_str!("../../../../ops/redis/accounts.txt");
+const ACL_CLUSTER: &str = include_str!("../../../../ops/redis/cluster.txt");
+const ACL_SENTINEL: &str = include_str!("../../../../ops/redis/sentinel.txt");
 
 /// The key patterns for an empty `[redis] key_prefix`. The pattern of an empty prefix would match every key.
 const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~board:* ~filter:*";

@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{EXIT_DONE, start_runtime};
 use address::host_and_port;
 use ask::{Terminal, variable};
 use look::{Look, is_untrusted};
 use plan::{Load, Password, Plan, Server};
+use tallyd_base::cli::{EXIT_DONE, start_runtime};
 use tallyd_base::config::{self, Config};
 use tallyd_redis::topology::Topology;
 
@@ -38,7 +38,7 @@ const EVENTS_PER_S: u32 = 1_000;
 /// terminal. An administrator's logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL.
 /// `tallyd init` uses these logins once and never stores them.
 #[derive(Debug, Args)]
-pub(super) struct InitArgs {
+pub struct InitArgs {
     /// Write the files into this folder.
     #[arg(long, value_name = "DIR", default_value = "/etc/tallyd")]
     dir: PathBuf,
@@ -53,7 +53,7 @@ pub(super) struct InitArgs {
     kinds: Vec<String>,
 }
 
-pub(super) fn run(args: &InitArgs) -> Result<u8> {
+pub fn run(args: &InitArgs) -> Result<u8> {
     let folder = std::path::absolute(&args.dir).with_context(|| format!("find {}", args.dir.display()))?;
     let passwords = Server::ALL.map(Password::Daemon).into_iter().chain([Password::Migrate, Password::Api]);
     files::check_free(&folder, files::names(passwords.map(Password::file)))?;
@@ -68,7 +68,7 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
         }
         let load = load(args, &look, terminal.as_ref()).await?;
         let warnings = look.warnings().await?;
-        let plan = Plan::new(&folder, &look.daemon, look.facts, load).map_err(super::Usage)?;
+        let plan = Plan::new(&folder, &look.daemon, look.facts, load).map_err(tallyd_base::cli::Usage)?;
         let written = files::write(&plan)?;
         let mut text = seen(&plan);
         for warning in warnings {

@@ -323,7 +323,7 @@ mod tests {
     fn the_manual_shows_the_gateways_file_as_it_is_written() {
         let text = gateway(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], Facts::default()));
         let (_, settings) = text.split_once("\n\n").unwrap();
-        let manual = include_str!("../../../docs/gateway.md");
+        let manual = include_str!("../../../../docs/gateway.md");
         assert!(manual.contains(&format!("```toml\n{settings}```\n")), "{settings}");
     }
 

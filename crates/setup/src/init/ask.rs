@@ -7,7 +7,7 @@ use console::Term;
 
 use super::address::{ACCOUNT, completed, has_password, host_and_port, is_here};
 use super::plan::Server;
-use crate::cli::Usage;
+use tallyd_base::cli::Usage;
 use tallyd_base::config::{Config, Secret, ServerUrl};
 
 pub(super) fn variable(server: Server) -> String {

@@ -47,8 +47,6 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
                 ),
                 packet_max => Check::ok(What::MysqlPacket, format!("max_allowed_packet is {packet_max} bytes")),
             });
-            checks.extend(tallyd_recount::check::check(config, servers).await);
-            checks.extend(tallyd_moving::check::check(config, servers).await);
         }
     }
     replicas(config, &mut checks).await;

@@ -1,15 +1,19 @@
-//! Checks that the admin port is free, or that a daemon with this configuration answers there.
+//! The question of `tallyd config check` about the admin port: whether it is free, or that a daemon with this configuration answers there.
 
+use super::port::of_listener;
 use crate::admin::NOT_OPENED;
 use crate::admin::ask::{self, Port};
-use crate::cli::port::of_listener;
 use tallyd_base::config::{Admin, Listen};
 use tallyd_base::http::can_listen;
 use tallyd_base::telemetry::status::Status;
 
 use tallyd_base::cli::check::{Check, What};
 
-pub(super) async fn check(admin: &Admin) -> Check {
+pub(super) async fn check(admin: &Admin) -> Vec<Check> {
+    vec![port(admin).await]
+}
+
+async fn port(admin: &Admin) -> Check {
     let Ok(Some(listen)) = admin.address() else {
         return Check::ok(What::AdminPort, "disabled, because [admin] listen is empty");
     };

@@ -6,7 +6,7 @@ use anyhow::{Error, Result};
 
 use super::ask::Addresses;
 use super::plan::{Facts, Server, topology};
-use crate::cli::check;
+use crate::check;
 use tallyd_base::cli::check::{Check, Status, What};
 use tallyd_base::cli::fate_of;
 use tallyd_base::config::{Config, Mysql, ServerUrl, ssl_mode};
