@@ -20,7 +20,7 @@ static FILTER_SWAP: Script = Script::new(include_str!("../lua/filter_swap.lua"))
 static FILTER_FOLD: Script = Script::new(include_str!("../lua/filter_fold.lua"));
 
 /// The maximum number of bytes that one call appends. The limit keeps Redis responsive.
-pub const PIECE_BYTES: usize = 64 << 10;
+pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
 /// The number of pieces that are in flight at the same time.
 const PIECES_AT_ONCE: usize = 8;
@@ -46,7 +46,7 @@ pub struct Built {
 
 /// From then on, scripts note users who like these targets beside the filter, until [`Cache::fold_filter`]. Returns
 /// the count of targets, which is smaller only if a later run has begun.
-pub async fn begin_filters(cache: &Cache, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
+pub(crate) async fn begin_filters(cache: &Cache, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
     let call = |target: &Target| {
         let [_, config, _] = cache.filter_keys(kinds, *target);
         Call::new(&FILTER_BEGIN, config).key(cache.next_filter_key(kinds, *target)).number(run)
@@ -58,7 +58,7 @@ pub async fn begin_filters(cache: &Cache, kinds: &KindNames, run: u64, targets: 
 
 /// Finds the users whose last remembered click on the target was a like, and calls `each` with every such user. The
 /// newer hash of clicks is read first, because this hash can become the older hash between the two reads.
-pub async fn recent_likers(
+pub(crate) async fn recent_likers(
     cache: &Cache,
     kinds: &KindNames,
     target: Target,
@@ -89,7 +89,7 @@ pub async fn recent_likers(
 
 /// Appends bytes to a filter that `run` is building. `from` is the number of bytes that the filter has so far.
 /// Returns false if another run builds the filter now, or if an earlier part is missing.
-pub async fn write_filter(
+pub(crate) async fn write_filter(
     cache: &Cache,
     kinds: &KindNames,
     run: u64,
@@ -117,7 +117,7 @@ pub async fn write_filter(
 
 /// Replaces the old filter with the new one. Returns false and changes nothing if another run builds the filter, or
 /// if Redis has lost a part of the filter.
-pub async fn swap_filter(cache: &Cache, kinds: &KindNames, target: Target, built: &Built) -> Result<bool> {
+pub(crate) async fn swap_filter(cache: &Cache, kinds: &KindNames, target: Target, built: &Built) -> Result<bool> {
     let [filter, config, added] = cache.filter_keys(kinds, target);
     let call = Call::new(&FILTER_SWAP, filter).key(config).key(added).key(cache.next_filter_key(kinds, target));
     let call = call.number(built.run).number(built.shape.size).number(built.shape.iterations).number(built.expected);
@@ -129,7 +129,7 @@ pub async fn swap_filter(cache: &Cache, kinds: &KindNames, target: Target, built
 
 /// Returns the number of users that wait no longer. `None` if the filter has another shape, is being built, or lost
 /// a part.
-pub async fn fold_filter(cache: &Cache, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
+pub(crate) async fn fold_filter(cache: &Cache, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
     const ACTION: &str = "add users to a filter";
     let [filter, config, added] = cache.filter_keys(kinds, target);
     let (mut cursor, mut folded) = ("0".to_owned(), 0);
@@ -158,14 +158,14 @@ pub async fn fold_filter(cache: &Cache, kinds: &KindNames, target: Target, shape
 
 /// Makes readers trust only the filters of this epoch, for the next `keep_s` seconds. Returns false if a later run
 /// has already called this function.
-pub async fn trust_filters(cache: &Cache, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
+pub(crate) async fn trust_filters(cache: &Cache, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
     let call = Call::new(&FILTER_EPOCH, cache.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
     Ok(cache.eval("set which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
 }
 
 /// Deletes the keys of all filters and returns the count of keys. A dry run deletes nothing. The call first deletes
 /// the epoch, so that readers stop trusting all filters.
-pub async fn drop_all_filters(cache: &Cache, dry_run: bool) -> Result<u64> {
+pub(crate) async fn drop_all_filters(cache: &Cache, dry_run: bool) -> Result<u64> {
     let epoch = cache.keys.filter_epoch();
     let mut dropped = if dry_run { 0 } else { unlink(cache, std::slice::from_ref(&epoch)).await? };
     let mut counted = BTreeSet::new();

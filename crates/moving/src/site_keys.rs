@@ -23,7 +23,7 @@ pub struct SiteNumbers {
 }
 
 /// Scans for further keys, and returns the numbers in the found keys. A later call can return the same key again.
-pub async fn scan_site_keys(cache: &Cache, keys: SiteKeys<'_>, from: ScanCursor) -> Result<SiteNumbers> {
+pub(crate) async fn scan_site_keys(cache: &Cache, keys: SiteKeys<'_>, from: ScanCursor) -> Result<SiteNumbers> {
     let pattern = keys.template.pattern(keys.kind.0, keys.metric);
     let (names, next) = cache.scan_names("find the site's keys", &pattern, from).await?;
     let mut targets: Vec<TargetId> = names.iter().filter_map(|name| keys.target(name)).collect();
@@ -34,7 +34,7 @@ pub async fn scan_site_keys(cache: &Cache, keys: SiteKeys<'_>, from: ScanCursor)
     Ok(SiteNumbers { numbers, ignored, fault, next })
 }
 
-pub async fn site_numbers(
+pub(crate) async fn site_numbers(
     cache: &Cache,
     keys: SiteKeys<'_>,
     targets: &[TargetId],

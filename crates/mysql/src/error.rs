@@ -112,7 +112,7 @@ impl StoreError {
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
     }
 
-    pub fn is_out_of_time(&self) -> bool {
+    pub(crate) fn is_out_of_time(&self) -> bool {
         // The first number is MariaDB's, the second is MySQL's.
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
     }

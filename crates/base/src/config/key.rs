@@ -36,7 +36,7 @@ impl Key {
     }
 
     /// Returns the form for programs: `amqp.partitions`, `board.0.tie`.
-    pub fn dotted(&self) -> String {
+    pub(crate) fn dotted(&self) -> String {
         self.0.join(".")
     }
 }

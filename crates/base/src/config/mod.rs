@@ -53,7 +53,7 @@ pub use recount::Recount;
 pub use reload::Reload;
 pub use retired::Retired;
 pub use rule::shared_boards;
-pub use schema::{CONFIG_FILE, File, of_daemon, schema, schema_of};
+pub use schema::{File, of_daemon, schema, schema_of};
 pub use tallyd_connect::address::ServerUrl;
 pub use tallyd_connect::secret::Secret;
 pub use tallyd_connect::tls::{Identity, Tls};

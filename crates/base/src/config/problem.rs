@@ -47,7 +47,7 @@ impl Problem {
         Self { origin, key, text: fault.text }
     }
 
-    pub fn of_place(origin: Origin, text: impl Into<String>) -> Self {
+    pub(crate) fn of_place(origin: Origin, text: impl Into<String>) -> Self {
         Self { origin: Some(origin), key: None, text: text.into() }
     }
 }

@@ -31,7 +31,7 @@ pub struct File {
     pub elsewhere: fn(&Key) -> Option<&'static str>,
 }
 
-pub const CONFIG_FILE: File = File {
+pub(crate) const CONFIG_FILE: File = File {
     schema,
     elsewhere: |key| {
         (key.section() == "gateway").then_some("gateway.toml, which only `tallyd gateway` reads: docs/gateway.md")

@@ -94,7 +94,7 @@ impl Request {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub fn is_made(&self) -> bool {
+    pub(crate) fn is_made(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 

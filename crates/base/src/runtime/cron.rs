@@ -38,7 +38,7 @@ pub fn parse(pattern: &str) -> Result<Cron> {
 }
 
 /// If the pattern is due often, compares only the instants of a few days.
-pub fn longest_gap(cron: &Cron) -> Duration {
+pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     // A pattern whose gaps are longer on some days is usually due rarely, and then the instants span weeks.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
@@ -74,7 +74,7 @@ impl Schedule {
         Ok(Self { cron, zone: TimeZone::get(zone)?, is_hourly })
     }
 
-    pub fn last_fired(&self, now: Micros) -> Option<Micros> {
+    pub(crate) fn last_fired(&self, now: Micros) -> Option<Micros> {
         let mut at = now.0.div_euclid(1_000_000);
         loop {
             let segment = self.segment(at)?;

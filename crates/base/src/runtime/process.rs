@@ -14,7 +14,7 @@ const STACK: &str = "RUST_MIN_STACK";
 const STACK_BYTES: u64 = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
 
 /// For threads that only drop the values that the broker library has parsed.
-pub const WORKER_BYTES: usize = 32 << 20;
+pub(crate) const WORKER_BYTES: usize = 32 << 20;
 
 /// The main thread's stack has only the system's size (`ulimit -s`). `None` if the thread can't be started.
 pub fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {

@@ -17,7 +17,7 @@ use crate::telemetry::telemetry;
 use tallyd_core::control::{Command, Order, Task};
 use tallyd_mysql::{Store, StoreError};
 
-pub const READ_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 
 /// The current orders. `None` before the first read of MySQL.
 type Known = Option<Vec<InForce>>;

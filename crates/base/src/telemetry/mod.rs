@@ -32,7 +32,8 @@ pub use consumer::{ConsumerMetrics, PartitionState, Unacked};
 pub use job::Jobs;
 pub use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
 pub use process::Process;
-pub use pulse::{POINT_EVERY, Point, Pulse};
+pub(crate) use pulse::POINT_EVERY;
+pub use pulse::{Point, Pulse};
 pub use repairs::RepairMetrics;
 pub use status::Standing;
 pub use systemd::tell_status;
@@ -171,7 +172,7 @@ impl Telemetry {
         *locked(&self.went_back) = Some(clock::now());
     }
 
-    pub fn mysql_went_back_at(&self) -> Option<Micros> {
+    pub(crate) fn mysql_went_back_at(&self) -> Option<Micros> {
         *locked(&self.went_back)
     }
 
@@ -184,7 +185,7 @@ impl Telemetry {
         begins
     }
 
-    pub fn site_difference(&self) -> Option<(Micros, String)> {
+    pub(crate) fn site_difference(&self) -> Option<(Micros, String)> {
         locked(&self.site_difference).clone()
     }
 

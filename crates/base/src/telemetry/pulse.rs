@@ -10,7 +10,7 @@ use super::{Buckets, locked, telemetry};
 use crate::runtime::clock;
 use tallyd_core::model::Micros;
 
-pub const POINT_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
 const POINTS_MAX: usize = 360;
 

@@ -30,7 +30,7 @@ use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::template::Template;
 use tallyd_mysql::ranges::LAST;
 
-pub const LOOKS_APART: Duration = Duration::from_secs(5);
+pub(crate) const LOOKS_APART: Duration = Duration::from_secs(5);
 
 const SUSPECTS_MAX: usize = 10_000;
 

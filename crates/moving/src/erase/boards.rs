@@ -107,7 +107,7 @@ impl Erasing<'_, '_> {
                     self.erase_zset(run, &at, &zset, &mut members).await?;
                 }
                 if is_saved {
-                    sql::erase::boards::erase_saved(&store, run, &at, self.on.subject.member().as_bytes()).await?;
+                    sql::erase::boards::erase_saved(store, run, &at, self.on.subject.member().as_bytes()).await?;
                     members.saved += 1;
                 }
             }
@@ -119,7 +119,7 @@ impl Erasing<'_, '_> {
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.run.servers.store, self.on.subject.member());
         let mut periods: BTreeSet<String> =
-            sql::erase::boards::known_periods(&store, board).await?.into_iter().collect();
+            sql::erase::boards::known_periods(store, board).await?.into_iter().collect();
         let known: Vec<String> = periods.iter().cloned().collect();
         let now = store.clock().await?.0;
         for configured in self.on.config.boards.iter().filter(|configured| configured.name == board) {
@@ -138,8 +138,8 @@ impl Erasing<'_, '_> {
             let tags = store.board_period(&at).await?.map(|row| row.tag()).into_iter();
             let tags = tags.chain(store.snapshot(&at).await?.map(|snapshot| snapshot.tag()));
             zsets.extend(tags.map(|tag| (at.clone(), BoardZset::Restored(tag))));
-            let places = sql::erase::boards::places_of(&store, &at, member.as_bytes()).await?;
-            let is_saved = sql::erase::boards::is_saved(&store, &at, member.as_bytes()).await?;
+            let places = sql::erase::boards::places_of(store, &at, member.as_bytes()).await?;
+            let is_saved = sql::erase::boards::is_saved(store, &at, member.as_bytes()).await?;
             if is_saved || !places.is_empty() {
                 found.insert(at, (places, Vec::new(), is_saved));
             }
@@ -161,12 +161,12 @@ impl Erasing<'_, '_> {
             return Ok(());
         }
         let verified = self.verified(at).await?;
-        let by = placeholder(&sql::erase::boards::placeholders_of(&store, at).await?);
+        let by = placeholder(&sql::erase::boards::placeholders_of(store, at).await?);
         for place in places {
             match verified {
                 Some(row) if row.copy == Some(place.copy) => {
                     let former = self.on.subject.member();
-                    let to = sql::erase::boards::place_for(&store, at, *place, &by).await?;
+                    let to = sql::erase::boards::place_for(store, at, *place, &by).await?;
                     let named = |member: &[u8]| BoardMember { member: member.to_vec(), score: place.score };
                     let after = row.tally.replaced(&named(former.as_bytes()), &named(&by));
                     // First, so that a run after a crash finds the member in MySQL and chooses the same name.
@@ -182,12 +182,12 @@ impl Erasing<'_, '_> {
                         former: row.tally.checksum,
                         new: after.checksum,
                     };
-                    if !sql::erase::boards::move_member(&store, run, at, moved).await? {
+                    if !sql::erase::boards::move_member(store, run, at, moved).await? {
                         bail!("another process changed the archive of {at}: try again");
                     }
                     members.places += 1;
                 }
-                _ => sql::erase::boards::rename_unverified(&store, run, at, *place, &by).await?,
+                _ => sql::erase::boards::rename_unverified(store, run, at, *place, &by).await?,
             }
         }
         Ok(())

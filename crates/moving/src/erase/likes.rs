@@ -99,7 +99,7 @@ impl<'a> Erasing<'a, '_> {
     async fn rows(&self, cursor: Cursor) -> Result<Rows<'a>> {
         let (store, subject) = (&self.run.servers.store, &self.on.subject);
         let kinds = self.kinds.all().map(|(kind, _)| kind).collect();
-        Ok(Rows { store, subject, kinds, index: sql::erase::index_by_user(&store).await?, cursor })
+        Ok(Rows { store, subject, kinds, index: sql::erase::index_by_user(store).await?, cursor })
     }
 
     async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
@@ -210,11 +210,11 @@ impl Rows<'_> {
         let Cursor { kind, target_id, user_id, .. } = self.cursor;
         let page = match (self.subject, &self.index) {
             (Subject::Target { target, .. }, _) => {
-                sql::erase::likes_of_target(&self.store, *target, UserId(user_id), PAGE_ROWS as u64).await?
+                sql::erase::likes_of_target(self.store, *target, UserId(user_id), PAGE_ROWS as u64).await?
             }
             (Subject::User(user), Some(index)) => {
                 let after = Target { kind: Kind(kind), id: TargetId(target_id) };
-                sql::erase::likes_by_index(&self.store, index, *user, after, PAGE_ROWS as u64).await?
+                sql::erase::likes_by_index(self.store, index, *user, after, PAGE_ROWS as u64).await?
             }
             (Subject::User(user), None) => return self.scan(*user).await,
         };
@@ -236,7 +236,7 @@ impl Rows<'_> {
         };
         let after = if kind.0 == self.cursor.kind { TargetId(self.cursor.target_id) } else { TargetId(0) };
         let targets = self.store.liked_targets(kind, after, LAST, PAGE_TARGETS).await?;
-        let page = sql::erase::likes_among(&self.store, user, kind, &targets).await?;
+        let page = sql::erase::likes_among(self.store, user, kind, &targets).await?;
         self.cursor = match targets.last() {
             Some(last) if targets.len() == PAGE_TARGETS => {
                 Cursor { kind: kind.0, target_id: last.0, ..Cursor::default() }

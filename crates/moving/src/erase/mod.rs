@@ -201,8 +201,8 @@ impl Erasing<'_, '_> {
             Subject::Target { target, kind } => (*target, kind.as_str()),
         };
         let rows = match dry_run {
-            true => sql::erase::numbers::count_numbers(&store, target).await?,
-            false => sql::erase::numbers::erase_numbers(&store, self.run.number, target).await?,
+            true => sql::erase::numbers::count_numbers(store, target).await?,
+            false => sql::erase::numbers::erase_numbers(store, self.run.number, target).await?,
         };
         self.run.report.numbers = rows.into_iter().collect();
         fault::point("erase:rows");

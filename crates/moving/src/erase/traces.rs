@@ -30,7 +30,7 @@ impl Erasing<'_, '_> {
             let mut after = 0;
             loop {
                 let (named, last) =
-                    sql::erase::traces::outbox_naming(&store, partition, after, &self.on.subject).await?;
+                    sql::erase::traces::outbox_naming(store, partition, after, &self.on.subject).await?;
                 for row in named {
                     let body = self.on.subject.clear_outbox(&row.body);
                     if body == row.body {
@@ -40,7 +40,7 @@ impl Erasing<'_, '_> {
                         true => 1,
                         // MySQL leaves rows that were added after the wait for the outbox to the next erase.
                         false => {
-                            sql::erase::traces::rewrite_outbox(&store, self.run.number, &NamedRow { body, ..row })
+                            sql::erase::traces::rewrite_outbox(store, self.run.number, &NamedRow { body, ..row })
                                 .await?
                         }
                     };
@@ -85,7 +85,7 @@ impl Erasing<'_, '_> {
             Some(_) if dry_run => self.run.report.letters_rewritten += 1,
             Some(body) => {
                 self.run.report.letters_rewritten +=
-                    u64::from(sql::erase::traces::rewrite_dead_letter(&store, id, former, &body).await?);
+                    u64::from(sql::erase::traces::rewrite_dead_letter(store, id, former, &body).await?);
             }
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Erasing<'_, '_> {
     async fn erase_reports(&mut self) -> Result<()> {
         let (store, subject) = (&self.run.servers.store, &self.on.subject);
         for NamedRun { run, report, checkpoint } in
-            sql::erase::traces::runs_naming(&store, self.run.number, &subject.member()).await?
+            sql::erase::traces::runs_naming(store, self.run.number, &subject.member()).await?
         {
             let cleared = NamedRun {
                 run,
@@ -108,7 +108,7 @@ impl Erasing<'_, '_> {
             }
             self.run.report.runs += 1;
             if !self.run.options.dry_run {
-                sql::erase::traces::rewrite_run(&store, self.run.number, &cleared).await?;
+                sql::erase::traces::rewrite_run(store, self.run.number, &cleared).await?;
             }
         }
         Ok(())

@@ -43,7 +43,7 @@ impl Importer {
     /// Also returns how the server would execute the query. [`JobError::Refused`] if the query is wrong.
     pub(super) async fn like_columns(&self, query: &Query) -> Result<(LikeColumns, Vec<Plan>), JobError> {
         let statement = self.of_likes(query, FIRST, self.import.page_rows);
-        let found = sql::source::like_columns(&self.site_store(), &statement, self.import.unit).await;
+        let found = sql::source::like_columns(self.site_store(), &statement, self.import.unit).await;
         let (columns, plan) = found.map_err(|error| self.job_error(error))?;
         let wrong = match (columns.has_deleted(), self.import.keeps_deleted) {
             (true, None) => "set keeps_deleted to true if a row stays when its user unlikes. Otherwise set it to false",
@@ -55,7 +55,7 @@ impl Importer {
 
     pub(super) async fn number_columns(&self, query: &Query) -> Result<(NumberColumns, Vec<Plan>), JobError> {
         let statement = self.of_numbers(query, TargetId(0), self.import.page_rows);
-        sql::source::number_columns(&self.site_store(), &statement).await.map_err(|error| self.job_error(error))
+        sql::source::number_columns(self.site_store(), &statement).await.map_err(|error| self.job_error(error))
     }
 
     /// [`JobError::Refused`] if the query or a row is wrong.
@@ -66,7 +66,7 @@ impl Importer {
         limit: usize,
     ) -> Result<SitePage<SiteLike>, JobError> {
         let statement = self.of_likes(query, after, limit);
-        let page = sql::source::site_likes(&self.site_store(), &statement, columns, self.bounds(after, limit));
+        let page = sql::source::site_likes(self.site_store(), &statement, columns, self.bounds(after, limit));
         page.await.map_err(|error| self.job_error(error))
     }
 
@@ -78,7 +78,7 @@ impl Importer {
         limit: usize,
     ) -> Result<SiteSums, JobError> {
         let statement = self.of_likes(query, after, limit);
-        let sums = sql::sums::site_sums(&self.site_store(), &statement, columns, limit);
+        let sums = sql::sums::site_sums(self.site_store(), &statement, columns, limit);
         sums.await.map_err(|error| self.job_error(error))
     }
 
@@ -95,7 +95,7 @@ impl Importer {
     ) -> Result<SitePage<(TargetId, i64)>, JobError> {
         let statement = self.of_numbers(query, after, limit);
         let page =
-            sql::source::site_numbers(&self.site_store(), &statement, columns, self.bounds((after, UserId(0)), limit));
+            sql::source::site_numbers(self.site_store(), &statement, columns, self.bounds((after, UserId(0)), limit));
         page.await.map_err(|error| self.job_error(error))
     }
 

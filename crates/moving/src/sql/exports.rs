@@ -18,12 +18,12 @@ pub struct LikeRow {
     pub at: Micros,
 }
 
-pub fn time_literal(at: Micros) -> String {
+pub(crate) fn time_literal(at: Micros) -> String {
     format!("'{}'", datetime(at).format("%Y-%m-%d %H:%M:%S%.6f"))
 }
 
 /// The targets must be sorted by id.
-pub async fn likes_since(
+pub(crate) async fn likes_since(
     store: &Store,
     kind: Kind,
     targets: &[TargetId],
@@ -68,7 +68,7 @@ pub async fn likes_since(
 /// # Errors
 /// Returns [`QueryError::Query`] with the server's text if a statement is wrong. Returns another error if the
 /// server is unreachable.
-pub async fn write_site(store: &Store, statements: &[String]) -> std::result::Result<(), QueryError> {
+pub(crate) async fn write_site(store: &Store, statements: &[String]) -> std::result::Result<(), QueryError> {
     const ACTION: &str = "write to the site's table";
     let written = store.tried(ACTION, async |connection| {
         let mut tx = connection.begin().await.context(ACTION)?;

@@ -35,7 +35,7 @@ pub struct Liked {
 }
 
 /// The rows must be sorted by key. `is_signed`: see [`before_import`].
-pub async fn write_import(
+pub(crate) async fn write_import(
     store: &Store,
     run: u64,
     metric: Metric,
@@ -87,7 +87,7 @@ pub async fn take_out(
 }
 
 /// Changes only the rows in the import's slot. The counters must be sorted by target.
-pub async fn level_numbers(
+pub(crate) async fn level_numbers(
     store: &Store,
     run: u64,
     (kind, metric): (Kind, Metric),
@@ -110,7 +110,12 @@ pub async fn level_numbers(
 }
 
 /// Returns at most `limit` likes in the order of their keys. The keys are above `after` and at most `until`.
-pub async fn liked_rows(store: &Store, kind: Kind, (after, until): (Key, Key), limit: usize) -> Result<Vec<Liked>> {
+pub(crate) async fn liked_rows(
+    store: &Store,
+    kind: Kind,
+    (after, until): (Key, Key),
+    limit: usize,
+) -> Result<Vec<Liked>> {
     let (of_range, bounds) = of_range(after, until);
     let sql = format!(
         "SELECT target_id, user_id, update_at FROM like_record WHERE kind = ? AND {of_range} AND is_del = 0 \
@@ -124,7 +129,7 @@ pub async fn liked_rows(store: &Store, kind: Kind, (after, until): (Key, Key), l
     rows.await?.iter().map(read_liked).collect()
 }
 
-pub async fn imported_likes(store: &Store, kind: Kind, metric: Metric) -> Result<u64> {
+pub(crate) async fn imported_likes(store: &Store, kind: Kind, metric: Metric) -> Result<u64> {
     const ACTION: &str = "sum imported likes";
     let mut conn = store.acquire().await?;
     let sum: i64 = conn.unlimited(|connection| async move {
@@ -136,7 +141,7 @@ pub async fn imported_likes(store: &Store, kind: Kind, metric: Metric) -> Result
     Ok(u64::try_from(sum).unwrap_or(0))
 }
 
-pub async fn count_likes(store: &Store, kind: Kind, target: TargetId) -> Result<i64> {
+pub(crate) async fn count_likes(store: &Store, kind: Kind, target: TargetId) -> Result<i64> {
     const ACTION: &str = "count like records";
     let mut conn = store.acquire().await?;
     conn.unlimited(|connection| async move {

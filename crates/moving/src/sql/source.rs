@@ -28,7 +28,7 @@ impl LikeColumns {
         self.at.is_some()
     }
 
-    pub fn has_deleted(&self) -> bool {
+    pub(crate) fn has_deleted(&self) -> bool {
         self.deleted.is_some()
     }
 }
@@ -57,12 +57,16 @@ pub struct SitePage<T> {
     pub fault: Option<String>,
 }
 
-pub async fn like_columns(store: &Store, statement: &Statement, unit: Option<Unit>) -> Told<(LikeColumns, Vec<Plan>)> {
+pub(crate) async fn like_columns(
+    store: &Store,
+    statement: &Statement,
+    unit: Option<Unit>,
+) -> Told<(LikeColumns, Vec<Plan>)> {
     let (columns, plan) = described(store, statement).await?;
     Ok((find_columns(&columns, unit)?, plan))
 }
 
-pub async fn number_columns(store: &Store, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
+pub(crate) async fn number_columns(store: &Store, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
     let (columns, plan) = described(store, statement).await?;
     let known = ["target", "value"];
     let place = |name| place(&columns, name, &known)?.ok_or_else(|| lacks(&columns, name));
@@ -81,7 +85,7 @@ async fn described(store: &Store, statement: &Statement) -> Told<(Vec<Column>, V
     told.await?.map_err(QueryError::Query)
 }
 
-pub async fn site_likes(
+pub(crate) async fn site_likes(
     store: &Store,
     statement: &Statement,
     columns: &LikeColumns,
@@ -91,7 +95,7 @@ pub async fn site_likes(
     site_page(store, statement, bounds, |like| like.key, read).await
 }
 
-pub async fn site_numbers(
+pub(crate) async fn site_numbers(
     store: &Store,
     statement: &Statement,
     columns: NumberColumns,

@@ -34,7 +34,12 @@ pub struct SiteSums {
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 /// The statement's query must return at most `limit` rows.
-pub async fn site_sums(store: &Store, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
+pub(crate) async fn site_sums(
+    store: &Store,
+    statement: &Statement,
+    columns: &LikeColumns,
+    limit: usize,
+) -> Told<SiteSums> {
     let mut conn = store.acquire().await?;
     // Without the line break, a comment in the query's last line would hide the rest of the statement.
     let sql = format!("SELECT {} FROM (\n{}\n) AS page", columns.sums, statement.sql);
@@ -46,7 +51,7 @@ pub async fn site_sums(store: &Store, statement: &Statement, columns: &LikeColum
     site_query::within_its_time(&mut conn, statement, ask).await
 }
 
-pub async fn liked_sums(store: &Store, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
+pub(crate) async fn liked_sums(store: &Store, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
     let (of_range, bounds) = of_range(after, until);
     let checksum = checksum("target_id", "user_id");
     let sql = format!(

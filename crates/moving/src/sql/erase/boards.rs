@@ -25,7 +25,7 @@ pub struct Moved<'a> {
     pub new: u64,
 }
 
-pub async fn known_periods(store: &Store, board: &str) -> Result<Vec<String>> {
+pub(crate) async fn known_periods(store: &Store, board: &str) -> Result<Vec<String>> {
     const ACTION: &str = "list a board's periods";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {
@@ -38,7 +38,7 @@ pub async fn known_periods(store: &Store, board: &str) -> Result<Vec<String>> {
 
 /// Finds the member's place in each copy of the period's archive. The query reads the whole archive, because there
 /// is no index by member.
-pub async fn places_of(store: &Store, at: &BoardPeriod, member: &[u8]) -> Result<Vec<Place>> {
+pub(crate) async fn places_of(store: &Store, at: &BoardPeriod, member: &[u8]) -> Result<Vec<Place>> {
     const ACTION: &str = "search an archived board";
     let mut conn = store.acquire().await?;
     conn.unlimited(|connection| async move {
@@ -54,7 +54,7 @@ pub async fn places_of(store: &Store, at: &BoardPeriod, member: &[u8]) -> Result
     .await
 }
 
-pub async fn placeholders_of(store: &Store, at: &BoardPeriod) -> Result<Vec<Vec<u8>>> {
+pub(crate) async fn placeholders_of(store: &Store, at: &BoardPeriod) -> Result<Vec<Vec<u8>>> {
     const ACTION: &str = "search an archived board";
     let mut conn = store.acquire().await?;
     conn.unlimited(|connection| async move {
@@ -65,7 +65,7 @@ pub async fn placeholders_of(store: &Store, at: &BoardPeriod) -> Result<Vec<Vec<
     .await
 }
 
-pub async fn place_for(store: &Store, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
+pub(crate) async fn place_for(store: &Store, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
     const ACTION: &str = "find a place among equal scores";
     const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \
                        FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ? AND score = ?";
@@ -79,7 +79,7 @@ pub async fn place_for(store: &Store, at: &BoardPeriod, from: Place, by: &[u8]) 
 
 /// In one transaction. The members between the old and the new place, which have the same score, move by one place.
 /// `false` if the archive has changed since it was read.
-pub async fn move_member(store: &Store, run: u64, at: &BoardPeriod, moved: Moved<'_>) -> Result<bool> {
+pub(crate) async fn move_member(store: &Store, run: u64, at: &BoardPeriod, moved: Moved<'_>) -> Result<bool> {
     const ACTION: &str = "replace a member of an archived board";
     let mut conn = store.acquire().await?;
     conn.unlimited(|connection| async move {
@@ -96,7 +96,13 @@ pub async fn move_member(store: &Store, run: u64, at: &BoardPeriod, moved: Moved
     .await
 }
 
-pub async fn rename_unverified(store: &Store, run: u64, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<()> {
+pub(crate) async fn rename_unverified(
+    store: &Store,
+    run: u64,
+    at: &BoardPeriod,
+    place: Place,
+    by: &[u8],
+) -> Result<()> {
     const SQL: &str =
         "UPDATE leaderboard_archive SET member = ? WHERE copy = ? AND place = ? AND board = ? AND period = ?";
     let query = sqlx::query(SQL).bind(by).bind(place.copy).bind(place.place);
@@ -115,7 +121,7 @@ pub async fn is_saved(store: &Store, at: &BoardPeriod, member: &[u8]) -> Result<
     .await
 }
 
-pub async fn erase_saved(store: &Store, run: u64, at: &BoardPeriod, member: &[u8]) -> Result<()> {
+pub(crate) async fn erase_saved(store: &Store, run: u64, at: &BoardPeriod, member: &[u8]) -> Result<()> {
     const ACTION: &str = "delete a member of a snapshot";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {

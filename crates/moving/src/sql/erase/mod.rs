@@ -23,7 +23,7 @@ pub struct LikeRow {
 }
 
 /// The name of an index of `like_record` that begins with the user, if the site has one.
-pub async fn index_by_user(store: &Store) -> Result<Option<String>> {
+pub(crate) async fn index_by_user(store: &Store) -> Result<Option<String>> {
     const ACTION: &str = "find an index by user";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {
@@ -34,7 +34,7 @@ pub async fn index_by_user(store: &Store) -> Result<Option<String>> {
     .await
 }
 
-pub async fn likes_by_index(
+pub(crate) async fn likes_by_index(
     store: &Store,
     index: &str,
     user: UserId,
@@ -56,7 +56,7 @@ pub async fn likes_by_index(
     .await
 }
 
-pub async fn likes_among(store: &Store, user: UserId, kind: Kind, targets: &[TargetId]) -> Result<Vec<LikeRow>> {
+pub(crate) async fn likes_among(store: &Store, user: UserId, kind: Kind, targets: &[TargetId]) -> Result<Vec<LikeRow>> {
     const ACTION: &str = "find the likes of a user";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {
@@ -77,7 +77,7 @@ pub async fn likes_among(store: &Store, user: UserId, kind: Kind, targets: &[Tar
     .await
 }
 
-pub async fn likes_of_target(store: &Store, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
+pub(crate) async fn likes_of_target(store: &Store, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
     const ACTION: &str = "read the likes of a target";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {
@@ -99,7 +99,7 @@ pub async fn likes_of_target(store: &Store, target: Target, after: UserId, limit
 
 /// Deletes those rows of `pairs` that are unlikes. A row that has become a like meanwhile is not deleted. `pairs`
 /// must be sorted by key. Returns the number of deleted rows.
-pub async fn erase_unlikes(store: &Store, run: u64, pairs: &[(Target, UserId)]) -> Result<u64> {
+pub(crate) async fn erase_unlikes(store: &Store, run: u64, pairs: &[(Target, UserId)]) -> Result<u64> {
     const ACTION: &str = "delete like records";
     let mut erased = 0;
     for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {

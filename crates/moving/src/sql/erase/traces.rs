@@ -23,7 +23,7 @@ pub struct NamedRun {
     pub checkpoint: String,
 }
 
-pub async fn outbox_naming(
+pub(crate) async fn outbox_naming(
     store: &Store,
     partition: u16,
     after: u64,
@@ -60,7 +60,11 @@ pub async fn outbox_naming(
     .await
 }
 
-pub async fn rewrite_outbox(store: &Store, run: u64, NamedRow { partition, number, body }: &NamedRow) -> Result<u64> {
+pub(crate) async fn rewrite_outbox(
+    store: &Store,
+    run: u64,
+    NamedRow { partition, number, body }: &NamedRow,
+) -> Result<u64> {
     const ACTION: &str = "rewrite a row of the outbox";
     const APPLIED: &str = "number <= (SELECT applied FROM outbox_state WHERE `partition` = ?)";
     if body.is_empty() {
@@ -78,7 +82,7 @@ pub async fn rewrite_outbox(store: &Store, run: u64, NamedRow { partition, numbe
 
 /// Returns false, and changes nothing, if the letter no longer has the body `former`. If another letter has the new
 /// body already, this one is deleted, and the other becomes open if this one was.
-pub async fn rewrite_dead_letter(store: &Store, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
+pub(crate) async fn rewrite_dead_letter(store: &Store, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
     const ACTION: &str = "rewrite a dead letter";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {
@@ -114,7 +118,7 @@ pub async fn rewrite_dead_letter(store: &Store, id: u64, former: &[u8], body: &[
 
 /// Counts the rows about the subject that a running reconcile has logged. The reconcile needs these rows, and
 /// deletes them at its end.
-pub async fn watched_of(store: &Store, subject: &Subject) -> Result<u64> {
+pub(crate) async fn watched_of(store: &Store, subject: &Subject) -> Result<u64> {
     const ACTION: &str = "count the rows that a reconcile has logged";
     let mut conn = store.acquire().await?;
     conn.limit(ACTION, |connection| async move {
@@ -136,7 +140,7 @@ pub async fn watched_of(store: &Store, subject: &Subject) -> Result<u64> {
     .await
 }
 
-pub async fn runs_naming(store: &Store, run: u64, id: &str) -> Result<Vec<NamedRun>> {
+pub(crate) async fn runs_naming(store: &Store, run: u64, id: &str) -> Result<Vec<NamedRun>> {
     const ACTION: &str = "search the reports of runs";
     let id = format!("%{id}%");
     let mut conn = store.acquire().await?;
@@ -159,7 +163,11 @@ pub async fn runs_naming(store: &Store, run: u64, id: &str) -> Result<Vec<NamedR
     .await
 }
 
-pub async fn rewrite_run(store: &Store, by: u64, NamedRun { run, report, checkpoint }: &NamedRun) -> Result<u64> {
+pub(crate) async fn rewrite_run(
+    store: &Store,
+    by: u64,
+    NamedRun { run, report, checkpoint }: &NamedRun,
+) -> Result<u64> {
     let sql = "UPDATE job_run SET report = IF(report IS NULL, NULL, ?), \
                checkpoint = IF(checkpoint IS NULL, NULL, ?) WHERE run = ?";
     super::erase(store, "rewrite the report of a run", by, sql, |query| {
