@@ -2,6 +2,5 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
-mod checks;
 mod schema;
 mod shown;

@@ -1,7 +1,7 @@
 //! If a Bloom filter says that a user does not like a target, this "no" is always right. A "no" must stay right despite
 //! concurrent builds, killed runs, lost data and concurrent clicks.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod asked;
 mod by_daemon;
@@ -26,9 +26,10 @@ use tallyd_redis::filters::FilterState;
 use tallyd_redis::keys::KindNames;
 use tokio_util::sync::CancellationToken;
 
-use crate::common;
-use crate::common::scripts::{ApiServer, RECENT_KEEP};
 use common::World;
+use common::scripts::{ApiServer, RECENT_KEEP};
+
+use tallyd_testkit as common;
 
 /// With these settings, each target with 20 or more likes has a filter. The test runs the filters' job, and the daemon
 /// does not.
@@ -108,7 +109,7 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
         let shape: (Option<u64>, Option<u32>) = redis.hmget(&config, &["size", "hashIterations"]).await.unwrap();
         let epoch: Option<u64> = redis.hget(world.cache.keys.filter_epoch(), "epoch").await.unwrap();
         let (Some(size), Some(iterations)) = shape else { return false };
-        let script = Script::new(include_str!("../../../lua/filter_has.lua"));
+        let script = Script::new(include_str!("../../../../lua/filter_has.lua"));
         let mut call = script.key(&filter);
         call.key(&config).key(&added).arg(user).arg(epoch).arg(size);
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
@@ -162,7 +163,7 @@ async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> 
 /// Does the same as [`like_by_keys`], and makes Redis remember the click for `keep` seconds.
 async fn remembered_by_keys(world: &World, target: Target, user: u64, liked: bool, keep: u64) -> LikeEvent {
     let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));
-    let script = Script::new(include_str!("../../../lua/like.lua"));
+    let script = Script::new(include_str!("../../../../lua/like.lua"));
     let counters = keys.counters("video", bucket);
     let mut call = script.key(&counters);
     let words = if liked { ["like", "0-"] } else { ["unlike", "0+"] };

@@ -1,6 +1,6 @@
 //! The right values of some counters are in another table. A recount corrects these counters with a query.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod live;
 mod plain;
@@ -9,9 +9,10 @@ mod runs;
 
 use std::collections::BTreeMap;
 
-use crate::common;
 use common::{Daemon, World};
 use sqlx::{AssertSqlSafe, Row};
+
+use tallyd_testkit as common;
 
 /// A query that counts the comments of each video.
 const QUERY: &str = "SELECT video_id, COUNT(*) FROM comment WHERE video_id > :after AND deleted = 0 GROUP BY video_id ORDER BY video_id \

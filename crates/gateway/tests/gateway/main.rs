@@ -1,6 +1,6 @@
 //! Tests `tallyd gateway`, which accepts events and answers reads over HTTP.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod document;
 mod events;
@@ -11,7 +11,7 @@ mod reads;
 
 use tallyd_base::runtime::clock::now;
 
-use super::common;
+use tallyd_testkit as common;
 
 /// The daemon counts likes and two other metrics.
 const PLAIN: &str = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\

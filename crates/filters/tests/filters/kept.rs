@@ -352,7 +352,8 @@ async fn the_documented_rights_are_enough_for_filters() {
     consumer.logged("\"consuming\"").await;
     seed(&world, target(42), 1..=30).await;
     let mut redis = world.redis().await;
-    let manual = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations/security.md")).unwrap();
+    let manual =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations/security.md")).unwrap();
     let mut login = Vec::new();
     for account in ["tallyd", "tallyd_api"] {
         let name = format!("{}_{account}", world.name);

@@ -266,7 +266,7 @@ fn mistakes_in_the_file_are_checks_with_their_places() {
     let text = "[amqp]\nprefech = 5\nprefetch = 19999\n[kinds]\nvideo = 0\n[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]\n\
                 [log]\nlevel = \"info\"\n";
     fs::write(&path, text).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+    let mut command = Command::new(crate::common::program());
     command.arg("--config").arg(&path).args(["config", "check", "--format", "json"]);
     let output = command.env("TALLYD__REDIS__SEEDS", "[\"h\"]").output().unwrap();
     assert_eq!(output.status.code(), Some(78));
