@@ -34,7 +34,7 @@ fn no_script_closes_a_pipe_before_it_has_read_it() {
 /// dev/test ignores a name without tests, if other names have some.
 #[test]
 fn each_name_for_the_lab_is_a_test_or_a_module_of_tests() {
-    let files = sources("tests");
+    let files: Vec<(PathBuf, String)> = ["tests", "crates"].into_iter().flat_map(sources).collect();
     let names = read("dev/lab.names");
     for name in names.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let module = name.replace("::", "/");
