@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn the_document_is_the_one_that_the_gateway_serves() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/openapi.json");
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
         let told = serde_json::to_string_pretty(&document()).unwrap() + "\n";
         if std::env::var_os("TALLYD_UPDATE_SNAPSHOT").is_some() {
             std::fs::write(&path, &told).unwrap();

@@ -168,7 +168,7 @@ mod tests {
         let path = folder.path().join(CONFIG);
         let free = || check_free(folder.path(), [CONFIG.to_owned()]);
         free().unwrap();
-        fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/config.toml"), &path).unwrap();
+        fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../../config.toml"), &path).unwrap();
         free().unwrap();
         for text in ["[amqp]\nurl = \"amqp://other@127.0.0.1:5672/%2f\"\n", "[amqp]\npartitions = 2\n", "no TOML"] {
             fs::write(&path, text).unwrap();

@@ -286,7 +286,7 @@ fn mistakes_in_the_file_are_checks_with_their_places() {
 
 #[test]
 fn the_manual_explains_every_check() {
-    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md")).unwrap();
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md")).unwrap();
     let (_, table) = text.split_once("## The checks\n").unwrap();
     let rows = table.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).skip(2);
     let explained: Vec<String> = rows.map(|row| row.split('`').nth(1).unwrap().to_owned()).collect();
