@@ -31,7 +31,7 @@ use futures_util::FutureExt;
 
 use exit::exit_code;
 use rare::Admin;
-use tallyd_base::cli::check::Question;
+use tallyd_base::cli::check::{Needs, Question};
 pub use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
 use tallyd_base::cli::{
     Format, are_paused, ended, parse_since, parse_target, parse_time, print, progress_sink, start_log, start_runtime,
@@ -188,8 +188,9 @@ where
         Some(Any::Alone(command)) => return run_alone(command, cli.config.as_deref()),
         Some(Any::Admin(Admin::Alone(command))) => return rare::run_alone(command, cli.config.as_deref()),
         Some(Any::Admin(Admin::Configured(command))) => {
-            let config = loaded(cli.config.unwrap_or_else(|| config::DEFAULT_PATH.into()).as_path())?;
-            return start_runtime()?.block_on(rare::run(&config, command));
+            let path = cli.config.unwrap_or_else(|| config::DEFAULT_PATH.into());
+            let config = loaded(&path)?;
+            return start_runtime()?.block_on(rare::run(&path, &config, command));
         }
         Some(Any::Configured(command)) => Some(command),
         None => None,
@@ -204,7 +205,7 @@ where
                 daemon(path, config).await.map(|()| EXIT_DONE)
             }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
-            Some(Command::Import(args)) => tallyd_moving::command::import::run(&config, &args).await,
+            Some(Command::Import(args)) => tallyd_moving::command::import::run(&path, &config, &args).await,
             Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,
@@ -221,10 +222,17 @@ fn loaded(path: &Path) -> Result<Config> {
 }
 
 /// What `tallyd config check` asks beside the three servers' own questions.
-const QUESTIONS: [Question; 3] = [
-    Question { needs_mysql: true, ask: |config, servers| tallyd_recount::check::check(config, servers).boxed() },
-    Question { needs_mysql: true, ask: |config, servers| tallyd_moving::check::check(config, servers).boxed() },
-    Question { needs_mysql: false, ask: |config, _| port_check::check(&config.admin).boxed() },
+const QUESTIONS: [Question; 4] = [
+    Question {
+        needs: Needs::Nothing,
+        ask: |asked| async move { tallyd_moving::check::check_file(asked.path, asked.config) }.boxed(),
+    },
+    Question { needs: Needs::Mysql, ask: |asked| tallyd_recount::check::check(asked.config, asked.servers).boxed() },
+    Question {
+        needs: Needs::Mysql,
+        ask: |asked| tallyd_moving::check::check_queries(asked.path, asked.config, asked.servers).boxed(),
+    },
+    Question { needs: Needs::Network, ask: |asked| port_check::check(&asked.config.admin).boxed() },
 ];
 
 fn run_alone(command: Alone, given: Option<&Path>) -> Result<u8> {

@@ -68,11 +68,11 @@ pub(super) enum RareAlone {
     },
 }
 
-pub(super) async fn run(config: &Config, command: Rare) -> Result<u8> {
+pub(super) async fn run(path: &Path, config: &Config, command: Rare) -> Result<u8> {
     match command {
         Rare::Recount(args) => tallyd_recount::command::run(config, &args).await,
         Rare::Compare(args) => tallyd_moving::command::compare::run(config, &args).await,
-        Rare::Export(args) => tallyd_moving::command::export::run(config, &args).await,
+        Rare::Export(args) => tallyd_moving::command::export::run(path, config, &args).await,
         Rare::Erase(args) => tallyd_moving::command::erase::run(config, &args).await,
         Rare::Map(args) => map::run(config, &args).await,
         Rare::Filters(command) => tallyd_filters::command::run(config, &command).await,

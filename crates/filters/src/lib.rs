@@ -189,7 +189,7 @@ impl Job for Filters {
         Cow::Borrowed(MODE)
     }
 
-    fn keep(&self, _: &Config) -> Duration {
+    fn keep(&self) -> Duration {
         OFTEN_KEEP
     }
 

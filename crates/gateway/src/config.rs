@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -32,7 +31,7 @@ pub fn schema() -> &'static Value {
     &SCHEMA
 }
 
-const GATEWAY_FILE: File = File { schema, elsewhere: of_daemon };
+const GATEWAY_FILE: File = File { schema, elsewhere: of_daemon, has_variables: true };
 
 pub const GATEWAY_PATH: &str = "/etc/tallyd/gateway.toml";
 
@@ -75,6 +74,7 @@ pub struct Gateway {
     /// Maximum number of likes and unlikes of a user per window. 0: no limit.
     pub rate_likes_max: u32,
     /// Length of a window, from the user's first click.
+    #[schemars(extend("x-minimum" = "1s"))]
     pub rate_window: Pause,
 }
 
@@ -115,9 +115,6 @@ fn problems(gateway: &mut Gateway, found: &mut Faults) {
     listen_problems("gateway", &gateway.listen, &gateway.address().map(Some), has_token, found);
     read_port_token("gateway", &mut gateway.token, gateway.token_file.as_deref(), found);
     token_problems("gateway", gateway.token.as_ref(), found);
-    if gateway.rate_window.0 < Duration::from_secs(1) {
-        found.at("gateway.rate_window", "[gateway] rate_window must be 1s or longer");
-    }
 }
 
 #[cfg(test)]
@@ -152,7 +149,7 @@ mod tests {
             "8:1: [amqp] prefetch belongs in the daemon's config.toml",
             "9:1: unknown key `prefech` in [amqp]: did you mean `prefix`?",
             "11:1: [gateway] listen is \"\"",
-            "12:1: [gateway] rate_window must be 1s or longer",
+            "12:1: [gateway] rate_window is \"1ms\": write a duration, 1s or more",
         ] {
             assert!(error.contains(&format!("\n  {problem}")), "{problem}: {error}");
         }

@@ -1,16 +1,24 @@
-//! The questions of `tallyd config check` about imports.
+//! The questions of `tallyd config check` about move.toml.
 
+use std::path::Path;
+
+use crate::config::{examine, path_beside};
 use crate::import::{Importer, Pass};
 use tallyd_base::cli::check::{Check, MYSQL_AWAY, MYSQL_REFUSED, What};
-use tallyd_base::config::{Config, Key, Problem};
+use tallyd_base::config::{Config, Key};
 use tallyd_base::jobs::JobError;
 use tallyd_base::jobs::run::Job as _;
 use tallyd_base::servers::Servers;
 
-pub async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
+pub fn check_file(path: &Path, config: &Config) -> Vec<Check> {
+    let problems = examine(&path_beside(path), config).err().unwrap_or_default();
+    problems.into_iter().map(Check::problem).collect()
+}
+
+pub async fn check_queries(path: &Path, config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = Vec::new();
-    for (place, import) in config.imports.iter().enumerate() {
-        let key = Key::from("import").then(place).then("query");
+    let Ok(moves) = examine(&path_beside(path), config) else { return checks };
+    for (place, import) in moves.imports.iter().enumerate() {
         let importer = match Importer::new(config, import, Pass::Rows, servers) {
             Ok(importer) => importer,
             Err(error) => {
@@ -28,7 +36,7 @@ pub async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
                 ),
             })),
             Err(JobError::Refused(text)) => checks.push(Check {
-                at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
+                at: Some(moves.problem(Key::from("import").then(place).then("query"), text.clone())),
                 ..Check::error(
                     What::MysqlImports,
                     text,
@@ -36,7 +44,7 @@ pub async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
                 )
             }),
             Err(error) => {
-                let away = "start the server, or correct [import.source] url";
+                let away = "start the server, or correct its url in move.toml";
                 checks.push(Check::failed(What::MysqlImports, error.into_error(), away, MYSQL_REFUSED));
             }
         }

@@ -4,6 +4,7 @@
 pub mod check;
 pub mod command;
 pub mod compare;
+pub mod config;
 pub mod erase;
 pub mod export;
 pub mod import;

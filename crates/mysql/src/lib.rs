@@ -153,7 +153,7 @@ impl Store {
                 })
             })
             .connect_lazy_with(options(config)?);
-        let (address, has_certificate) = (address(&config.url).into(), config.tls.identity.is_some());
+        let (address, has_certificate) = (address(&config.url).into(), config.login.tls.identity.is_some());
         Ok(Self {
             pool,
             address,

@@ -19,7 +19,8 @@ pub(super) fn unknown_plugin(error: &sqlx::Error) -> Option<String> {
 
 pub(super) fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     const ACTION: &str = "read [mysql] url";
-    let Mysql { url, tls, .. } = config;
+    let Mysql { url, login, .. } = config;
+    let tls = &login.tls;
     let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
     // The library must not log slow or failed statements, because the caller logs them.

@@ -5,8 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tallyd_connect::address::ServerUrl;
-use tallyd_connect::secret::Secret;
-use tallyd_connect::tls::Tls;
+use tallyd_connect::login::Login;
 use tallyd_core::partition::PartitionBy;
 
 /// The largest number of partitions. Each partition costs a queue and a connection to the broker.
@@ -14,31 +13,15 @@ pub const PARTITIONS_MAX: u16 = 256;
 
 /// `[amqp]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Amqp {
     /// `amqp://user@host:5672/vhost`, or `amqps://` for TLS. Write the vhost `/` as `%2f`, and in a password #, @ and %
     /// as %23, %40 and %25. With `?auth_mechanism=external` the client certificate is the login.
     pub url: ServerUrl,
     /// Other nodes of the cluster, as `host:port`. Leave it empty behind a load balancer.
     pub seeds: Vec<String>,
-    /// The password. Only an environment variable can set it.
-    #[schemars(skip)]
-    pub password: Option<Secret>,
-    /// File with the password, not world-readable. A relative path is a systemd credential.
-    #[schemars(with = "String")]
-    pub password_file: Option<String>,
-    /// Trusted authorities (PEM), in addition to the system's.
-    #[schemars(with = "String")]
-    pub tls_ca_file: Option<String>,
-    /// Client certificate (PEM), if required.
-    #[schemars(with = "String")]
-    pub tls_cert_file: Option<String>,
-    /// Private key (PEM), without passphrase. A relative path is a systemd credential.
-    #[schemars(with = "String")]
-    pub tls_key_file: Option<String>,
-    /// The contents of these files.
-    #[serde(skip)]
-    pub tls: Tls,
+    #[serde(flatten)]
+    pub login: Login,
     /// Prefix of every name on the broker, for example `{prefix}.events`.
     pub prefix: String,
     /// Queues that share the events, each with one active consumer. Several queues need the plugin
@@ -69,12 +52,7 @@ impl Default for Amqp {
         Self {
             url: ServerUrl::from("amqp://tallyd@127.0.0.1:5672/%2f"),
             seeds: Vec::new(),
-            password: None,
-            password_file: None,
-            tls_ca_file: None,
-            tls_cert_file: None,
-            tls_key_file: None,
-            tls: Tls::default(),
+            login: Login::default(),
             prefix: "tally".to_owned(),
             partitions: 1,
             partition_by: PartitionBy::User,

@@ -89,12 +89,14 @@ impl Broker {
         let tls = match uri.scheme {
             AMQPScheme::AMQP => OwnedTLSConfig::default(),
             AMQPScheme::AMQPS => OwnedTLSConfig {
-                identity: config.tls.identity.as_ref().map(|Identity { certificate, key }| OwnedIdentity::PKCS8 {
-                    pem: certificate.clone().into_bytes(),
-                    key: key.expose().as_bytes().to_vec(),
+                identity: config.login.tls.identity.as_ref().map(|Identity { certificate, key }| {
+                    OwnedIdentity::PKCS8 {
+                        pem: certificate.clone().into_bytes(),
+                        key: key.expose().as_bytes().to_vec(),
+                    }
                 }),
                 // The library adds the system's authorities.
-                cert_chain: config.tls.authorities.clone(),
+                cert_chain: config.login.tls.authorities.clone(),
             },
         };
         Ok(Self {
@@ -152,7 +154,7 @@ impl Broker {
 
     fn explain(&self, node: &Node, error: BrokerError) -> BrokerError {
         let BrokerError::Call { source: Whole(source), .. } = &error else { return error };
-        let has_certificate = self.config.tls.identity.is_some();
+        let has_certificate = self.config.login.tls.identity.is_some();
         let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
         match TlsFault::of(source, server) {
             Some(fault) => fault.into(),

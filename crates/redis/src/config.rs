@@ -3,13 +3,13 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tallyd_connect::address::ServerUrl;
+use tallyd_connect::login::Login;
 use tallyd_connect::secret::Secret;
-use tallyd_connect::tls::Tls;
 use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 
 /// `[redis]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Redis {
     /// `redis://host:6379/0`, or `rediss://` for TLS. For a Redis Cluster: one node, with database 0. With sentinels,
     /// tallyd ignores host and port.
@@ -28,24 +28,8 @@ pub struct Redis {
     /// The content of that file.
     #[serde(skip)]
     pub sentinel_password: Option<Secret>,
-    /// The password. It comes only from the environment.
-    #[schemars(skip)]
-    pub password: Option<Secret>,
-    /// File with the password, not world-readable. A relative path is a systemd credential.
-    #[schemars(with = "String")]
-    pub password_file: Option<String>,
-    /// Trusted authorities (PEM), in addition to the system's.
-    #[schemars(with = "String")]
-    pub tls_ca_file: Option<String>,
-    /// Client certificate (PEM), if required.
-    #[schemars(with = "String")]
-    pub tls_cert_file: Option<String>,
-    /// Private key (PEM), without passphrase. A relative path is a systemd credential.
-    #[schemars(with = "String")]
-    pub tls_key_file: Option<String>,
-    /// The content of these files.
-    #[serde(skip)]
-    pub tls: Tls,
+    #[serde(flatten)]
+    pub login: Login,
     /// Prefix of every key, the same in all clients, without braces.
     pub key_prefix: String,
     /// Layout of the counters. Use `packed` unless the site already has another layout.
@@ -119,12 +103,7 @@ impl Default for Redis {
             sentinel_master: "mymaster".to_owned(),
             sentinel_password_file: None,
             sentinel_password: None,
-            password: None,
-            password_file: None,
-            tls_ca_file: None,
-            tls_cert_file: None,
-            tls_key_file: None,
-            tls: Tls::default(),
+            login: Login::default(),
             key_prefix: "tally:".to_owned(),
             layout: Form::Packed,
             bucket_bits: 13,

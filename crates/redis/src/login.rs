@@ -37,7 +37,7 @@ pub(super) struct Login {
 
 impl Login {
     pub(super) fn new(config: &Redis, timeout: Duration) -> Self {
-        Self { url: config.url.clone(), tls: config.tls.clone(), timeout }
+        Self { url: config.url.clone(), tls: config.login.tls.clone(), timeout }
     }
 
     pub(super) fn at(&self, address: &str) -> RedisResult<Self> {

@@ -89,6 +89,7 @@ fn of_gateway(api: &toml::Table, gateway: toml::Value) -> toml::Table {
     whole
 }
 
+/// Returns the settings of config.toml and of `[gateway]`, and writes those of move.toml.
 fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> (toml::Table, toml::Value) {
     let control = folder.join("control.sock");
     let control = control.display();
@@ -111,6 +112,9 @@ fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> (toml::Table
             (_, value) => drop(whole.insert(section, value)),
         }
     }
+    let moves: toml::Table =
+        ["server", "import", "export"].into_iter().filter_map(|key| whole.remove_entry(key)).collect();
+    fs::write(folder.join("move.toml"), toml::to_string(&moves).unwrap()).unwrap();
     let gateway = whole.remove("gateway").unwrap();
     (whole, gateway)
 }

@@ -10,7 +10,7 @@ use tracing::warn;
 use super::Reconciler;
 use tallyd_base::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use tallyd_base::jobs::JobError;
-use tallyd_base::jobs::run::{Ended, Run, RunHead};
+use tallyd_base::jobs::run::{Ended, KEEP, Run, RunHead};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
@@ -99,7 +99,7 @@ impl Servers {
 
     /// A failure is no failure of the run, because the next run deletes them.
     pub(super) async fn forget_old_repairs(&self) {
-        if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
+        if let Err(error) = self.store.prune_repairs(KEEP).await {
             let error = format!("{:#}", anyhow::Error::from(error));
             warn!(event = "prune-failed", error, "old records of repairs could not be deleted: {error}");
         }

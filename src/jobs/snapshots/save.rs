@@ -82,7 +82,7 @@ impl Job for Snapshots {
         Cow::Borrowed(SNAPSHOT_MODE)
     }
 
-    fn keep(&self, _: &Config) -> Duration {
+    fn keep(&self) -> Duration {
         OFTEN_KEEP
     }
 

@@ -12,8 +12,8 @@ const PAGE: &str = "docs/configuration-reference.md";
 
 const BEGINNING: &str = "# Configuration reference
 
-Every section and key of config.toml, generated from the [JSON Schema](config.schema.json), and
-[gateway.toml](#gatewaytoml). A section in double brackets can be repeated. Keys without values take text.
+Every section and key of config.toml, generated from the [JSON Schema](config.schema.json), of
+[move.toml](#movetoml) and of [gateway.toml](#gatewaytoml). A section in double brackets can be repeated. Keys without values take text.
 [Configuration](configuration.md) explains durations, schedules and the sources of settings.
 ";
 
@@ -40,7 +40,12 @@ fn allowed(key: &Value) -> String {
     }
     match (&key["minimum"], &key["maximum"]) {
         (Value::Number(least), Value::Number(most)) => format!("{least} to {most}"),
-        _ if key["format"] == "length-of-time" => "duration".to_owned(),
+        _ if key["format"] == "length-of-time" => match (key["x-minimum"].as_str(), key["x-maximum"].as_str()) {
+            (Some(least), Some(most)) => format!("duration, {least} to {most}"),
+            (Some(least), None) => format!("duration, {least} or more"),
+            (None, Some(most)) => format!("duration, at most {most}"),
+            (None, None) => "duration".to_owned(),
+        },
         _ => match &key["type"] {
             Value::String(name) if name == "boolean" => "`true`, `false`".to_owned(),
             Value::String(name) if name == "array" => "list".to_owned(),
@@ -65,11 +70,17 @@ fn gateway(daemon: &Value) -> String {
     page + &section("gateway", &own["gateway"])
 }
 
+fn moves() -> String {
+    let sections = tallyd_moving::config::schema()["properties"].as_object().unwrap();
+    let all: String = sections.iter().map(|(name, keys)| section(name, keys)).collect();
+    format!("\n## move.toml\n\nBeside config.toml, while [a site moves](moving.md). No variable changes it.\n{all}")
+}
+
 fn page() -> String {
     let schema: Value = serde_json::from_str(&read("docs/config.schema.json")).unwrap();
     let sections = schema["properties"].as_object().unwrap();
     let daemons: String = sections.iter().map(|(name, keys)| section(name, keys)).collect();
-    format!("{BEGINNING}{daemons}{}", gateway(&schema))
+    format!("{BEGINNING}{daemons}{}{}", moves(), gateway(&schema))
 }
 
 /// Returns the part of the page about one section.
@@ -77,6 +88,7 @@ fn section(name: &str, section: &Value) -> String {
     let mut page = String::new();
     let (header, keys) = match section["type"].as_str() {
         Some("array") => (format!("[[{name}]]"), &section["items"]["properties"]),
+        _ if name == "server" => (format!("[{name}.NAME]"), &section["additionalProperties"]["properties"]),
         _ => (format!("[{name}]"), &section["properties"]),
     };
     let meaning = section["description"].as_str().unwrap();

@@ -103,18 +103,6 @@ fn the_recount_in_config_toml_has_the_defaults_that_it_says() {
 }
 
 #[test]
-fn the_import_in_config_toml_has_the_defaults_that_it_says() {
-    let import = parsed(&with_examples()).unwrap().imports.remove(0);
-    let query = import.query.unwrap();
-    let least = parsed(&format!("[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"{query}\"")).unwrap();
-    let least = &least.imports[0];
-    assert_eq!(
-        (import.metric, import.page_rows, import.query_max),
-        (least.metric.clone(), least.page_rows, least.query_max)
-    );
-}
-
-#[test]
 fn the_map_in_the_page_on_moving_is_a_configuration_as_it_is() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), &blocks("docs/moving-reference.md", "toml")[0]).unwrap();
@@ -164,12 +152,25 @@ fn bounds(comment: &str) -> Option<(u64, u64)> {
     })
 }
 
+fn of_a_move(block: &str) -> Result<(), String> {
+    let text: String =
+        block.lines().filter(|line| !line.starts_with("password_file")).map(|line| format!("{line}\n")).collect();
+    let config = parsed("[kinds]\nvideo = 1\n[metrics]\nlike = 1\nview = 2\n")?;
+    tallyd_moving::config::parse(&text, "move.toml", &config).map(drop).map_err(|error| error.to_string())
+}
+
 #[test]
 fn every_sample_of_configuration_in_the_documents_is_read() {
     for document in documents() {
         // A test of `tallyd init` reads the sample of gateway.toml.
         for block in blocks(document.to_str().unwrap(), "toml").iter().filter(|block| !block.starts_with("[gateway]")) {
-            parsed(block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", document.display()));
+            let is_of_a_move = ["[[import]]", "[[export]]"].iter().any(|begin| block.starts_with(begin));
+            let read = match is_of_a_move {
+                // Its passwords are in files that are not on this machine.
+                true => of_a_move(block),
+                false => parsed(block).map(drop),
+            };
+            read.unwrap_or_else(|error| panic!("{}: {error}\n{block}", document.display()));
         }
     }
 }

@@ -145,8 +145,9 @@ fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
 fn the_unit_passes_the_credentials_that_config_toml_names() {
     let config = parsed(&with_examples()).unwrap();
     let (amqp, mysql, redis) = (config.amqp, config.mysql, config.redis);
-    let passwords = [amqp.password_file, mysql.password_file, redis.password_file, redis.sentinel_password_file];
-    let keys = [amqp.tls_key_file, mysql.tls_key_file, redis.tls_key_file, config.admin.token_file];
+    let passwords =
+        [amqp.login.password_file, mysql.login.password_file, redis.login.password_file, redis.sentinel_password_file];
+    let keys = [amqp.login.tls_key_file, mysql.login.tls_key_file, redis.login.tls_key_file, config.admin.token_file];
     let files: Vec<Option<String>> = passwords.into_iter().chain(keys).collect();
     assert_eq!(settings("LoadCredential"), files.into_iter().map(Option::unwrap).collect::<Vec<_>>());
 }

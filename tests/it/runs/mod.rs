@@ -96,7 +96,7 @@ async fn every_repair_is_noted_with_what_was_before() {
         (3, "redis".to_owned(), 2, 7, done()),
     ];
     assert_eq!(noted, expected);
-    // A row of `repair` is kept for the time in [reconcile] repair_keep. The first run after this time deletes it.
+    // A row of `repair` is kept for 90 days. The first run after this time deletes it.
     sqlx::query("UPDATE repair SET repaired_at = NOW(6) - INTERVAL 91 DAY WHERE target_id = 1")
         .execute(&world.pool)
         .await

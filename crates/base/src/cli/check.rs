@@ -1,6 +1,7 @@
 //! The checks of `config check`, and their results.
 
 use std::fmt;
+use std::path::Path;
 
 use anyhow::Error;
 use futures_util::future::BoxFuture;
@@ -136,8 +137,24 @@ pub struct Check {
 /// A question that a satellite, or another part of the daemon, adds to `tallyd config check`.
 #[derive(Clone, Copy)]
 pub struct Question {
-    pub needs_mysql: bool,
-    pub ask: for<'a> fn(&'a Config, &'a Servers) -> BoxFuture<'a, Vec<Check>>,
+    pub needs: Needs,
+    pub ask: for<'a> fn(Asked<'a>) -> BoxFuture<'a, Vec<Check>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// The question is also asked with `--offline`.
+    Nothing,
+    Network,
+    /// MySQL has answered.
+    Mysql,
+}
+
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    pub path: &'a Path,
+    pub config: &'a Config,
+    pub servers: &'a Servers,
 }
 
 impl Check {

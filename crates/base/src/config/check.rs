@@ -1,30 +1,18 @@
 //! Finds errors that the types can't exclude: values out of bounds, and keys whose values don't fit each other.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use jiff::tz::TimeZone;
 
 use super::key::Key;
+use super::password::set_password;
 use super::problem::Faults;
-use super::{Also, Config, Redis, ServerUrl, admin, board, export, filter, import, map, recount, retired, rule, tls};
+use super::{Also, Config, Mysql, Redis, ServerUrl, admin, board, filter, map, recount, retired, rule, tls};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
 /// `GET /v1/counters` of the gateway has the metrics' names beside these fields.
 const FIELDS_OF_ANSWERS: [&str; 2] = ["id", "source"];
-
-/// Largest allowed `future_max`. An event further in the future could belong to a day of the table `applied_event` that
-/// is being emptied.
-const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
-
-/// Shortest allowed `applied_event_keep`. With a shorter time, the table `applied_event` could lose an event that the
-/// broker delivers again after an outage.
-const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
-
-/// Longest allowed `applied_event_keep`. The table `applied_event` has 32 days: the kept days, today, a day that is
-/// being emptied, and spare days for clock differences.
-const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     urls(config, found);
@@ -38,37 +26,14 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     admin::problems(&config.admin, found);
     rule::problems(config, found);
     recount::problems(config, found);
-    import::problems(config, found);
     map::problems(config, found);
-    export::problems(config, found);
     board::problems(config, found);
 }
 
 fn urls(config: &Config, found: &mut Faults) {
-    let mut check = |block: Key, section: &str, url: &ServerUrl, schemes: &[&str]| {
-        let problem = match url.parts() {
-            Err(error) => error,
-            Ok(parts) if !schemes.contains(&parts.scheme()) => {
-                format!("begins with {}://, allowed is {}://", parts.scheme(), schemes.join(":// or "))
-            }
-            Ok(parts) if parts.host_str().is_none_or(str::is_empty) => {
-                "has no host: write the host after the user and @".to_owned()
-            }
-            // This text is most likely the rest of a password, so it must not be used or shown as another part of the
-            // address.
-            Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
-                "has a # or a second @: in a password write them as %23 and %40".to_owned()
-            }
-            Ok(_) => return,
-        };
-        found.at(block.then("url"), format!("[{section}] url {problem}"));
-    };
-    check("amqp".into(), "amqp", &config.amqp.url, &["amqp", "amqps"]);
-    check("mysql".into(), "mysql", &config.mysql.url, &["mysql", "mariadb"]);
-    check("redis".into(), "redis", &config.redis.url, &["redis", "rediss"]);
-    for (block, section, server) in config.site_servers() {
-        check(block, section, &server.url, &["mysql", "mariadb"]);
-    }
+    check_url(&"amqp".into(), "amqp", &config.amqp.url, &["amqp", "amqps"], found);
+    check_url(&"mysql".into(), "mysql", &config.mysql.url, &MYSQL_SCHEMES, found);
+    check_url(&"redis".into(), "redis", &config.redis.url, &["redis", "rediss"], found);
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {
             // Without a user, the library would log in as guest.
@@ -97,9 +62,43 @@ fn urls(config: &Config, found: &mut Faults) {
     cluster(&config.redis, found);
     sentinel(&config.redis, found);
     layouts(&config.redis, config, found);
-    if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
-        found.at("mysql.url", "[mysql] url has no database: write mysql://user@host:3306/tally");
+    check_database(&"mysql".into(), "mysql", &config.mysql.url, found);
+}
+
+const MYSQL_SCHEMES: [&str; 2] = ["mysql", "mariadb"];
+
+fn check_url(block: &Key, section: &str, url: &ServerUrl, schemes: &[&str], found: &mut Faults) {
+    let problem = match url.parts() {
+        Err(error) => error,
+        Ok(parts) if !schemes.contains(&parts.scheme()) => {
+            format!("begins with {}://, allowed is {}://", parts.scheme(), schemes.join(":// or "))
+        }
+        Ok(parts) if parts.host_str().is_none_or(str::is_empty) => {
+            "has no host: write the host after the user and @".to_owned()
+        }
+        // This text is most likely the rest of a password, so it must not be used or shown as another part of the
+        // address.
+        Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
+            "has a # or a second @: in a password write them as %23 and %40".to_owned()
+        }
+        Ok(_) => return,
+    };
+    found.at(block.then("url"), format!("[{section}] url {problem}"));
+}
+
+fn check_database(block: &Key, section: &str, url: &ServerUrl, found: &mut Faults) {
+    if url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
+        found.at(block.then("url"), format!("[{section}] url has no database: write mysql://user@host:3306/DATABASE"));
     }
+}
+
+/// Reads the password and the certificates of a further MySQL server, and finds the problems of its settings.
+pub fn complete_mysql(block: &Key, section: &str, mysql: &mut Mysql, found: &mut Faults) {
+    check_url(block, section, &mysql.url, &MYSQL_SCHEMES, found);
+    check_database(block, section, &mysql.url, found);
+    tls::mysql_problems(block, section, mysql, found);
+    set_password(block, section, &mut mysql.url, &mysql.login, found);
+    mysql.login.tls = tls::read_files(block, section, &mysql.login, found);
 }
 
 fn cluster(redis: &Redis, found: &mut Faults) {
@@ -196,12 +195,6 @@ fn bounds(config: &Config, found: &mut Faults) {
             config.amqp.prefetch, config.consumer.batch_events_max
         );
         found.between(&["amqp.prefetch".into(), "consumer.batch_events_max".into()], text);
-    }
-    if config.consumer.future_max.0 > FUTURE_MAX_MAX {
-        found.at("consumer.future_max", "[consumer] future_max must not be longer than 1d");
-    }
-    if !(APPLIED_KEEP_MIN..=APPLIED_KEEP_MAX).contains(&config.consumer.applied_event_keep.0) {
-        found.at("consumer.applied_event_keep", "[consumer] applied_event_keep must be from 1h to 27d");
     }
     let (skew, overlap) = (config.reconcile.skew(), config.reconcile.overlap.0);
     if skew > overlap {
@@ -326,8 +319,11 @@ pub(super) mod tests {
             ("[kinds]\n\"Big Video\" = 1", "a name must have 1 to 32"),
             ("[metrics]\nview = 2", "must have `like`"),
             ("[metrics]\nlike = 1\nsource = 2", "[metrics] source: the gateway's answers have a field of this name"),
-            ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
-            ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
+            ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max is \"2d\": write a duration, at most 1d"),
+            (
+                "[consumer]\napplied_event_keep = \"28d\"",
+                "[consumer] applied_event_keep is \"28d\": write a duration, 1h to 27d",
+            ),
             ("[redis]\nkey_prefix = \"{x}\"", "must not have braces"),
             ("[redis]\ncounter_key = \"x:{id}\"", "[redis] counter_key is for the layouts entity and string"),
             ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{user}\"", "[redis] counter_key has {user}"),

@@ -56,15 +56,20 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
 }
 
 pub fn checked(read: Read, mut config: Config, mut found: Faults) -> Result<Loaded, Vec<Problem>> {
-    let Read { mut faults, origins, mut problems, .. } = read;
-    let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
-    let removed: Vec<Key> = of_faults.chain(problems.iter().filter_map(|problem| problem.key.clone())).collect();
     set_passwords(&mut config, &mut found);
     tls::read(&mut config, &mut found);
     check::problems(&config, &mut found);
+    finished(read, found).map(|origins| Loaded { config, origins })
+}
+
+/// Adds the problems of values to those of reading.
+pub fn finished(read: Read, found: Faults) -> Result<Origins, Vec<Problem>> {
+    let Read { mut faults, origins, mut problems, .. } = read;
+    let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
+    let removed: Vec<Key> = of_faults.chain(problems.iter().filter_map(|problem| problem.key.clone())).collect();
     faults.0.extend(found.0.into_iter().filter(|fault| is_certain(fault, &removed, &origins)));
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
-    if problems.is_empty() { Ok(Loaded { config, origins }) } else { Err(in_order(problems)) }
+    if problems.is_empty() { Ok(origins) } else { Err(in_order(problems)) }
 }
 
 /// Reads only the environment, and the files that variables name. `tallyd init` needs this, because the configuration
@@ -87,6 +92,9 @@ pub fn read_file(path: &Path, file: File) -> Result<Read, Vec<Problem>> {
 }
 
 fn read_with_environment(text: &str, source: &str, file: File) -> Result<Read, Vec<Problem>> {
+    if !file.has_variables {
+        return read(text, source, [], file);
+    }
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let mut environment: Vec<(String, String)> = environment.collect();
@@ -140,7 +148,7 @@ pub fn parse(
     if problems.is_empty() { Ok(loaded.config) } else { Err(in_order(problems).into()) }
 }
 
-fn read(
+pub fn read(
     text: &str,
     source: &str,
     environment: impl IntoIterator<Item = (String, String)>,
@@ -258,10 +266,7 @@ fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
 fn refers(section: &str, to: &str) -> bool {
     matches!(
         (section, to),
-        ("rule" | "recount" | "import" | "export" | "retired", "kinds" | "metrics")
-            | ("board", "metrics" | "board")
-            | ("rule", "board")
-            | ("import", "rule" | "recount")
+        ("rule" | "recount" | "retired", "kinds" | "metrics") | ("board", "metrics" | "board") | ("rule", "board")
     )
 }
 
@@ -375,7 +380,7 @@ mod tests {
     #[test]
     fn a_password_is_taken_from_the_environment_but_not_from_the_file() {
         let config = parsed("", &[("TALLYD__REDIS__PASSWORD", "007")]).unwrap();
-        assert_eq!(config.redis.password.unwrap().expose(), "007");
+        assert_eq!(config.redis.login.password.unwrap().expose(), "007");
         let config =
             parsed("", &[("TALLYD__REDIS__KEY_PREFIX", "7"), ("TALLYD__FILTER__FALSE_POSITIVE", "0.01")]).unwrap();
         assert_eq!(

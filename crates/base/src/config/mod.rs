@@ -10,10 +10,8 @@ mod admin;
 mod board;
 mod card;
 mod check;
-mod export;
 mod filter;
 mod handle;
-mod import;
 mod key;
 mod load;
 mod map;
@@ -38,14 +36,14 @@ pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{
     Admin, Listen, NoAddress, SOCKET, listen_problems, load_admin, read_token as read_port_token, token_problems,
 };
-pub use check::is_name;
-pub use export::{Export, Writes as ExportWrites};
+pub use check::{complete_mysql, is_name};
 pub use filter::FILTER_GAP_MAX;
 pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
-pub use import::{Import, Reads};
 pub use key::{Key, Origin, Origins};
-pub use load::{DEFAULT_PATH, Loaded, Read, checked, examine, load, load_environment, parse, read_file, typed};
+pub use load::{
+    DEFAULT_PATH, Loaded, Read, checked, examine, finished, load, load_environment, parse, read, read_file, typed,
+};
 pub use password::read_token;
 pub use problem::{Fault, Faults, Problem};
 pub use reconcile::{EventClock, Reconcile};
@@ -55,6 +53,7 @@ pub use retired::Retired;
 pub use rule::shared_boards;
 pub use schema::{File, of_daemon, schema, schema_of};
 pub use tallyd_connect::address::ServerUrl;
+pub use tallyd_connect::login::Login;
 pub use tallyd_connect::secret::Secret;
 pub use tallyd_connect::tls::{Identity, Tls};
 pub use tallyd_core::board::Board;
@@ -118,15 +117,9 @@ pub struct Config {
     /// Numbers that another table determines. `tallyd admin recount` corrects them.
     #[serde(rename = "recount")]
     pub recounts: Vec<Recount>,
-    /// Old tables that `tallyd import` copies.
-    #[serde(rename = "import")]
-    pub imports: Vec<Import>,
     /// Events in your own JSON, from your own exchange.
     #[serde(rename = "map")]
     pub maps: Vec<Map>,
-    /// Old tables that `tallyd admin export` keeps current after the cut-over.
-    #[serde(rename = "export")]
-    pub exports: Vec<Export>,
     /// Leaderboards, one block for each board and period.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,
@@ -177,8 +170,11 @@ pub struct Consumer {
     /// Maximum bytes of message bodies per batch, to limit memory.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
-    /// How long the daemon remembers `count` events, to count each once (1h to 27d). Daemons reject count, set and
-    /// reset events older than this. If daemons differ, the shortest time applies.
+    /// How long the daemon remembers `count` events, to count each once. Daemons reject count, set and reset events
+    /// older than this. If daemons differ, the shortest time applies.
+    // With a shorter time, the table `applied_event` could lose an event that the broker delivers again after an outage.
+    // It has 32 days: the kept days, today, a day that is being emptied, and spare days for clock differences.
+    #[schemars(extend("x-minimum" = "1h", "x-maximum" = "27d"))]
     pub applied_event_keep: Pause,
     /// Maximum number of open dead letters, divided equally among the partitions. Later dead letters go to the queue
     /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
@@ -194,8 +190,10 @@ pub struct Consumer {
     /// First day (in UTC) of events. The daemon rejects events with an earlier `at`, because their unit is probably
     /// wrong.
     pub at_min: Day,
-    /// How far an event's `at` can be in the future, at most 1d. The daemon rejects other events: they would win over
-    /// later events of the row.
+    /// How far an event's `at` can be in the future. The daemon rejects other events: they would win over later events of
+    /// the row.
+    // A later event could belong to a day of the table `applied_event` that is being emptied.
+    #[schemars(extend("x-maximum" = "1d"))]
     pub future_max: Pause,
     /// How long to keep a batch while MySQL is unreachable, before requeueing it. Must be shorter than RabbitMQ's
     /// `consumer_timeout` (default 30 minutes).
@@ -245,24 +243,13 @@ impl Config {
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
-        let imports = self.imports.iter().enumerate();
-        let imports =
-            imports.filter_map(|(place, it)| Some((import::source_key(place), "import.source", it.source.as_ref()?)));
-        let exports = self.exports.iter().enumerate();
-        imports.chain(
-            exports.filter_map(|(place, it)| Some((export::server_key(place), "export.server", it.server.as_ref()?))),
-        )
-    }
-
-    fn site_servers_mut(&mut self) -> impl Iterator<Item = (Key, &'static str, &mut Mysql)> {
-        let imports = self.imports.iter_mut().enumerate();
-        let imports =
-            imports.filter_map(|(place, it)| Some((import::source_key(place), "import.source", it.source.as_mut()?)));
-        let exports = self.exports.iter_mut().enumerate();
-        imports.chain(
-            exports.filter_map(|(place, it)| Some((export::server_key(place), "export.server", it.server.as_mut()?))),
-        )
+    fn servers_mut(&mut self) -> [(&'static str, &mut ServerUrl, &mut Login); 3] {
+        let Self { amqp, mysql, redis, .. } = self;
+        [
+            ("amqp", &mut amqp.url, &mut amqp.login),
+            ("mysql", &mut mysql.url, &mut mysql.login),
+            ("redis", &mut redis.url, &mut redis.login),
+        ]
     }
 }
 

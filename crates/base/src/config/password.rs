@@ -6,26 +6,15 @@ use std::path::{Path, PathBuf};
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Config, Mysql, Secret, ServerUrl};
+use super::{Config, Login, Secret, ServerUrl};
 
 /// Container engines put secrets into this folder, with mode 0444 by default. The mode is safe, because no other user
 /// runs a process in the container.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
 pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
-    for (section, url, password, file) in [
-        ("amqp", &mut config.amqp.url, &config.amqp.password, &config.amqp.password_file),
-        ("mysql", &mut config.mysql.url, &config.mysql.password, &config.mysql.password_file),
-        ("redis", &mut config.redis.url, &config.redis.password, &config.redis.password_file),
-    ] {
-        if let Err((name, problem)) = set_password(url, password.as_ref(), file.as_deref()) {
-            faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
-        }
-    }
-    for (block, section, Mysql { url, password_file, .. }) in config.site_servers_mut() {
-        if let Err((name, problem)) = set_password(url, None, password_file.as_deref()) {
-            faults.at(block.then(name), format!("[{section}] {problem}"));
-        }
+    for (section, url, login) in config.servers_mut() {
+        set_password(&Key::from(section), section, url, login, faults);
     }
     if let Some(file) = &config.redis.sentinel_password_file {
         match read_password("sentinel_password_file", file) {
@@ -35,22 +24,22 @@ pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
     }
 }
 
-/// An error contains the invalid key and a message.
-fn set_password(
-    url: &mut ServerUrl,
-    password: Option<&Secret>,
-    file: Option<&str>,
-) -> Result<(), (&'static str, String)> {
-    let password = match (password, file) {
-        (Some(password), _) => password.clone(),
-        (None, Some(file)) => {
-            let problem = |problem| ("password_file", problem);
-            url.set_password_file(located("password_file", file).map_err(problem)?);
-            read_password("password_file", file).map_err(problem)?
-        }
-        (None, None) => return Ok(()),
+pub(super) fn set_password(block: &Key, section: &str, url: &mut ServerUrl, login: &Login, faults: &mut Faults) {
+    let mut set = || {
+        let password = match (&login.password, &login.password_file) {
+            (Some(password), _) => password.clone(),
+            (None, Some(file)) => {
+                let problem = |problem| ("password_file", problem);
+                url.set_password_file(located("password_file", file).map_err(problem)?);
+                read_password("password_file", file).map_err(problem)?
+            }
+            (None, None) => return Ok(()),
+        };
+        url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
     };
-    url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
+    if let Err((name, problem)) = set() {
+        faults.at(block.then(name), format!("[{section}] {problem}"));
+    }
 }
 
 /// Returns the absolute path of `file`, the value of the key `name`. If `file` is a relative path, the file is a

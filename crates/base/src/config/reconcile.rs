@@ -37,9 +37,6 @@ pub struct Reconcile {
     /// Maximum rows of `counter` per page: one for each target, metric and partition. Each row takes about 200 bytes.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
-    /// Milliseconds that a page should take. The daemon adapts the page size.
-    #[schemars(range(min = 10, max = 60_000))]
-    pub page_target_ms: u64,
     /// Milliseconds between pages. Larger values slow runs down.
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
@@ -50,11 +47,9 @@ pub struct Reconcile {
     pub redis_latency_max_ms: u64,
     /// Runs that need RabbitMQ wait while a partition's queue exceeds this length. 0: never.
     pub queue_depth_max: u64,
-    /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than `max_lag`. Account, database and
+    /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than ten seconds. Account, database and
     /// options are those of `[mysql] url`. The account needs only SELECT.
     pub replicas: Vec<String>,
-    /// Largest lag of a replica.
-    pub max_lag: Pause,
     /// Safety limit: abort a run that would repair more than this percentage of the checked targets, and more than 100
     /// targets. `tallyd reconcile --force` ignores safety limits.
     #[schemars(range(min = 0, max = 100))]
@@ -62,8 +57,6 @@ pub struct Reconcile {
     /// Safety limit: abort a run that would change one counter by more than this.
     #[schemars(range(min = 0, max = 1_i64 << 62))]
     pub repair_abs_max: i64,
-    /// How long the tables `repair` and `job_run` keep rows.
-    pub repair_keep: Pause,
     /// How often the daemon checks Redis for lost counters to load.
     pub watch_every: Pause,
 }
@@ -86,16 +79,13 @@ impl Default for Reconcile {
             fence_max: Pause::from_secs(60),
             overlap: Pause::from_secs(900),
             page_targets: 25_000,
-            page_target_ms: 1_000,
             pause_ms: 0,
             threads_running_max: 64,
             redis_latency_max_ms: 100,
             queue_depth_max: 200_000,
             replicas: Vec::new(),
-            max_lag: Pause::from_secs(10),
             repair_targets_max_percent: 5,
             repair_abs_max: 1_000_000,
-            repair_keep: Pause::from_secs(90 * 86_400),
             watch_every: Pause::from_secs(5),
         }
     }

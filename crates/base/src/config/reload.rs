@@ -98,9 +98,9 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
     for (name, is_new) in [
         ("[admin] token", text(&one.admin.token) != text(&other.admin.token)),
         ("[redis] sentinel_password", text(&one.redis.sentinel_password) != text(&other.redis.sentinel_password)),
-        ("[amqp] contents of the tls_ files", held(&one.amqp.tls) != held(&other.amqp.tls)),
-        ("[mysql] contents of the tls_ files", held(&one.mysql.tls) != held(&other.mysql.tls)),
-        ("[redis] contents of the tls_ files", held(&one.redis.tls) != held(&other.redis.tls)),
+        ("[amqp] contents of the tls_ files", held(&one.amqp.login.tls) != held(&other.amqp.login.tls)),
+        ("[mysql] contents of the tls_ files", held(&one.mysql.login.tls) != held(&other.mysql.login.tls)),
+        ("[redis] contents of the tls_ files", held(&one.redis.login.tls) != held(&other.redis.login.tls)),
     ] {
         if is_new {
             found.push(name.to_owned());
@@ -205,7 +205,7 @@ mod tests {
             let mut config = config("");
             config.admin.token = Some(Secret::new(secret.to_owned()));
             config.redis.sentinel_password = Some(Secret::new(secret.to_owned()));
-            config.amqp.tls.authorities = Some(secret.to_owned());
+            config.amqp.login.tls.authorities = Some(secret.to_owned());
             config
         };
         let Reload { changed, needs_restart, .. } =

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use tallyd_core::day::{DAY, Day};
 use tallyd_core::mapping::{PLACE, Place, WrongPlace};
-use tallyd_core::pause::{LENGTH_OF_TIME, parse_pause};
+use tallyd_core::pause::{LENGTH_OF_TIME, Pause, parse_pause};
 
 use super::key::Key;
 use super::{Amqp, Config, Mysql, Redis};
@@ -29,13 +29,18 @@ pub struct File {
     pub schema: fn() -> &'static Value,
     /// The file of a key that this file must not have.
     pub elsewhere: fn(&Key) -> Option<&'static str>,
+    /// Whether `TALLYD__SECTION__KEY` sets a key.
+    pub has_variables: bool,
 }
 
 pub(crate) const CONFIG_FILE: File = File {
     schema,
-    elsewhere: |key| {
-        (key.section() == "gateway").then_some("gateway.toml, which only `tallyd gateway` reads: docs/gateway.md")
+    elsewhere: |key| match key.section() {
+        "gateway" => Some("gateway.toml, which only `tallyd gateway` reads: docs/gateway.md"),
+        "import" | "export" | "server" => Some("move.toml, beside config.toml: docs/moving.md"),
+        _ => None,
     },
+    has_variables: true,
 };
 
 /// For a file that lacks keys of config.toml.
@@ -141,7 +146,10 @@ pub(super) fn allowed(schema: &Value) -> String {
         Some("boolean") => "allowed are true and false".to_owned(),
         Some("array") => "write a list in brackets: [\"one\", \"two\"]".to_owned(),
         _ => match format(schema) {
-            Some(LENGTH_OF_TIME) => "write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"".to_owned(),
+            Some(LENGTH_OF_TIME) => {
+                let bounds = bounds(schema).map_or_else(String::new, |it| format!(", {it}"));
+                format!("write a duration{bounds}: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"")
+            }
             Some(DAY) => "write a day: \"2010-01-31\"".to_owned(),
             Some(PLACE) => WrongPlace.to_string(),
             _ => "write a text in quotes".to_owned(),
@@ -151,7 +159,7 @@ pub(super) fn allowed(schema: &Value) -> String {
 
 pub(super) fn has_format(text: &str, schema: &Value) -> bool {
     match format(schema) {
-        Some(LENGTH_OF_TIME) => parse_pause(text).is_ok(),
+        Some(LENGTH_OF_TIME) => parse_pause(text).is_ok_and(|it| is_within(it, schema)),
         Some(DAY) => text.parse::<Day>().is_ok(),
         Some(PLACE) => text.parse::<Place>().is_ok(),
         _ => true,
@@ -162,16 +170,26 @@ fn format(schema: &Value) -> Option<&str> {
     schema.get("format").and_then(Value::as_str)
 }
 
+/// The bounds of a duration stand at its field: `x-minimum` and `x-maximum`, because JSON Schema has none for texts.
+fn is_within(pause: Pause, schema: &Value) -> bool {
+    let limit = |name: &str| schema.get(name).and_then(Value::as_str).and_then(|text| parse_pause(text).ok());
+    limit("x-minimum").is_none_or(|least| pause >= least) && limit("x-maximum").is_none_or(|most| pause <= most)
+}
+
 pub(super) fn bounds(schema: &Value) -> Option<String> {
-    let of = |name: &str| schema.get(name).and_then(shown);
-    match (of("minimum"), of("maximum")) {
+    let of = |names: [&str; 2]| names.into_iter().find_map(|name| schema.get(name).and_then(shown));
+    match (of(["minimum", "x-minimum"]), of(["maximum", "x-maximum"])) {
         (Some(least), Some(most)) => Some(format!("{least} to {most}")),
         (Some(least), None) => Some(format!("{least} or more")),
-        _ => None,
+        (None, Some(most)) => Some(format!("at most {most}")),
+        (None, None) => None,
     }
 }
 
 fn shown(number: &Value) -> Option<String> {
+    if let Some(duration) = number.as_str() {
+        return Some(duration.to_owned());
+    }
     let mut text = String::new();
     match number.as_i64() {
         Some(whole) => write!(text, "{whole}").ok()?,

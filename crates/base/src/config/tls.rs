@@ -11,7 +11,7 @@ use rustls::sign::CertifiedKey;
 use super::key::Key;
 use super::password::{located, read_secret};
 use super::problem::Faults;
-use super::{Config, Identity, Mysql, ServerUrl, Tls};
+use super::{Config, Identity, Login, Mysql, ServerUrl, Tls};
 
 /// With these values of `ssl-mode` in `[mysql] url`, the client does not verify the server.
 const UNSURE: [&str; 2] = ["preferred", "required"];
@@ -19,83 +19,44 @@ const UNSURE: [&str; 2] = ["preferred", "required"];
 /// The command that copies the authority's certificate from a MySQL server that generated its own certificates.
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
-struct Files<'a> {
-    block: Key,
-    section: &'static str,
-    authorities: Option<&'a str>,
-    certificate: Option<&'a str>,
-    key: Option<&'a str>,
-}
-
 pub(super) fn read(config: &mut Config, faults: &mut Faults) {
-    let [amqp, mysql, redis] = files(config).map(|files| files.read(faults));
-    (config.amqp.tls, config.mysql.tls, config.redis.tls) = (amqp, mysql, redis);
-    for (block, section, server) in config.site_servers_mut() {
-        server.tls = files_of_site(block, section, server).read(faults);
+    for (section, _, login) in config.servers_mut() {
+        login.tls = read_files(&Key::from(section), section, login, faults);
     }
 }
 
-fn files_of_site<'a>(block: Key, section: &'static str, server: &'a Mysql) -> Files<'a> {
-    Files {
-        block,
-        section,
-        authorities: server.tls_ca_file.as_deref(),
-        certificate: server.tls_cert_file.as_deref(),
-        key: server.tls_key_file.as_deref(),
-    }
-}
-
-fn files(config: &Config) -> [Files<'_>; 3] {
-    let Config { amqp, mysql, redis, .. } = config;
-    [
-        ("amqp", &amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file),
-        ("mysql", &mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file),
-        ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file),
-    ]
-    .map(|(section, authorities, certificate, key)| Files {
-        block: Key::from(section),
-        section,
-        authorities: authorities.as_deref(),
-        certificate: certificate.as_deref(),
-        key: key.as_deref(),
-    })
-}
-
-impl Files<'_> {
-    fn read(&self, faults: &mut Faults) -> Tls {
-        let mut say = |name: &str, problem: String| {
-            faults.at(self.block.then(name), format!("[{}] {problem}", self.section));
-        };
-        let authorities = self
-            .authorities
-            .and_then(|file| read_authorities(file).map_err(|problem| say("tls_ca_file", problem)).ok());
-        let identity = match (self.certificate, self.key) {
-            (Some(certificate), Some(key)) => {
-                read_identity(certificate, key).map_err(|(name, problem)| say(name, problem)).ok()
-            }
-            (None, None) => None,
-            (Some(_), None) => {
-                say("tls_cert_file", "tls_cert_file needs its private key: also set tls_key_file".to_owned());
-                None
-            }
-            (None, Some(_)) => {
-                say("tls_key_file", "tls_key_file needs a certificate: also set tls_cert_file".to_owned());
-                None
-            }
-        };
-        Tls { authorities, identity }
-    }
-
-    fn without_tls(&self, (url, is_tls, write): (&ServerUrl, bool, &str), found: &mut Faults) {
-        if is_tls || url.parts().is_err() {
-            return;
+pub(super) fn read_files(block: &Key, section: &str, login: &Login, faults: &mut Faults) -> Tls {
+    let mut say = |name: &str, problem: String| faults.at(block.then(name), format!("[{section}] {problem}"));
+    let authorities = login.tls_ca_file.as_ref();
+    let authorities =
+        authorities.and_then(|file| read_authorities(file).map_err(|problem| say("tls_ca_file", problem)).ok());
+    let identity = match (&login.tls_cert_file, &login.tls_key_file) {
+        (Some(certificate), Some(key)) => {
+            read_identity(certificate, key).map_err(|(name, problem)| say(name, problem)).ok()
         }
-        let Self { block, section, authorities, certificate, key } = self;
-        for (name, file) in [("tls_ca_file", authorities), ("tls_cert_file", certificate), ("tls_key_file", key)] {
-            if file.is_some() {
-                let keys = [block.then("url"), block.then(name)];
-                found.between(&keys, format!("[{section}] {name} is set, but url does not use TLS: {write}"));
-            }
+        (None, None) => None,
+        (Some(_), None) => {
+            say("tls_cert_file", "tls_cert_file needs its private key: also set tls_key_file".to_owned());
+            None
+        }
+        (None, Some(_)) => {
+            say("tls_key_file", "tls_key_file needs a certificate: also set tls_cert_file".to_owned());
+            None
+        }
+    };
+    Tls { authorities, identity }
+}
+
+/// Certificates are of no use without TLS. `write` says how the address gets TLS.
+fn without_tls(block: &Key, section: &str, login: &Login, write: &str, found: &mut Faults) {
+    for (name, file) in [
+        ("tls_ca_file", &login.tls_ca_file),
+        ("tls_cert_file", &login.tls_cert_file),
+        ("tls_key_file", &login.tls_key_file),
+    ] {
+        if file.is_some() {
+            let keys = [block.then("url"), block.then(name)];
+            found.between(&keys, format!("[{section}] {name} is set, but url does not use TLS: {write}"));
         }
     }
 }
@@ -142,35 +103,37 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
-    let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
-    mysql_options(&Key::from("mysql"), "mysql", mysql, found);
-    let has_tls = |mysql: &Mysql| ssl_mode(&mysql.url).is_none_or(|mode| mode != "disabled");
-    const NOT_DISABLED: &str = "remove ssl-mode=DISABLED from url";
-    let asks = [
-        (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
-        (&mysql.url, has_tls(mysql), NOT_DISABLED),
-        (&redis.url, has_scheme(&redis.url, "rediss"), "begin url with rediss://"),
-    ];
-    files(config).into_iter().zip(asks).for_each(|(files, asks)| files.without_tls(asks, found));
-    for (block, section, server) in config.site_servers() {
-        mysql_options(&block, section, server, found);
-        files_of_site(block, section, server).without_tls((&server.url, has_tls(server), NOT_DISABLED), found);
+    let Config { amqp, mysql, redis, .. } = config;
+    mysql_problems(&Key::from("mysql"), "mysql", mysql, found);
+    for (section, url, scheme, login) in
+        [("amqp", &amqp.url, "amqps", &amqp.login), ("redis", &redis.url, "rediss", &redis.login)]
+    {
+        if !has_scheme(url, scheme) && url.parts().is_ok() {
+            without_tls(&section.into(), section, login, &format!("begin url with {scheme}://"), found);
+        }
     }
     if is_external(&amqp.url) {
         external(config, found);
     }
 }
 
+pub(super) fn mysql_problems(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
+    mysql_options(block, section, mysql, found);
+    if ssl_mode(&mysql.url).is_some_and(|mode| mode == "disabled") && mysql.url.parts().is_ok() {
+        without_tls(block, section, &mysql.login, "remove ssl-mode=DISABLED from url", found);
+    }
+}
+
 fn external(config: &Config, found: &mut Faults) {
     let amqp = &config.amqp;
-    if amqp.tls_cert_file.is_none() {
+    if amqp.login.tls_cert_file.is_none() {
         let text = "[amqp] url has auth_mechanism=external, which needs a client certificate: set tls_cert_file and tls_key_file";
-        found.between(&["amqp.url".into(), "amqp.tls_cert_file".into()], text);
+        found.between(&["amqp.url".into(), "amqp.login.tls_cert_file".into()], text);
     }
-    if amqp.password.is_some() || amqp.password_file.is_some() {
+    if amqp.login.password.is_some() || amqp.login.password_file.is_some() {
         let text =
             "[amqp] url has auth_mechanism=external, which uses no password: remove the password, or the mechanism";
-        found.between(&["amqp.password_file".into(), "amqp.password".into(), "amqp.url".into()], text);
+        found.between(&["amqp.login.password_file".into(), "amqp.login.password".into(), "amqp.url".into()], text);
     }
 }
 
@@ -196,7 +159,7 @@ fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) 
         found.at(block.then("url"), text);
     } else if modes.len() > 1 {
         found.at(block.then("url"), format!("[{section}] url has ssl-mode twice: write it once"));
-    } else if modes.iter().any(|mode| mode == "verify_ca") && mysql.tls_ca_file.is_none() {
+    } else if modes.iter().any(|mode| mode == "verify_ca") && mysql.login.tls_ca_file.is_none() {
         let text = format!(
             "[{section}] url has ssl-mode=VERIFY_CA, which trusts only the authority in tls_ca_file: set tls_ca_file to the server's ca.pem ({OWN_CA})"
         );
@@ -293,11 +256,9 @@ mod tests {
             fs::write(path(name), text).unwrap();
         }
         let said = |certificate: Option<&str>, authority: &str| {
-            let certificate = certificate.map(path);
-            let (authority, key) = (path(authority), path("words"));
-            let (authorities, certificate, key) = (Some(&*authority), certificate.as_deref(), Some(&*key));
-            let files = Files { block: Key::from("redis"), section: "redis", authorities, certificate, key };
-            Faults::texts(|found| drop(files.read(found))).join(" ")
+            let (tls_ca_file, tls_cert_file) = (Some(path(authority)), certificate.map(path));
+            let login = Login { tls_ca_file, tls_cert_file, tls_key_file: Some(path("words")), ..Login::default() };
+            Faults::texts(|found| drop(read_files(&Key::from("redis"), "redis", &login, found))).join(" ")
         };
         assert!(said(None, "words").contains("words: has no certificate"));
         assert!(said(None, "broken").contains("broken: is not in PEM format"));

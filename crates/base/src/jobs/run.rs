@@ -28,6 +28,9 @@ use tallyd_mysql::jobs::number_of;
 
 pub const LISTED_MAX: usize = 20;
 
+/// How long `job_run` and `repair` keep rows: a quarter, so that the cause of a drift that is found late can be looked up.
+pub const KEEP: Duration = Duration::from_secs(90 * 86_400);
+
 pub const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 pub trait Job: Sync {
@@ -42,8 +45,8 @@ pub trait Job: Sync {
 
     fn mode(&self) -> Cow<'_, str>;
 
-    fn keep(&self, config: &Config) -> Duration {
-        config.reconcile.repair_keep.0
+    fn keep(&self) -> Duration {
+        KEEP
     }
 
     fn begin(&self) -> (Self::Report, Self::Progress);
@@ -102,7 +105,7 @@ pub async fn once<J: Job>(
     }
     let allowed = Allowed::begin(servers, job.needs(config), stop).await?;
     let mode = job.mode();
-    let request = LockRequest { name: J::NAME, mode: &mode, owner: &servers.owner, keep: job.keep(config) };
+    let request = LockRequest { name: J::NAME, mode: &mode, owner: &servers.owner, keep: job.keep() };
     run_once(&servers.store, request, |number| run_as(servers, number, job, options, to, &allowed.stop)).await
 }
 

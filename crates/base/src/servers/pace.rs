@@ -21,6 +21,12 @@ const SAY_EVERY: Duration = Duration::from_secs(30);
 
 const FRESH: Duration = Duration::from_millis(200);
 
+/// Longer pages delay stops, and hold locks for longer; shorter ones waste calls.
+const PAGE_TARGET_MS: u64 = 1_000;
+
+/// A replica that is further behind serves stale reads, and a run would make it worse.
+const REPLICA_LAG_MAX: Duration = Duration::from_secs(10);
+
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// MySQL has room for a second page while it runs at most `threads_running_max` threads divided by this number.
@@ -114,8 +120,7 @@ impl Pace {
         if targets < self.page / 2 {
             return;
         }
-        self.page = next_page(self.page, self.health.limits.page_target_ms, took)
-            .clamp(PAGE_MIN.min(self.page_max), self.page_max);
+        self.page = next_page(self.page, PAGE_TARGET_MS, took).clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
     /// Without a publisher, the lengths of queues do not matter. Ends at `until`, or when the run is stopped. Calls
@@ -233,7 +238,7 @@ impl Health {
         if self.replicas.is_empty() {
             return Ok(None);
         }
-        let max = self.limits.max_lag.0;
+        let max = tallyd_connect::pace::pace(REPLICA_LAG_MAX);
         let stamp = self.servers.store.stamp(self.number).await?;
         for (replica, store) in &self.replicas {
             let lag = match self.lag_of(store, stamp).await {
@@ -256,7 +261,7 @@ impl Health {
     /// Returns as soon as the lag is certainly less or more than `max`. `None` if the replica has no time stamp of the
     /// run yet.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
-        let max = self.limits.max_lag.0;
+        let max = tallyd_connect::pace::pace(REPLICA_LAG_MAX);
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;

@@ -1,15 +1,17 @@
 //! `tallyd admin export`: keeps an old table current after the cut-over.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 
+use crate::config::{self, Export, MOVE_FILE, Moves};
 use crate::export::Exporter;
 use tallyd_base::cli::{
     EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_since, parse_time, print, progress_sink,
 };
-use tallyd_base::config::{Config, Export};
+use tallyd_base::config::Config;
 use tallyd_base::jobs::run::{self, Ended, RunOptions};
 use tallyd_base::runtime::shutdown;
 use tallyd_base::servers::Servers;
@@ -34,8 +36,9 @@ pub struct ExportArgs {
     format: Format,
 }
 
-pub async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
-    let export = chosen(config, &args.name)?;
+pub async fn run(path: &Path, config: &Config, args: &ExportArgs) -> Result<u8> {
+    let moves = config::load(path, config)?;
+    let export = chosen(&moves, &args.name)?;
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
     let exporter = Exporter::new(config, export, args.since, args.every)?;
@@ -47,11 +50,11 @@ pub async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
     Ok(if report.head.ended == Ended::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
 }
 
-fn chosen<'a>(config: &'a Config, name: &str) -> Result<&'a Export> {
-    let names: Vec<&str> = config.exports.iter().map(|export| export.name.as_str()).collect();
-    let found = config.exports.iter().find(|export| export.name == name);
+fn chosen<'a>(moves: &'a Moves, name: &str) -> Result<&'a Export> {
+    let names: Vec<&str> = moves.exports.iter().map(|export| export.name.as_str()).collect();
+    let found = moves.exports.iter().find(|export| export.name == name);
     let unknown = || match names.as_slice() {
-        [] => Usage("there is nothing to export: the configuration has no [[export]]".to_owned()),
+        [] => Usage(format!("there is nothing to export: {MOVE_FILE} beside the configuration has no [[export]]")),
         names => Usage(format!("no [[export]] is named {name}: the configured names are {}", names.join(", "))),
     };
     Ok(found.ok_or_else(unknown)?)

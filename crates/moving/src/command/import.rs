@@ -1,16 +1,18 @@
 //! `tallyd import`: copies and compares old tables.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 
+use crate::config::{self, Import, MOVE_FILE, Moves};
 use crate::import::{Importer, Pass};
 use tallyd_base::cli::consent::{REPAIR_LIMITS, Rule, all_stopped};
 use tallyd_base::cli::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink,
 };
-use tallyd_base::config::{Config, Import};
+use tallyd_base::config::Config;
 use tallyd_base::jobs::run::{self, Ended, RunOptions};
 use tallyd_base::runtime::shutdown;
 use tallyd_base::servers::Servers;
@@ -51,8 +53,9 @@ pub struct ImportArgs {
     format: Format,
 }
 
-pub async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
-    let import = chosen(config, args.name.as_deref())?;
+pub async fn run(path: &Path, config: &Config, args: &ImportArgs) -> Result<u8> {
+    let moves = config::load(path, config)?;
+    let import = chosen(&moves, args.name.as_deref())?;
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
     let pass = match args {
@@ -84,11 +87,11 @@ pub async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
     })
 }
 
-fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Import> {
-    let known = || config.imports.iter().map(|import| import.name.as_str()).collect::<Vec<_>>().join(", ");
+fn chosen<'a>(moves: &'a Moves, name: Option<&str>) -> Result<&'a Import> {
+    let known = || moves.imports.iter().map(|import| import.name.as_str()).collect::<Vec<_>>().join(", ");
     let usage = |text: String| Err(Usage(text).into());
-    match (name, config.imports.as_slice()) {
-        (_, []) => usage("there is nothing to import: the configuration has no [[import]]".to_owned()),
+    match (name, moves.imports.as_slice()) {
+        (_, []) => usage(format!("there is nothing to import: {MOVE_FILE} beside the configuration has no [[import]]")),
         (None, [only]) => Ok(only),
         (None, _) => usage(format!("several [[import]] blocks are configured: name one of {}", known())),
         (Some(name), all) => match all.iter().find(|import| import.name == name) {

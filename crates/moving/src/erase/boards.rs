@@ -17,7 +17,7 @@ use crate::sql;
 use crate::sql::erase::boards::{Moved, Place};
 use tallyd_base::config::Rules;
 use tallyd_base::jobs::JobError;
-use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::jobs::run::{KEEP, RunHead, RunReport};
 use tallyd_base::jobs::runner::{LockRequest, Ran, run_once};
 use tallyd_base::runtime::fault;
 use tallyd_core::archive::{PeriodRow, PeriodState};
@@ -67,7 +67,7 @@ impl Erasing<'_, '_> {
 
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
-        let keep = self.on.config.reconcile.repair_keep.0;
+        let keep = KEEP;
         let job = LockRequest { name: tallyd_mysql::boards::JOB, mode: "erase", owner: &self.run.servers.owner, keep };
         loop {
             let ran = run_once(&self.run.servers.store, job, |number| self.erase_boards(number, boards)).await?;

@@ -29,10 +29,11 @@ use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
+use crate::config::{Export, Writes};
 use crate::sql;
 use crate::sql::exports::{LikeRow, time_literal};
 use report::{Progress, Report};
-use tallyd_base::config::{Config, Export, ExportWrites, Reconcile as Limits};
+use tallyd_base::config::{Config, Reconcile as Limits};
 use tallyd_base::jobs::JobError;
 use tallyd_base::jobs::pages::{PageLimits, is_passing};
 use tallyd_base::jobs::run::{Job, Run, RunOptions};
@@ -64,7 +65,7 @@ pub struct Exporter {
     export: Export,
     kind: Kind,
     like: Metric,
-    writes: ExportWrites,
+    writes: Writes,
     limits: Limits,
     site: Option<Store>,
 }
@@ -89,7 +90,7 @@ impl Exporter {
             like: config.metrics.like(),
             writes: export.writes().map_err(|(_, sentence)| anyhow!(sentence))?,
             limits: config.reconcile.clone(),
-            site: export.server.as_ref().map(|server| Store::new(server, SITE_CONNECTIONS)).transpose()?,
+            site: export.mysql.as_ref().map(|server| Store::new(server, SITE_CONNECTIONS)).transpose()?,
             export: export.clone(),
         })
     }

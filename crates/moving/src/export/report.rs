@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use tracing::info;
 
-use tallyd_base::config::Export;
+use crate::config::Export;
 use tallyd_base::jobs::run::{RunHead, RunReport};
 use tallyd_base::runtime::progress::{RunProgress, rate, spoken};
 

@@ -34,10 +34,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use tracing::info;
 
+use crate::config::{Import, Reads};
 use crate::sql::imports::JOB;
 use checkpoint::Checkpoint;
 use report::{Progress, Report};
-use tallyd_base::config::{Config, Import, Reads, Reconcile as Limits};
+use tallyd_base::config::{Config, Reconcile as Limits};
 use tallyd_base::jobs::JobError;
 use tallyd_base::jobs::pages::{PageLimits, is_passing};
 use tallyd_base::jobs::run::{Ended, Job, Run, RunOptions};
@@ -116,7 +117,7 @@ impl Importer {
         let reads = import.reads().map_err(|(_, problem)| anyhow!(problem))?;
         // No daemon runs then, so the import must not wait for shorter queues.
         let queue_depth_max = if matches!(reads, Reads::Likes(_)) { config.reconcile.queue_depth_max } else { 0 };
-        let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
+        let source = import.mysql.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
         Ok(Self {
             pass,
             store: servers.store.clone(),

@@ -6,11 +6,11 @@ use anyhow::Result;
 
 use super::checkpoint::Checkpoint;
 use super::{Importer, Importing};
+use crate::config::Reads;
 use crate::site_keys;
 use crate::site_keys::SiteKeys;
 use crate::sql;
 use crate::sql::source::NumberColumns;
-use tallyd_base::config::Reads;
 use tallyd_base::jobs::JobError;
 use tallyd_base::runtime::fault;
 use tallyd_core::model::{TargetId, UserId};

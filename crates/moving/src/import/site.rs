@@ -24,7 +24,7 @@ impl Importer {
             sql: query.sql(values),
             query_max: self.import.query_max.0,
             page_key: "page_rows",
-            url_key: if self.source.is_some() { "[import.source] url" } else { "[mysql] url" },
+            url_key: if self.source.is_some() { "url of the [server] of the import" } else { "[mysql] url" },
         }
     }
 

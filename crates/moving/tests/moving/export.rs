@@ -108,7 +108,7 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
-    let server = format!("[export.server]\nurl = \"{}{{world}}\"\n", stack("MYSQL_URL"));
+    let server = format!("server = \"site\"\n[server.site]\nurl = \"{}{{world}}\"\n", stack("MYSQL_URL"));
     let (world, publisher, daemon) = site("export_soft", &format!("{SOFT}{server}"), SOFT_TABLE).await;
     let (mut model, mut dice) = (Model::default(), Dice::of_run(6));
     let start = |begin: &[&str]| {

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-use tallyd_base::cli::check::{Check, Question, Status, What};
+use tallyd_base::cli::check::{Asked, Check, Needs, Question, Status, What};
 use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
 use tallyd_base::config::{self, Config, ConfigError, Loaded, Problem};
 use tallyd_base::runtime::clock;
@@ -76,10 +76,16 @@ fn look(path: &Path, offline: bool, questions: &[Question]) -> std::result::Resu
         let mut checks = shared_boards(&config);
         if !offline {
             checks.extend(ask_servers(&config, &servers).await);
-            let has_mysql =
-                checks.iter().any(|check| check.what == What::MysqlAnswers && check.status != Status::Error);
-            for question in questions.iter().filter(|question| has_mysql || !question.needs_mysql) {
-                checks.extend((question.ask)(&config, &servers).await);
+        }
+        let has_mysql = checks.iter().any(|check| check.what == What::MysqlAnswers && check.status != Status::Error);
+        for question in questions {
+            let can_be_asked = match question.needs {
+                Needs::Nothing => true,
+                Needs::Network => !offline,
+                Needs::Mysql => has_mysql,
+            };
+            if can_be_asked {
+                checks.extend((question.ask)(Asked { path, config: &config, servers: &servers }).await);
             }
         }
         Ok((told, checks))

@@ -83,9 +83,9 @@ pub(super) fn gateway(plan: &Plan) -> String {
     text.set(reason, "listen", GatewayConfig::default().gateway.listen);
     let Config { amqp, mysql, redis, .. } = &plan.config;
     let servers = [
-        (Server::Rabbitmq, [&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file]),
-        (Server::Mysql, [&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file]),
-        (Server::Redis, [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file]),
+        (Server::Rabbitmq, [&amqp.login.tls_ca_file, &amqp.login.tls_cert_file, &amqp.login.tls_key_file]),
+        (Server::Mysql, [&mysql.login.tls_ca_file, &mysql.login.tls_cert_file, &mysql.login.tls_key_file]),
+        (Server::Redis, [&redis.login.tls_ca_file, &redis.login.tls_cert_file, &redis.login.tls_key_file]),
     ];
     for (server, files) in servers {
         text.section(server.section());
@@ -128,7 +128,7 @@ fn rabbitmq(plan: &Plan, text: &mut Text) {
     if !plan.is_by_certificate(Server::Rabbitmq) {
         password(plan, Password::Daemon(Server::Rabbitmq), text);
     }
-    text.certificates([&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file]);
+    text.certificates([&amqp.login.tls_ca_file, &amqp.login.tls_cert_file, &amqp.login.tls_key_file]);
     prefix(amqp, text);
     let reason = match amqp.partitions {
         1 => format!(
@@ -150,7 +150,7 @@ fn mysql(plan: &Plan, url: &str, account: Password, text: &mut Text) {
     let reason = format!("{}. {}", found(version.as_deref(), Server::Mysql), mysql_way(plan));
     text.set(&reason, "url", url);
     password(plan, account, text);
-    text.certificates([&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file]);
+    text.certificates([&mysql.login.tls_ca_file, &mysql.login.tls_cert_file, &mysql.login.tls_key_file]);
 }
 
 fn mysql_way(plan: &Plan) -> String {
@@ -158,10 +158,10 @@ fn mysql_way(plan: &Plan) -> String {
     match (ssl_mode(&mysql.url).as_deref(), &plan.facts.mysql_tls) {
         (Some("disabled"), _) => PLAIN.to_owned(),
         (Some("verify_ca"), _) => "TLS: the certificate's authority is verified, its name is not.".to_owned(),
-        (None, Some(tls)) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
+        (None, Some(tls)) if is_here(&mysql.url) && mysql.login.tls_ca_file.is_none() => {
             format!("{tls}, not verified, because the server is on this machine.")
         }
-        (None, None) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
+        (None, None) if is_here(&mysql.url) && mysql.login.tls_ca_file.is_none() => {
             "On this machine: TLS if the server supports it.".to_owned()
         }
         (_, tls) => format!("{}: certificate and name are verified.", tls.as_deref().unwrap_or("TLS")),
@@ -180,7 +180,7 @@ fn redis(plan: &Plan, text: &mut Text) {
     };
     text.set(&format!("{version}. {way}{of}"), "url", redis.url.expose());
     password(plan, Password::Daemon(Server::Redis), text);
-    text.certificates([&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file]);
+    text.certificates([&redis.login.tls_ca_file, &redis.login.tls_cert_file, &redis.login.tls_key_file]);
     text.set_if(redis.cluster, "The server is a Redis Cluster.", "cluster", true);
     nodes(plan, text);
     let targets = plan.load.targets;
@@ -290,7 +290,7 @@ mod tests {
         let text = migrate(&plan(["mq", "mysql://db:3307/likes", "cache"], Facts::default()));
         let mysql = parse(&text, "migrate.toml", []).unwrap().mysql;
         assert_eq!(mysql.url.expose(), "mysql://tallyd_migrate@db:3307/likes");
-        assert_eq!(mysql.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
+        assert_eq!(mysql.login.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
     }
 
     #[test]
@@ -342,7 +342,7 @@ mod tests {
             let urls = [format!("amqp{s}://{}", hosts[0]), format!("mysql://{}", hosts[1]), format!("redis{s}://{}", hosts[2])];
             let mut daemon = daemon([&urls[0], &urls[1], &urls[2]]);
             daemon.redis.key_prefix = "x:".to_owned();
-            daemon.mysql.tls_ca_file = tls.then(|| "/ca.pem".to_owned());
+            daemon.mysql.login.tls_ca_file = tls.then(|| "/ca.pem".to_owned());
             let topology =
                 if cluster { Topology::Cluster(vec!["a:1".to_owned(), "b:2".to_owned()]) } else { Topology::Single };
             super::super::plan::topology(&mut daemon, &topology).unwrap();
@@ -356,13 +356,13 @@ mod tests {
             }
             prop_assert_eq!(read.amqp.partitions, planned.amqp.partitions);
             prop_assert_eq!(&read.kinds.0, &planned.kinds.0);
-            prop_assert_eq!(&read.mysql.tls_ca_file, &planned.mysql.tls_ca_file);
+            prop_assert_eq!(&read.mysql.login.tls_ca_file, &planned.mysql.login.tls_ca_file);
             let of = |redis: &tallyd_base::config::Redis| {
                 (redis.bucket_bits, redis.key_prefix.clone(), redis.cluster, redis.seeds.clone())
             };
             prop_assert_eq!(of(&read.redis), of(&planned.redis));
             let expected = plan.folder.join("tallyd.amqp-password").display().to_string();
-            prop_assert_eq!(read.amqp.password_file, Some(expected));
+            prop_assert_eq!(read.amqp.login.password_file, Some(expected));
         }
     }
 }

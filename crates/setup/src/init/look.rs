@@ -65,9 +65,9 @@ impl Look {
     pub(super) fn trust(&mut self, server: Server, file: &str, authorities: &str) {
         for config in [&mut self.daemon, &mut self.admin] {
             let (name, tls) = match server {
-                Server::Rabbitmq => (&mut config.amqp.tls_ca_file, &mut config.amqp.tls),
-                Server::Mysql => (&mut config.mysql.tls_ca_file, &mut config.mysql.tls),
-                Server::Redis => (&mut config.redis.tls_ca_file, &mut config.redis.tls),
+                Server::Rabbitmq => (&mut config.amqp.login.tls_ca_file, &mut config.amqp.login.tls),
+                Server::Mysql => (&mut config.mysql.login.tls_ca_file, &mut config.mysql.login.tls),
+                Server::Redis => (&mut config.redis.login.tls_ca_file, &mut config.redis.login.tls),
             };
             *name = Some(file.to_owned());
             tls.authorities = Some(authorities.to_owned());
@@ -87,7 +87,7 @@ impl Look {
     async fn mysql(&mut self) -> Result<()> {
         let mut store = Store::new(&self.admin.mysql, 1)?;
         let mut settings = self.unless_refused(store.settings().await);
-        if settings.as_ref().is_err_and(is_nameless) && self.admin.mysql.tls.authorities.is_some() {
+        if settings.as_ref().is_err_and(is_nameless) && self.admin.mysql.login.tls.authorities.is_some() {
             // A certificate that MySQL generated has no host name.
             let urls = (by_authority(&self.daemon.mysql.url), by_authority(&self.admin.mysql.url));
             if let (Some(daemon), Some(admin)) = urls {

@@ -164,7 +164,8 @@ impl Plan {
             ));
         }
         let Config { amqp, redis, kinds, .. } = &self.config;
-        let mut files = [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file].into_iter().flatten();
+        let mut files =
+            [&redis.login.tls_ca_file, &redis.login.tls_cert_file, &redis.login.tls_key_file].into_iter().flatten();
         if let Some(odd) = files.find(|file| !is_plain(file, "/._-+@:,=")) {
             return Err(format!(
                 "the file {odd:?} of [redis]: accounts.sh can only use a path of letters, digits and / . _ - + @ : , =. Copy the file to such a path"
@@ -311,7 +312,7 @@ pub(super) mod tests {
             assert!(refused.contains("accepts only a host that consists of letters"), "{refused}");
         }
         let mut config = daemon(["h", "h", "rediss://h"]);
-        config.redis.tls_key_file = Some("/etc/$(id).key".to_owned());
+        config.redis.login.tls_key_file = Some("/etc/$(id).key".to_owned());
         let refused = Plan::new(Path::new("/etc/tallyd"), &config, Facts::default(), load()).unwrap_err();
         assert!(refused.contains("the file \"/etc/$(id).key\" of [redis]"), "{refused}");
         for (kinds, said) in

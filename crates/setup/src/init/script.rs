@@ -70,9 +70,11 @@ fn redis_client(config: &Config) -> String {
     let mut client = "redis-cli".to_owned();
     if redis.url.parts().is_ok_and(|url| url.scheme() == "rediss") {
         client += " --tls";
-        for (option, file) in
-            [("cacert", &redis.tls_ca_file), ("cert", &redis.tls_cert_file), ("key", &redis.tls_key_file)]
-        {
+        for (option, file) in [
+            ("cacert", &redis.login.tls_ca_file),
+            ("cert", &redis.login.tls_cert_file),
+            ("key", &redis.login.tls_key_file),
+        ] {
             if let Some(file) = file {
                 // Writing to a String can't fail, here and below.
                 let _ = write!(client, " --{option} {file}");
@@ -212,7 +214,7 @@ mod tests {
         let facts = Facts { mysql: Some("10.11.14-MariaDB".to_owned()), plugin: Some(true), ..Facts::default() };
         let mut config = daemon(["127.0.0.1", "127.0.0.1", "rediss://h"]);
         config.amqp.partitions = 2;
-        config.redis.tls_ca_file = Some("/ca.pem".to_owned());
+        config.redis.login.tls_ca_file = Some("/ca.pem".to_owned());
         let text = accounts(&plan(&config, facts));
         has(&text, &["MYSQL:=mariadb}", "REDIS_CLI:=redis-cli --tls --cacert /ca.pem}"]);
         assert!(!text.contains("enable rabbitmq_consistent_hash") && !text.contains("add_vhost"), "{text}");

@@ -74,7 +74,8 @@ async fn an_import_whose_servers_go_away_waits_and_goes_on() {
     let (source, url) = Proxy::before(world.config.mysql.url.expose()).await;
     let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
     let redis_address = behind(&redis.address.to_string());
-    let source_block = format!("page_rows = 100\n[import.source]\nurl = \"{url}\"\n[redis]\nurl = \"{redis_url}\"");
+    let source_block =
+        format!("page_rows = 100\nserver = \"site\"\n[server.site]\nurl = \"{url}\"\n[redis]\nurl = \"{redis_url}\"");
     world.set(&block(&Schema::HardDelete.query(), &source_block));
     let import = paused_at(&world, &[], "import:read").await;
     // Redis is unreachable, and the site's server closes each connection after some pages.

@@ -100,6 +100,6 @@ async fn names_and_options_that_do_not_fit_are_refused() {
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
     world.set("");
-    assert!(stderr(&world.tallyd(&["import"])).contains("the configuration has no [[import]]"));
+    assert!(stderr(&world.tallyd(&["import"])).contains("move.toml beside the configuration has no [[import]]"));
     world.close().await;
 }

@@ -106,7 +106,8 @@ async fn a_table_of_another_server_with_text_ids_is_read() {
                  WHERE CAST(post AS UNSIGNED) > :after_target OR (CAST(post AS UNSIGNED) = :after_target AND who > :after_user) \
                  ORDER BY CAST(post AS UNSIGNED), who LIMIT :rows";
     let url = crate::common::stack("MYSQL_URL");
-    let source = |name: &str| format!("unit = \"ms\"\npage_rows = 3\n[import.source]\nurl = \"{url}{name}\"");
+    let source =
+        |name: &str| format!("unit = \"ms\"\npage_rows = 3\nserver = \"texts\"\n[server.texts]\nurl = \"{url}{name}\"");
     let mut world = world("import_text", &block(query, "unit = \"ms\"")).await;
     let settings = block(query, &source(&world.name));
     world.set(&settings);

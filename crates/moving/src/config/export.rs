@@ -3,10 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::check::is_name;
-use super::key::Key;
-use super::problem::Faults;
-use super::{Config, Mysql, Pause};
+use tallyd_base::config::{Config, Faults, Key, Mysql, Pause, is_name};
 use tallyd_core::site_query::{OF_EXPORT, Query};
 use tallyd_core::unit::Unit;
 
@@ -35,13 +32,16 @@ pub struct Export {
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// How far a pass looks back from `--since` or the previous pass (1s to 7d).
+    /// How far a pass looks back from `--since` or the previous pass.
+    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "7d"))]
     #[serde(default = "one_minute")]
     pub overlap: Pause,
-    /// MySQL server of the table, with the keys of `[mysql]`. Default: `[mysql]`.
-    #[schemars(with = "Mysql")]
+    /// Name of the table's server: a `[server.NAME]`. Default: the server of `[mysql]`.
+    #[schemars(with = "String")]
     #[serde(default)]
-    pub server: Option<Mysql>,
+    pub server: Option<String>,
+    #[serde(skip)]
+    pub mysql: Option<Mysql>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,23 +78,19 @@ impl Export {
     }
 }
 
-pub(super) fn server_key(place: usize) -> Key {
-    Key::from("export").then(place).then("server")
-}
-
 fn one_minute() -> Pause {
     Pause::from_secs(60)
 }
 
-pub(super) fn problems(config: &Config, found: &mut Faults) {
-    for (place, export) in config.exports.iter().enumerate() {
-        let Export { name, kind, overlap, server, .. } = export;
+pub(super) fn problems(config: &Config, exports: &[Export], found: &mut Faults) {
+    for (place, export) in exports.iter().enumerate() {
+        let Export { name, kind, .. } = export;
         let block = Key::from("export").then(place);
         let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[export]] {name}: {problem}"));
         if !is_name(name) {
             say("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
         }
-        if config.exports.iter().take(place).any(|other| other.name == *name) {
+        if exports.iter().take(place).any(|other| other.name == *name) {
             say("name", "another [[export]] has the same name: rename one");
         }
         if config.kinds.named(kind).is_none() {
@@ -102,15 +98,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         }
         if let Err((key, problem)) = export.writes() {
             say(key, &problem);
-        }
-        if !(Pause::from_secs(1)..=Pause::from_secs(7 * 86_400)).contains(overlap) {
-            say("overlap", "overlap must be from 1s to 7d");
-        }
-        if server
-            .as_ref()
-            .is_some_and(|server| server.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()))
-        {
-            say("server", "url has no database: write mysql://user@host:3306/site");
         }
     }
 }
@@ -124,14 +111,9 @@ mod tests {
     const DELETE: &str = "delete = \"DELETE FROM l WHERE p = :target AND u = :user\"";
 
     fn found(more: &str) -> Vec<String> {
-        let text = format!(
-            "[kinds]\nvideo = 1\n{}",
-            more.replace("[[export]]", "[[export]]\nname = \"old\"\nkind = \"video\"")
-        );
-        match parse(&text, "test", []) {
-            Ok(config) => Faults::texts(|found| problems(&config, found)),
-            Err(error) => error.0,
-        }
+        let text = more.replace("[[export]]", "[[export]]\nname = \"old\"\nkind = \"video\"");
+        let config = tallyd_base::config::parse("[kinds]\nvideo = 1\n", "test", []).unwrap();
+        parse(&text, "test", &config).err().map_or_else(Vec::new, |error| error.0)
     }
 
     #[test]
@@ -157,8 +139,11 @@ mod tests {
                 "delete does not begin with DELETE OR UPDATE",
             ),
             (format!("{UPSERT}\n{}", DELETE.replace(":user", ":user; COMMIT")), "delete has more than one statement"),
-            (format!("{UPSERT}\n{DELETE}\noverlap = \"10ms\""), "overlap must be from 1s to 7d"),
-            (format!("{UPSERT}\n{DELETE}\n[export.server]\nurl = \"mysql://u@h\""), "url has no database"),
+            (format!("{UPSERT}\n{DELETE}\noverlap = \"10ms\""), "overlap is \"10ms\": write a duration, 1s to 7d"),
+            (
+                format!("{UPSERT}\n{DELETE}\nserver = \"old\"\n[server.old]\nurl = \"mysql://u@h\""),
+                "url has no database",
+            ),
         ] {
             let found = found(&format!("[[export]]\n{more}"));
             assert!(found.len() == 1 && found[0].contains(problem), "{problem}: {found:?}");

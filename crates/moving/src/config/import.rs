@@ -3,10 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::check::is_name;
-use super::key::Key;
-use super::problem::Faults;
-use super::{Config, LIKE, Mysql, Pause, Rules};
+use tallyd_base::config::{Config, Faults, Key, LIKE, Mysql, Pause, Rules, is_name};
 use tallyd_core::site_query::{OF_LIKES, OF_NUMBERS, Query};
 use tallyd_core::template::Template;
 use tallyd_core::unit::Unit;
@@ -44,13 +41,16 @@ pub struct Import {
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,
-    /// Time limit of one query (1s to 1h).
+    /// Time limit of one query.
+    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "1h"))]
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
-    /// MySQL server of the table, with the keys of `[mysql]`. Default: `[mysql]`.
-    #[schemars(with = "Mysql")]
+    /// Name of the table's server: a `[server.NAME]`. Default: the server of `[mysql]`.
+    #[schemars(with = "String")]
     #[serde(default)]
-    pub source: Option<Mysql>,
+    pub server: Option<String>,
+    #[serde(skip)]
+    pub mysql: Option<Mysql>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,10 +83,6 @@ impl Import {
     }
 }
 
-pub(super) fn source_key(place: usize) -> Key {
-    Key::from("import").then(place).then("source")
-}
-
 fn like() -> String {
     LIKE.to_owned()
 }
@@ -99,16 +95,16 @@ fn half_a_minute() -> Pause {
     Pause::from_secs(30)
 }
 
-pub(super) fn problems(config: &Config, found: &mut Faults) {
+pub(super) fn problems(config: &Config, imports: &[Import], found: &mut Faults) {
     let rules = Rules::from(config);
-    for (place, import) in config.imports.iter().enumerate() {
+    for (place, import) in imports.iter().enumerate() {
         let Import { name, kind, metric, .. } = import;
         let block = Key::from("import").then(place);
         let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[import]] {name}: {problem}"));
         if !is_name(name) {
             say("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
         }
-        if config.imports.iter().take(place).any(|other| other.name == *name) {
+        if imports.iter().take(place).any(|other| other.name == *name) {
             say("name", "another [[import]] has the same name: rename one");
         }
         let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
@@ -130,16 +126,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say(key, &problem);
         }
         keys_of_likes(import, &mut say);
-        if !(Pause::from_secs(1)..=Pause::from_secs(3_600)).contains(&import.query_max) {
-            say("query_max", "query_max must be from 1s to 1h");
-        }
-        if import
-            .source
-            .as_ref()
-            .is_some_and(|source| source.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()))
-        {
-            say("source", "url has no database: write mysql://user@host:3306/site");
-        }
     }
 }
 
@@ -152,8 +138,8 @@ fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
             say("keeps_deleted", "keeps_deleted is only for likes: remove keeps_deleted");
         }
     }
-    if import.keys.is_some() && import.source.is_some() {
-        say("source", "source is only for a query, because keys are read from [redis]: remove source");
+    if import.keys.is_some() && import.server.is_some() {
+        say("server", "server is only for a query, because keys are read from [redis]: remove server");
     }
 }
 
@@ -167,13 +153,12 @@ mod tests {
     const NUMBERS: &str = "SELECT id AS target, views AS value FROM v WHERE id > :after_target ORDER BY id LIMIT :rows";
 
     fn found(blocks: &str) -> Vec<String> {
-        let names = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\nview = 2\nunread = 3\ncomment = 4\n\
-                     [[rule]]\nmetric = \"unread\"\nsettable = true\n\
-                     [[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"SELECT 1, 2 WHERE 1 > :after LIMIT :limit\"\n";
-        match parse(&format!("{names}{blocks}"), "test", []) {
-            Ok(config) => Faults::texts(|found| problems(&config, found)),
-            Err(error) => error.0,
-        }
+        let daemon = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\nview = 2\nunread = 3\ncomment = 4\n\
+                      [[rule]]\nmetric = \"unread\"\nsettable = true\n\
+                      [[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"SELECT 1, 2 WHERE 1 > :after LIMIT :limit\"\n";
+        let config = tallyd_base::config::parse(daemon, "test", []).unwrap();
+        let server = "[server.elder]\nurl = \"mysql://u@h/old\"\n";
+        parse(&format!("{blocks}{server}"), "test", &config).err().map_or_else(Vec::new, |error| error.0)
     }
 
     fn block(metric: &str, more: &str) -> String {
@@ -184,7 +169,7 @@ mod tests {
     fn imports_that_can_be_run_have_no_problems() {
         for (metric, more) in [
             ("like", format!("query = \"{QUERY}\"\nunit = \"ms\"\nkeeps_deleted = true")),
-            ("like", format!("query = \"{QUERY}\"\n[import.source]\nurl = \"mysql://u@h/old\"")),
+            ("like", format!("query = \"{QUERY}\"\nserver = \"elder\"")),
             ("view", format!("query = \"{NUMBERS}\"")),
             ("view", "keys = \"post:views:{id}\"".to_owned()),
         ] {
@@ -215,13 +200,13 @@ mod tests {
                 block("view", "keys = \"views:{id}\"\nkeeps_deleted = true"),
                 "keeps_deleted is only for likes: remove keeps_deleted",
             ),
-            (
-                block("view", "keys = \"v:{id}\"\n[import.source]\nurl = \"mysql://u@h/t\""),
-                "source is only for a query",
-            ),
+            (block("view", "keys = \"v:{id}\"\nserver = \"elder\""), "server is only for a query"),
             (block("like", &format!("{likes}\nunit = \"min\"")), "unit"),
-            (block("like", &format!("{likes}\nquery_max = \"10ms\"")), "query_max must be from 1s to 1h"),
-            (block("like", &format!("{likes}\n[import.source]\nurl = \"mysql://u@h\"")), "url has no database"),
+            (
+                block("like", &format!("{likes}\nquery_max = \"10ms\"")),
+                "query_max is \"10ms\": write a duration, 1s to 1h",
+            ),
+            (block("like", &format!("{likes}\nserver = \"eldest\"")), "no [server.eldest] is there; known: elder"),
             (block("like", &likes).repeat(2), "another [[import]] has the same name: rename one"),
         ] {
             let found = found(&blocks);
