@@ -312,7 +312,7 @@ mod tests {
             "config.toml:8:2: unknown section `dameon`: did you mean `daemon`?",
             "config.toml:10:1: [kinds] video is 0, allowed are 1 to 255",
             "config.toml:11:2: [board] is a block, and there can be several: write [[board]]",
-            "config.toml:14:1: [consumer] future_max is \"5\": write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"",
+            "config.toml:14:1: [consumer] future_max is \"5\": write a duration, at most 1d: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"",
             "config.toml:15:1: [consumer] linger_ms is -1, allowed are 0 to 10000",
             "config.toml:16:1: [[rule]] must have `metric`",
             "config.toml:19:1: [filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1",
