@@ -22,8 +22,6 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 COPY --from=build /usr/bin/tallyd /usr/bin/tallyd
 # With this mode, the user below can read the file, even if the mode in the sources is stricter.
 COPY --chmod=644 config.toml /etc/tallyd/config.toml
-# The folder for a relative password_file. Docker, Podman and Compose put secrets there.
-ENV CREDENTIALS_DIRECTORY=/run/secrets
 # The broker library parses a message's headers by recursion, so a thread's stack must be large enough for the deepest headers that fit into a frame.
 # This reserves only address space, not memory.
 ENV RUST_MIN_STACK=134217728

@@ -115,7 +115,10 @@ fn whole_program(roff: &mut Roff) {
                     "The value of any configuration key, instead of the value in the file: TALLYD__AMQP__PARTITIONS=4.",
                 ),
                 ("RUST_LOG", "The log filter, used instead of [log] level. The options -v and -q override it."),
-                ("CREDENTIALS_DIRECTORY", "The folder of password files that have relative paths. systemd sets it."),
+                (
+                    "CREDENTIALS_DIRECTORY",
+                    "The folder of password files that have relative paths. systemd sets it. Without it: /etc/credstore, then /run/secrets.",
+                ),
             ],
         ),
     ];

@@ -209,7 +209,7 @@ fn a_configuration_that_is_wrong_exits_with_78_and_says_where() {
         ("[amqp]\nurl = \"amqp://127.0.0.1/%2f\"\n", "has no user"),
         ("[amqp]\nprefetch = 19999\n", "set it to 20000 or more"),
         ("[amqp]\nqueue_type = \"fast\"\n", "[amqp] queue_type is \"fast\": allowed are \"quorum\", \"classic\""),
-        ("[mysql]\npassword_file = \"tallyd.mysql-password\"\n", "LoadCredential=tallyd.mysql-password"),
+        ("[mysql]\npassword_file = \"tallyd.no-password\"\n", "tallyd.no-password is in none of /etc/credstore, "),
         ("[mysql]\npassword_file = \"/nonexistent/password\"\n", "/nonexistent/password"),
         ("[reconcile]\nfull_cron = \"often\"\n", "[reconcile] full_cron is \"often\""),
         ("[log]\nlevel = \"tallyd=loud\"\n", "tallyd=loud"),

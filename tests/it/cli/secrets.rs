@@ -116,9 +116,11 @@ fn in_container(alone: &Alone, arguments: &str) -> Output {
         alone.config().display()
     );
     let mut command = std::process::Command::new("unshare");
-    command.args(["--map-root-user", "--mount", "sh", "-c", &script]).env_remove("RUST_LOG");
+    command.args(["--map-root-user", "--mount", "sh", "-c", &script]);
+    command.env_remove("RUST_LOG").env_remove("CREDENTIALS_DIRECTORY");
     for (variable, name, _) in FILES {
-        command.env(format!("TALLYD__{variable}_FILE"), format!("/run/secrets/{name}"));
+        let folder = if variable.ends_with("PASSWORD") { "" } else { "/run/secrets/" };
+        command.env(format!("TALLYD__{variable}_FILE"), format!("{folder}{name}"));
     }
     command.output().unwrap()
 }

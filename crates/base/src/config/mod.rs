@@ -44,7 +44,7 @@ pub use key::{Key, Origin, Origins};
 pub use load::{
     DEFAULT_PATH, Loaded, Read, checked, examine, finished, load, load_environment, parse, read, read_file, typed,
 };
-pub use password::read_token;
+pub use password::{SECRETS, read_token};
 pub use problem::{Fault, Faults, Problem};
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;

@@ -12,6 +12,13 @@ use super::{Config, Login, Secret, ServerUrl};
 /// runs a process in the container.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
+/// The place of all secrets on a machine. Only root can read it, and systemd passes each unit its own files.
+pub const SECRETS: &str = "/etc/credstore";
+
+/// Where a relative name is looked up without systemd. Root's commands read the files themselves, or the running
+/// daemon's copies if the files are encrypted.
+const PLACES: [&str; 3] = [SECRETS, "/run/credentials/tallyd.service", CONTAINER_SECRETS];
+
 pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
     for (section, url, login) in config.servers_mut() {
         set_password(&Key::from(section), section, url, login, faults);
@@ -42,19 +49,28 @@ pub(super) fn set_password(block: &Key, section: &str, url: &mut ServerUrl, logi
     }
 }
 
-/// Returns the absolute path of `file`, the value of the key `name`. If `file` is a relative path, the file is a
-/// systemd credential (`LoadCredential=`).
+/// Returns the absolute path of `file`, the value of the key `name`. A relative path is a systemd credential
+/// (`LoadCredential=`), or is looked up in `PLACES`.
 pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
     if Path::new(file).is_absolute() {
         return Ok(PathBuf::from(file));
     }
-    let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
-        return Err(format!(
-            "{name} is the credential {file}, but systemd passed no credentials: \
-             write an absolute path, or add LoadCredential={file}:/path to the unit"
-        ));
-    };
-    Ok(Path::new(&directory).join(file))
+    match std::env::var_os("CREDENTIALS_DIRECTORY") {
+        Some(directory) => found(name, file, &[Path::new(&directory)]),
+        None => found(name, file, &PLACES.map(Path::new)),
+    }
+}
+
+fn found(name: &str, file: &str, folders: &[&Path]) -> Result<PathBuf, String> {
+    folders.iter().map(|folder| folder.join(file)).find(|path| path.exists()).ok_or_else(|| {
+        let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        format!(
+            "{name} {file} is in none of {}, or {} can't read it there: run this as root, or write the file into \
+             {SECRETS}. A unit also needs LoadCredential={file} and a restart",
+            folders.join(", "),
+            own_user()
+        )
+    })
 }
 
 /// Reads the file that the value of the key `name` refers to. Removes line breaks at the end of the text.
@@ -118,5 +134,21 @@ mod tests {
         );
         assert!(said.ends_with(&expected), "{said}");
         assert_eq!(read(0o440), Ok("secret".to_owned()));
+    }
+
+    #[test]
+    fn a_relative_name_is_found_in_the_first_place_that_has_it() {
+        let top = tempfile::tempdir().unwrap();
+        let places = ["credstore", "running", "secrets"].map(|name| top.path().join(name));
+        let found = || found("password_file", "p", &places.each_ref().map(PathBuf::as_path));
+        let said = found().unwrap_err();
+        for part in [places[0].to_str().unwrap(), "password_file p is in none of ", SECRETS, "LoadCredential=p and"] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        for place in places.iter().rev() {
+            fs::create_dir(place).unwrap();
+            fs::write(place.join("p"), "secret").unwrap();
+            assert_eq!(found(), Ok(place.join("p")));
+        }
     }
 }
