@@ -18,7 +18,7 @@ mount --rbind /proc "$top/root/proc"
 mount --rbind /dev "$top/root/dev"
 mount -t tmpfs tmpfs "$top/root/run"
 mount -t tmpfs tmpfs "$top/root/tmp"
-chroot "$top/root" sh -c 'dpkg --purge tallyd; userdel tallyd; groupdel tallyd; rm -rf /etc/credstore' >/dev/null 2>&1 || true
+chroot "$top/root" sh -c 'dpkg --purge tallyd; userdel tallyd; userdel tallyd-gateway; groupdel tallyd; groupdel tallyd-gateway; rm -rf /etc/credstore' >/dev/null 2>&1 || true
 # Without the index of manual pages, which takes half a minute at each installation.
 rm -f "$top/root/var/lib/man-db/auto-update"
 touch "$top/changed/begun"

@@ -103,7 +103,7 @@ fn the_package_brings_all_files_with_their_owners_and_starts_nothing() {
     ] {
         assert_eq!(stat(&machine, path), expected, "{path}");
     }
-    assert_eq!(machine.run("getent passwd tallyd | cut -d: -f6,7"), "/:/usr/sbin/nologin\n");
+    assert_eq!(machine.run("getent passwd tallyd tallyd-gateway | cut -d: -f6,7"), "/:/usr/sbin/nologin\n".repeat(2));
     assert_eq!(machine.run("dpkg --verify tallyd"), "");
     machine.run("cmp /etc/tallyd/config.toml /usr/share/doc/tallyd/config.toml");
     machine.run("setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline");

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::common::first_day::FirstDay;
 use super::common::{World, eventually};
-use super::{Machine, Package};
+use super::{Machine, Package, stat};
 
 /// This script replaces systemctl, because a second systemd can't run here. The script reports that the daemon is
 /// running, with the daemon's process id, and records the commands that it receives. While `/tmp/broken` exists, a
@@ -45,21 +45,31 @@ fn configure(machine: &Machine, world: &World) {
 }
 
 fn setting(machine: &Machine, name: &str) -> String {
-    machine.run(&format!("sed -n 's/^{name}=-\\?//p' /usr/lib/systemd/system/tallyd.service")).trim_end().to_owned()
+    setting_of(machine, "tallyd", name)
 }
 
-/// Passes the passwords as systemd does: in a folder that only the daemon can read.
-fn pass_credentials(machine: &Machine) {
-    machine.run(
-        "mkdir /run/credentials && cp /etc/credstore/tallyd.* /run/credentials && chown -R tallyd: /run/credentials",
-    );
+fn setting_of(machine: &Machine, unit: &str, name: &str) -> String {
+    let sed = format!("sed -n 's/^{name}=-\\?//p' /usr/lib/systemd/system/{unit}.service");
+    machine.run(&sed).trim_end().to_owned()
 }
 
-/// Builds a command that runs with the unit's user and credentials. The command writes its process id into `/tmp/pid`.
+/// Passes a unit's credentials as systemd does: in a folder that only the unit's user can read. Returns the folder.
+fn pass_credentials(machine: &Machine, unit: &str) -> String {
+    let (user, folder) = (setting_of(machine, unit, "User"), format!("/run/passed/{unit}"));
+    machine.run(&format!("install -d -m 700 -o {user} {folder}"));
+    for credential in setting_of(machine, unit, "LoadCredential").lines() {
+        let (name, source) = credential.split_once(':').unwrap_or((credential, credential));
+        let source = format!("/etc/credstore/{source}");
+        machine.run(&format!("test ! -e {source} || install -m 400 -o {user} {source} {folder}/{name}"));
+    }
+    folder
+}
+
+/// Builds a command that runs with the daemon's user and credentials. The command writes its process id into `/tmp/pid`.
 fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     let user = setting(machine, "User");
     machine.command(&format!(
-        "echo $$ >/tmp/pid; export CREDENTIALS_DIRECTORY=/run/credentials {environment}; \
+        "echo $$ >/tmp/pid; export CREDENTIALS_DIRECTORY=/run/passed/tallyd {environment}; \
          exec setpriv --reuid {user} --regid {user} --init-groups --no-new-privs {command} 2>>/tmp/log"
     ))
 }
@@ -87,7 +97,7 @@ async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
     let machine = Machine::new(package.folder.path());
     machine.install(&package.file);
     configure(&machine, &world);
-    pass_credentials(&machine);
+    pass_credentials(&machine, "tallyd");
     let checked = as_unit(&machine, "", &setting(&machine, "ExecStartPre")).status().unwrap();
     assert!(checked.success(), "{}", machine.run("cat /tmp/log"));
     let daemon = start(&machine, "", &setting(&machine, "ExecStart")).await;
@@ -111,11 +121,23 @@ fn what_the_first_installation_prints_leads_to_a_configuration() {
     let variables: Vec<String> = environment.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
     let said = machine.run(&format!("{} {}", variables.join(" "), printed[0]));
     assert!(said.contains("systemctl enable --now tallyd"), "{said}");
-    // The daemon's user can read the written files.
-    machine.run("exec setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline");
-    // The gateway runs as the same user.
-    let files = "/etc/tallyd/gateway.toml /etc/tallyd/tallyd.api-password";
-    machine.run(&format!("setpriv --reuid tallyd --regid tallyd --init-groups cat {files} >/dev/null"));
+    assert_eq!(stat(&machine, "/etc/credstore"), "700 root:root");
+    assert_eq!(stat(&machine, "/etc/credstore/tallyd.mysql-password"), "600 root:root");
+    pass_credentials(&machine, "tallyd");
+    let checked = as_unit(&machine, "", "tallyd config check --offline").status().unwrap();
+    assert!(checked.success(), "{}", machine.run("cat /tmp/log"));
+    // Root's commands find the same passwords.
+    machine.run("tallyd config check --offline");
+    for (file, owner) in [("config.toml", "640 root:tallyd"), ("gateway.toml", "640 root:tallyd-gateway")] {
+        assert_eq!(stat(&machine, &format!("/etc/tallyd/{file}")), owner);
+    }
+    let passed = pass_credentials(&machine, "tallyd-gateway");
+    assert_eq!(machine.run(&format!("ls {passed}")), "tallyd.api-password\n");
+    let user = setting_of(&machine, "tallyd-gateway", "User");
+    let as_gateway = format!("setpriv --reuid {user} --regid {user} --init-groups");
+    machine.run(&format!("{as_gateway} cat /etc/tallyd/gateway.toml {passed}/* >/dev/null"));
+    let others = "/etc/tallyd/config.toml /etc/credstore /run/passed/tallyd";
+    machine.run(&format!("for it in {others}; do ! {as_gateway} test -r $it || exit 1; done"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,9 +156,13 @@ async fn a_drop_in_admits_a_group_to_the_gateways_socket() {
     };
     let (group, more, umask) = (setting("Group"), setting("SupplementaryGroups"), setting("UMask"));
     // As systemd does for RuntimeDirectory=.
-    machine.run(&format!("install -d -o tallyd -g {group} /run/tallyd-gateway"));
-    let command = format!("exec setpriv --reuid tallyd --regid {group} --groups {more} --no-new-privs");
-    let command = format!("umask {umask} && {command} tallyd --config /etc/tallyd/gateway.toml gateway 2>/tmp/log");
+    let user = setting_of(&machine, "tallyd-gateway", "User");
+    machine.run(&format!("install -d -o {user} -g {group} /run/tallyd-gateway"));
+    let command = format!("exec setpriv --reuid {user} --regid {group} --groups {more} --no-new-privs");
+    let credentials = format!("export CREDENTIALS_DIRECTORY={}", pass_credentials(&machine, "tallyd-gateway"));
+    let command = format!(
+        "{credentials}; umask {umask} && {command} tallyd --config /etc/tallyd/gateway.toml gateway 2>/tmp/log"
+    );
     let mut gateway = machine.command(&format!("echo $$ >/tmp/pid; {command}")).stdin(Stdio::null()).spawn().unwrap();
     let ask = |user: &str, group: &str| {
         let curl = format!("curl --silent --fail --unix-socket {socket} http://localhost/livez");
@@ -157,13 +183,13 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     let machine = Machine::new(package.folder.path());
     machine.install(&package.file);
     configure(&machine, &world);
-    pass_credentials(&machine);
+    pass_credentials(&machine, "tallyd");
     // The test sets up the machine as if a drop-in had changed the unit. The unit then has another configuration file,
     // and one password in the environment. The other password is in a file that root's shell doesn't find.
     let config = "/etc/tallyd/other.toml";
     machine
         .run(&format!("mv /etc/tallyd/config.toml {config} && cp -p /usr/share/doc/tallyd/config.toml /etc/tallyd/"));
-    machine.run("mv /etc/credstore/tallyd.mysql-password /run/mysql-password && rm -r /etc/credstore /run/credentials/tallyd.mysql*");
+    machine.run("mv /etc/credstore/tallyd.mysql-password /run/mysql-password && rm -r /etc/credstore /run/passed/tallyd/tallyd.mysql*");
     let environment = "TALLYD__MYSQL__PASSWORD=\"$(cat /run/mysql-password)\"";
     let command = setting(&machine, "ExecStart").replace("/etc/tallyd/config.toml", config);
     let daemon = start(&machine, environment, &command).await;

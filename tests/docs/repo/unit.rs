@@ -102,7 +102,7 @@ fn the_gateways_unit_is_narrowed_as_the_daemons_is() {
         text.split_once("\nCapabilityBoundingSet=").unwrap().1.to_owned()
     };
     assert_eq!(hardening(UNITS[1]), hardening(UNITS[0]));
-    for name in ["Type", "DynamicUser", "User", "UMask", "LimitCORE", "Restart", "RestartPreventExitStatus"] {
+    for name in ["Type", "DynamicUser", "UMask", "LimitCORE", "Restart", "RestartPreventExitStatus"] {
         assert_eq!(settings_of(UNITS[1], name), settings_of(UNITS[0], name), "{name}");
     }
     assert_eq!(settings_of(UNITS[1], "ExecStart"), [format!("/usr/bin/tallyd --config {GATEWAY_PATH} gateway")]);
@@ -111,19 +111,37 @@ fn the_gateways_unit_is_narrowed_as_the_daemons_is() {
 }
 
 #[test]
-fn the_gateways_unit_hides_each_password_of_the_daemon() {
-    let hidden = settings_of(UNITS[1], "InaccessiblePaths");
-    let passwords = settings("LoadCredential").into_iter().filter(|name| name.ends_with("-password"));
-    let of_daemon = passwords.filter(|name| !name.contains("sentinel")).map(|name| format!("-/etc/tallyd/{name}"));
-    assert_eq!(hidden, of_daemon.collect::<Vec<_>>());
+fn the_gateway_has_a_user_of_its_own_and_no_secret_of_the_daemon() {
+    let users = UNITS.map(|unit| settings_of(unit, "User").concat());
+    assert_ne!(users[0], users[1]);
+    let made = read("packaging/sysusers.d/tallyd.conf");
+    let made: Vec<_> = made.lines().filter_map(|line| line.strip_prefix("u ")?.split(' ').next()).collect();
+    assert_eq!(made, users);
+    let script = read("packaging/rpm/pre-install.sh");
+    assert!(users.iter().all(|user| script.contains(&format!("\nmake_user {user} "))), "{script}");
+
+    let of_daemon = settings("LoadCredential");
+    let of_gateway = settings_of(UNITS[1], "LoadCredential");
+    let sources = of_gateway.iter().map(|credential| credential.split(':').next_back().unwrap().to_owned());
+    // Clients of a sentinel share its password.
+    let shared: Vec<_> = sources.filter(|file| of_daemon.contains(file)).collect();
+    assert_eq!(shared, ["tallyd.sentinel-password"]);
 }
 
 #[test]
-fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
-    let names = settings_of(UNITS[1], "LoadCredential");
-    let names = names.iter().map(|credential| credential.split(':').next().unwrap().to_owned());
-    let daemons = settings("LoadCredential").into_iter().map(|name| name.replace("admin-token", "gateway-token"));
-    assert_eq!(names.collect::<Vec<_>>(), daemons.collect::<Vec<_>>());
+fn the_gateways_unit_passes_the_credentials_that_gateway_toml_names() {
+    let manual = read("docs/gateway.md");
+    let (_, sample) = manual.split_once("```toml\n").unwrap();
+    let sample: toml::Table = sample.split_once("```").unwrap().0.parse().unwrap();
+    let mut named: Vec<_> = sample.values().filter_map(|keys| keys.get("password_file")?.as_str()).collect();
+    named.dedup();
+    let config = parsed(&with_examples()).unwrap();
+    let (amqp, mysql, redis) = (config.amqp, config.mysql, config.redis);
+    let files = [redis.sentinel_password_file, amqp.tls_key_file, mysql.tls_key_file, redis.tls_key_file];
+    named.extend(files.iter().map(|file| file.as_deref().unwrap()).chain(["tallyd.gateway-token"]));
+    let passed = settings_of(UNITS[1], "LoadCredential");
+    let passed: Vec<_> = passed.iter().map(|credential| credential.split(':').next().unwrap()).collect();
+    assert_eq!(passed, named);
 }
 
 /// One partition needs 256 MiB, and each further partition needs 128 MiB (tests/it/limits). To parse the deepest

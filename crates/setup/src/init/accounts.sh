@@ -1,12 +1,13 @@
 #!/bin/sh
 # Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote this script for an administrator. Read it
-# first. The script contains no passwords: it reads them from files in its folder. It changes no account that exists.
+# first. The script contains no passwords: it reads them from the files in PASSWORDS. It changes no account that exists.
 #
 #   sh accounts.sh                creates the accounts of all three servers, as root on their machine
 #   sh accounts.sh mysql redis    creates only these accounts, if a server is on another machine
 #
-# To run the script on another machine, copy it and the password files of that server (see the functions read_...). The
-# commands must log in as an administrator. For Redis, set REDISCLI_AUTH to the password.
+# To run the script on another machine, copy it and the password files of that server (see the functions read_...), and
+# set PASSWORDS to their folder. The commands must log in as an administrator. For Redis, set REDISCLI_AUTH to the password.
+: "${PASSWORDS:=@PASSWORDS@}"
 : "${MYSQL:=@MYSQL_CLIENT@}"
 : "${RABBITMQCTL:=rabbitmqctl}"
 : "${RABBITMQ_PLUGINS:=rabbitmq-plugins}"
@@ -14,12 +15,13 @@
 : "${REDIS_NODES:=@REDIS_NODES@}"
 
 set -eu
-cd -- "$(dirname -- "$0")"
 
 stop() {
     echo "accounts.sh: $1" >&2
     exit 1
 }
+
+cd -- "$PASSWORDS" || stop "run this as root, or set PASSWORDS to the folder of the password files"
 
 # password FILE: prints the password. Statements contain the password in quotes, so quotes, backslashes and spaces are
 # not allowed.

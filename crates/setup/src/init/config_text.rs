@@ -208,8 +208,9 @@ fn nodes(plan: &Plan, text: &mut Text) {
 }
 
 fn password(plan: &Plan, password: Password, text: &mut Text) {
-    let path = plan.folder.join(password.file());
-    text.set("The account's password, set by accounts.sh.", "password_file", path.display().to_string());
+    let name = password.file();
+    let file = if plan.has_store() { name } else { plan.secrets.join(name).display().to_string() };
+    text.set("The account's password, set by accounts.sh.", "password_file", file);
 }
 
 fn found(version: Option<&str>, server: Server) -> String {
@@ -260,7 +261,7 @@ mod tests {
             "# RabbitMQ 3.10.8. Plain text, because the server is on this machine.\nurl = \"amqp://tallyd@127.0.0.1/%2f\"\n",
             "# MariaDB 10.11.14. On this machine: TLS if the server supports it.\n",
             "# Redis 7.0.15. Plain text",
-            "password_file = \"/etc/tallyd/tallyd.redis-password\"\n",
+            "password_file = \"tallyd.redis-password\"\n",
             "bucket_bits = 13\n",
             "partitions = 1\n",
         ] {
@@ -290,7 +291,7 @@ mod tests {
         let text = migrate(&plan(["mq", "mysql://db:3307/likes", "cache"], Facts::default()));
         let mysql = parse(&text, "migrate.toml", []).unwrap().mysql;
         assert_eq!(mysql.url.expose(), "mysql://tallyd_migrate@db:3307/likes");
-        assert_eq!(mysql.login.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
+        assert_eq!(mysql.login.password_file.as_deref(), Some("tallyd.migrate-password"));
     }
 
     #[test]
@@ -301,14 +302,13 @@ mod tests {
         plan.config.redis.key_prefix = "shop:".to_owned();
         plan.config.redis.seeds = vec!["b:6379".to_owned()];
         let written: toml::Table = gateway(&plan).parse().unwrap();
-        let password = "/etc/tallyd/tallyd.api-password";
         for (section, url) in [
             ("amqp", "amqps://tallyd_api@mq/%2f?frame_max=9000"),
             ("mysql", "mysql://tallyd_api@db:3307/tally"),
             ("redis", "redis://tallyd_api@cache/0"),
         ] {
             assert_eq!(written[section]["url"].as_str(), Some(url));
-            assert_eq!(written[section]["password_file"].as_str(), Some(password));
+            assert_eq!(written[section]["password_file"].as_str(), Some("tallyd.api-password"));
         }
         assert_eq!(written["amqp"]["prefix"].as_str(), Some("shop"));
         assert_eq!(written["redis"]["key_prefix"].as_str(), Some("shop:"));
@@ -316,6 +316,24 @@ mod tests {
         for (section, keys) in written {
             let known = &tallyd_gateway::config::schema()["properties"][&section]["properties"];
             assert!(keys.as_table().unwrap().keys().all(|key| known.get(key).is_some()), "[{section}] {keys}");
+        }
+    }
+
+    #[test]
+    fn the_gateways_unit_loads_each_file_that_its_configuration_names() {
+        let mut plan = plan(["amqps://mq", "mysql://db", "rediss://cache"], Facts::default());
+        plan.config.redis.sentinel_password_file = Some("tallyd.sentinel-password".to_owned());
+        plan.config.mysql.tls_key_file = Some("tallyd.mysql-key".to_owned());
+        let written: toml::Table = gateway(&plan).parse().unwrap();
+        let unit = include_str!("../../../../systemd/tallyd-gateway.service");
+        let loaded: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("LoadCredential=")).collect();
+        let keys = written.values().flat_map(|section| section.as_table().unwrap());
+        let named: Vec<&str> =
+            keys.filter(|(key, _)| key.ends_with("_file")).map(|(_, it)| it.as_str().unwrap()).collect();
+        assert_eq!(named.len(), 5);
+        for name in named {
+            let is_loaded = loaded.iter().any(|it| it.split(':').next() == Some(name));
+            assert!(is_loaded, "{name} is not in {loaded:?}");
         }
     }
 

@@ -1,13 +1,13 @@
 //! Writes new files. It never overwrites a file.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::plan::{Plan, Reader};
+use super::plan::{Password, Plan, Reader};
 use super::{config_text, script};
 use tallyd_base::config::{self, Config, Secret};
 
@@ -15,14 +15,12 @@ const CONFIG: &str = "config.toml";
 
 const GATEWAY: &str = "gateway.toml";
 
-const USER: &str = "tallyd";
-
 /// 40 letters and digits have 238 random bits. Such a password needs no quotes in shells and servers.
 const PASSWORD_LENGTH: usize = 40;
 const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
 struct NewFile {
-    name: String,
+    path: PathBuf,
     text: Secret,
     mode: u32,
     reader: Reader,
@@ -34,11 +32,10 @@ pub(super) fn check_writable(folder: &Path) -> Result<()> {
     tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))
 }
 
-pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<()> {
-    for name in names {
-        let path = folder.join(&name);
+pub(super) fn check_free(paths: impl IntoIterator<Item = PathBuf>) -> Result<()> {
+    for path in paths {
         let is_there = path.symlink_metadata().is_ok();
-        if is_there && !(name == CONFIG && sets_nothing(&path)) {
+        if is_there && !(path.ends_with(CONFIG) && sets_nothing(&path)) {
             bail!(
                 "{} exists, and tallyd does not overwrite it: nothing was written. Move it away, or choose another --dir",
                 path.display()
@@ -48,60 +45,75 @@ pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>)
     Ok(())
 }
 
-pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> {
-    [CONFIG, "migrate.toml", GATEWAY, "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
+/// Returns the paths of all files that `write` can write.
+pub(super) fn paths(folder: &Path, secrets: &Path) -> Vec<PathBuf> {
+    let passwords = Password::ALL.map(|password| secrets.join(password.file()));
+    [CONFIG, GATEWAY, "migrate.toml", "accounts.sh"]
+        .map(|name| folder.join(name))
+        .into_iter()
+        .chain(passwords)
+        .collect()
 }
 
 /// Writes all files. If one file can't be written, deletes the files that were already written.
 pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
-    let file = |name: &str, text: String, mode| {
-        let reader = if matches!(name, CONFIG | GATEWAY) { Reader::Daemon } else { Reader::Administrator };
-        NewFile { name: name.to_owned(), text: Secret::new(text), mode, reader }
-    };
-    let mut files = Vec::new();
-    for password in plan.passwords() {
-        let text = Secret::new(format!("{}\n", new_password()?.expose()));
-        files.push(NewFile { name: password.file(), text, mode: 0o600, reader: password.reader() });
-    }
-    files.push(file("accounts.sh", script::accounts(plan), 0o700));
-    files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
-    files.push(file(GATEWAY, config_text::gateway(plan), 0o640));
-    // config.toml is written last, so if config.toml exists, all files exist.
-    files.push(file(CONFIG, config_text::config(plan), 0o640));
-    check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;
+    let files = planned(plan)?;
+    check_free(files.iter().map(|file| file.path.clone()))?;
     fs::create_dir_all(&plan.folder).with_context(|| format!("make {}", plan.folder.display()))?;
+    let mut store = DirBuilder::new();
+    store.recursive(true).mode(0o700);
+    store.create(&plan.secrets).with_context(|| format!("make {}", plan.secrets.display()))?;
     let mut written = Vec::new();
     for file in &files {
-        let path = plan.folder.join(&file.name);
-        if let Err(error) = create(&path, file) {
+        if let Err(error) = create(file) {
             written.iter().for_each(|path| drop(fs::remove_file(path)));
             return Err(error);
         }
-        written.push(path);
+        written.push(file.path.clone());
     }
     Ok(written)
 }
 
-fn create(path: &Path, file: &NewFile) -> Result<()> {
-    if file.name != CONFIG || !sets_nothing(path) {
-        return write_new(path, file);
+fn planned(plan: &Plan) -> Result<Vec<NewFile>> {
+    let mut files = Vec::new();
+    for password in plan.passwords() {
+        let text = Secret::new(format!("{}\n", new_password()?.expose()));
+        let reader = if plan.has_store() { Reader::Administrator } else { password.reader() };
+        files.push(NewFile { path: plan.secrets.join(password.file()), text, mode: 0o600, reader });
+    }
+    // config.toml is written last, so if config.toml exists, all files exist.
+    for (name, text, mode, reader) in [
+        ("accounts.sh", script::accounts(plan), 0o700, Reader::Administrator),
+        ("migrate.toml", config_text::migrate(plan), 0o600, Reader::Administrator),
+        (GATEWAY, config_text::gateway(plan), 0o640, Reader::Gateway),
+        (CONFIG, config_text::config(plan), 0o640, Reader::Daemon),
+    ] {
+        files.push(NewFile { path: plan.folder.join(name), text: Secret::new(text), mode, reader });
+    }
+    Ok(files)
+}
+
+fn create(file: &NewFile) -> Result<()> {
+    let path = &file.path;
+    if !path.ends_with(CONFIG) || !sets_nothing(path) {
+        return write_new(file);
     }
     let kept = path.with_extension("toml.example");
     if kept.symlink_metadata().is_ok() {
         bail!("{} exists, and tallyd does not overwrite it: move it away", kept.display());
     }
     fs::rename(path, &kept).with_context(|| format!("rename {}", path.display()))?;
-    write_new(path, file).inspect_err(|_| drop(fs::rename(&kept, path)))
+    write_new(file).inspect_err(|_| drop(fs::rename(&kept, path)))
 }
 
-fn write_new(path: &Path, file: &NewFile) -> Result<()> {
+fn write_new(file: &NewFile) -> Result<()> {
+    let path = &file.path;
     let action = || format!("write {}", path.display());
     let mut opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(action)?;
     let mut whole = || -> std::io::Result<()> {
         opened.write_all(file.text.expose().as_bytes())?;
-        if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
-            // The daemon's user owns the files of its passwords. The same user can read the configurations, but can't
-            // change them.
+        if let Some((user, group)) = file.reader.account().and_then(ids) {
+            // An account owns the files of its passwords. It can read its configuration, but can't change it.
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }
@@ -112,12 +124,13 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     whole().inspect_err(|_| drop(fs::remove_file(path))).with_context(action)
 }
 
-pub(super) fn daemon_user() -> Option<(u32, u32)> {
+/// Returns `None` if the account does not exist, or if this process can't give it files.
+fn ids(account: &str) -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
     let users = fs::read_to_string("/etc/passwd").ok()?;
-    let mut fields = users.lines().find(|line| line.split(':').next() == Some(USER))?.split(':').skip(2);
+    let mut fields = users.lines().find(|line| line.split(':').next() == Some(account))?.split(':').skip(2);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
@@ -151,6 +164,8 @@ fn new_password() -> Result<Secret> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::plan::Facts;
+    use super::super::plan::tests::{daemon, load};
     use super::*;
 
     #[test]
@@ -163,10 +178,42 @@ mod tests {
     }
 
     #[test]
+    fn in_the_default_layout_only_root_reads_passwords_and_each_process_its_own_configuration() {
+        let urls = ["127.0.0.1", "127.0.0.1", "127.0.0.1"];
+        let plan = Plan::new(Path::new("/etc/tallyd"), &daemon(urls), Facts::default(), load()).unwrap();
+        let of = |name: &str| if name.ends_with("-password") { "etc/credstore" } else { "etc/tallyd" };
+        assert_eq!((plan.folder.to_str(), plan.secrets.to_str()), (Some("/etc/tallyd"), Some("/etc/credstore")));
+        let root = tempfile::tempdir().unwrap();
+        let plan = Plan { folder: root.path().join(of("")), secrets: root.path().join(of("-password")), ..plan };
+        let files = planned(&plan).unwrap();
+        let found: BTreeSet<_> =
+            files.iter().map(|file| (file.path.clone(), file.mode, file.reader.account())).collect();
+        let expected = [
+            ("tallyd.amqp-password", 0o600, None),
+            ("tallyd.mysql-password", 0o600, None),
+            ("tallyd.redis-password", 0o600, None),
+            ("tallyd.migrate-password", 0o600, None),
+            ("tallyd.api-password", 0o600, None),
+            ("accounts.sh", 0o700, None),
+            ("migrate.toml", 0o600, None),
+            ("gateway.toml", 0o640, Some("tallyd-gateway")),
+            ("config.toml", 0o640, Some("tallyd")),
+        ]
+        .map(|(name, mode, group)| (root.path().join(of(name)).join(name), mode, group));
+        assert_eq!(found, BTreeSet::from(expected.clone()));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(write(&plan).unwrap().len(), expected.len());
+        assert_eq!(mode(&plan.secrets), 0o700);
+        assert!(expected.iter().all(|(path, expected, _)| mode(path) == *expected));
+        let all: BTreeSet<PathBuf> = paths(&plan.folder, &plan.secrets).into_iter().collect();
+        assert_eq!(all, expected.into_iter().map(|(path, ..)| path).collect());
+    }
+
+    #[test]
     fn only_a_configuration_that_sets_nothing_makes_way() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(CONFIG);
-        let free = || check_free(folder.path(), [CONFIG.to_owned()]);
+        let free = || check_free([path.clone()]);
         free().unwrap();
         fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../../config.toml"), &path).unwrap();
         free().unwrap();

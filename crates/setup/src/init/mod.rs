@@ -22,7 +22,7 @@ use clap::Args;
 use address::host_and_port;
 use ask::{Terminal, variable};
 use look::{Look, is_untrusted};
-use plan::{Load, Password, Plan, Server};
+use plan::{Load, Plan, Server};
 use tallyd_base::cli::{EXIT_DONE, start_runtime};
 use tallyd_base::config::{self, Config};
 use tallyd_redis::topology::Topology;
@@ -39,7 +39,7 @@ const EVENTS_PER_S: u32 = 1_000;
 /// `tallyd init` uses these logins once and never stores them.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// Write the files into this folder.
+    /// Write the files into this folder. With the default, the passwords are in /etc/credstore, for systemd.
     #[arg(long, value_name = "DIR", default_value = "/etc/tallyd")]
     dir: PathBuf,
     /// Plan for this many targets of one kind, in a year or two. The number determines `[redis] bucket_bits`.
@@ -55,9 +55,10 @@ pub struct InitArgs {
 
 pub fn run(args: &InitArgs) -> Result<u8> {
     let folder = std::path::absolute(&args.dir).with_context(|| format!("find {}", args.dir.display()))?;
-    let passwords = Server::ALL.map(Password::Daemon).into_iter().chain([Password::Migrate, Password::Api]);
-    files::check_free(&folder, files::names(passwords.map(Password::file)))?;
+    let secrets = plan::secrets_of(&folder);
+    files::check_free(files::paths(&folder, &secrets))?;
     files::check_writable(&folder)?;
+    files::check_writable(&secrets)?;
     let daemon = config::load_environment()?;
     start_runtime()?.block_on(async {
         let given: Vec<String> = Server::ALL.into_iter().filter_map(ask::given).collect();
@@ -158,17 +159,24 @@ fn seen(plan: &Plan) -> String {
 }
 
 fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
-    let names: Vec<String> =
-        written.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
+    let names = |folder: &Path| {
+        let names = written.iter().filter_map(|path| path.strip_prefix(folder).ok()?.to_str());
+        names.collect::<Vec<_>>().join(", ")
+    };
     let path = |name: &str| plan.folder.join(name).display().to_string();
-    let is_default = plan.folder.join("config.toml") == Path::new(config::DEFAULT_PATH);
+    let is_default = plan.has_store();
     let option = if is_default { String::new() } else { format!("--config {} ", path("config.toml")) };
     let start = if is_default { "systemctl enable --now tallyd".to_owned() } else { format!("tallyd {option}run") };
     let gateway = match is_default {
         true => "systemctl enable --now tallyd-gateway".to_owned(),
         false => format!("tallyd --config {} gateway", path("gateway.toml")),
     };
-    let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
+    let mut text = format!("wrote to {}: {}\n", plan.folder.display(), names(&plan.folder));
+    if is_default {
+        // Writing to a String can't fail, here and below.
+        let _ = writeln!(text, "wrote to {}: {}", plan.secrets.display(), names(&plan.secrets));
+    }
+    text += "Next:\n";
     let mut steps = vec![
         format!("sh {}    (as an administrator; read it first)", path("accounts.sh")),
         format!("tallyd --config {} migrate", path("migrate.toml")),
@@ -180,7 +188,6 @@ fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
         steps.insert(1, format!("unset {}    (they would override the files)", given.join(" ")));
     }
     for (number, step) in (1..).zip(steps) {
-        // Writing to a String can't fail.
         let _ = writeln!(text, "  {number}. {step}");
     }
     text

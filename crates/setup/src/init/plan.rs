@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use super::address::{decoded, host_and_port};
-use tallyd_base::config::{Config, Kinds, ServerUrl, is_external, is_name};
+use tallyd_base::config::{Config, DEFAULT_PATH, Kinds, SECRETS, ServerUrl, is_external, is_name};
 use tallyd_core::partition::suited_partitions;
 use tallyd_rabbitmq::config::PARTITIONS_MAX;
 use tallyd_redis::space::suited_bits;
@@ -75,7 +75,19 @@ impl Server {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     Daemon,
+    Gateway,
     Administrator,
+}
+
+impl Reader {
+    /// The accounts of packaging/sysusers.d.
+    pub(super) fn account(self) -> Option<&'static str> {
+        match self {
+            Self::Daemon => Some("tallyd"),
+            Self::Gateway => Some("tallyd-gateway"),
+            Self::Administrator => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +98,14 @@ pub(super) enum Password {
 }
 
 impl Password {
+    pub(super) const ALL: [Self; 5] = [
+        Self::Daemon(Server::Rabbitmq),
+        Self::Daemon(Server::Mysql),
+        Self::Daemon(Server::Redis),
+        Self::Migrate,
+        Self::Api,
+    ];
+
     pub(super) fn file(self) -> String {
         match self {
             Self::Daemon(server) => format!("tallyd.{}-password", server.section()),
@@ -96,8 +116,8 @@ impl Password {
 
     pub(super) fn reader(self) -> Reader {
         match self {
-            // The gateway runs as the daemon's user.
-            Self::Daemon(_) | Self::Api => Reader::Daemon,
+            Self::Daemon(_) => Reader::Daemon,
+            Self::Api => Reader::Gateway,
             Self::Migrate => Reader::Administrator,
         }
     }
@@ -106,6 +126,7 @@ impl Password {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub folder: PathBuf,
+    pub secrets: PathBuf,
     pub config: Config,
     pub facts: Facts,
     pub load: Load,
@@ -117,14 +138,19 @@ impl Plan {
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);
         config.redis.bucket_bits = config.redis.bucket_bits.max(suited_bits(load.targets));
         config.kinds = Kinds((1..).zip(&load.kinds).map(|(code, kind)| (kind.clone(), code)).collect());
-        let plan = Self { folder: folder.to_owned(), config, facts, load };
+        let plan = Self { folder: folder.to_owned(), secrets: secrets_of(folder), config, facts, load };
         plan.check_names()?;
         Ok(plan)
     }
 
     pub(super) fn passwords(&self) -> Vec<Password> {
-        let of_servers = Server::ALL.into_iter().filter(|server| !self.is_by_certificate(*server));
-        of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
+        let is_needed = |it: &Password| !matches!(it, Password::Daemon(server) if self.is_by_certificate(*server));
+        Password::ALL.into_iter().filter(is_needed).collect()
+    }
+
+    /// Returns true if the passwords have a folder that only root can read, from which systemd passes them to the units.
+    pub(super) fn has_store(&self) -> bool {
+        self.secrets != self.folder
     }
 
     pub(super) fn is_by_certificate(&self, server: Server) -> bool {
@@ -188,6 +214,12 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the folder of the passwords for the configuration in `folder`.
+pub(super) fn secrets_of(folder: &Path) -> PathBuf {
+    let is_of_units = folder.join("config.toml") == Path::new(DEFAULT_PATH);
+    if is_of_units { PathBuf::from(SECRETS) } else { folder.to_owned() }
 }
 
 pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! Writes accounts.sh, with which an administrator creates the accounts. Pure. The statements, the rights and the names
 //! of the accounts come from ops/, other names from the configuration.
 //!
-//! The script contains no passwords: it reads them from files in its folder. It never passes a password as an argument,
+//! The script contains no passwords: it reads them from their files. It never passes a password as an argument,
 //! because other users of the machine could see it.
 
 use std::fmt::Write;
@@ -24,6 +24,7 @@ const FRAME: &str = include_str!("accounts.sh");
 
 pub(super) fn accounts(plan: &Plan) -> String {
     FRAME
+        .replace("@PASSWORDS@", &folder_of_passwords(plan))
         .replace("@MYSQL_CLIENT@", &mysql_client(plan))
         .replace("@REDIS_CLIENT@", &redis_client(&plan.config))
         .replace("@REDIS_NODES@", &plan.redis_nodes().join(" "))
@@ -33,6 +34,14 @@ pub(super) fn accounts(plan: &Plan) -> String {
         .replace("@SQL@\n", &sql(plan))
         .replace("@RABBITMQ@\n", &rabbitmq(plan))
         .replace("@REDIS@\n", &redis(plan))
+}
+
+fn folder_of_passwords(plan: &Plan) -> String {
+    match plan.has_store() {
+        true => plan.secrets.display().to_string(),
+        // The user can move the folder, and with it the script.
+        false => "$(dirname -- \"$0\")".to_owned(),
+    }
 }
 
 fn variable(password: Password) -> String {
@@ -236,6 +245,12 @@ mod tests {
     }
 
     #[test]
+    fn the_passwords_of_the_units_are_read_where_the_units_read_them() {
+        let text = accounts(&plan(&daemon(["h", "h", "h"]), Facts::default()));
+        has(&text, &[": \"${PASSWORDS:=/etc/credstore}\"\n", "cd -- \"$PASSWORDS\" ||"]);
+    }
+
+    #[test]
     fn without_a_prefix_redis_gives_its_own_keys_alone() {
         let mut config = daemon(["h", "h", "h"]);
         config.redis.key_prefix = String::new();
@@ -249,8 +264,9 @@ mod tests {
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        fs::write(path("accounts.sh"), accounts(&plan(&daemon(["h", "mysql://h/a_b", "h"]), Facts::default())))
-            .unwrap();
+        let config = daemon(["h", "mysql://h/a_b", "h"]);
+        let plan = Plan::new(folder.path(), &config, Facts::default(), load()).unwrap();
+        fs::write(path("accounts.sh"), accounts(&plan)).unwrap();
         for name in ["tallyd.migrate-password", "tallyd.api-password"] {
             fs::write(path(name), "Ab1._~-\n").unwrap();
         }
