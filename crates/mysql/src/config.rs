@@ -8,6 +8,7 @@ use tallyd_connect::login::Login;
 /// `[mysql]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("additionalProperties" = false))]
 pub struct Mysql {
     /// `mysql://user@host:3306/database`. Remote connections use TLS and verify the server, local connections use TLS
     /// if available. `?ssl-mode=VERIFY_IDENTITY` always verifies. `VERIFY_CA` ignores the name (for certificates that

@@ -14,6 +14,7 @@ pub const PARTITIONS_MAX: u16 = 256;
 /// `[amqp]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("additionalProperties" = false))]
 pub struct Amqp {
     /// `amqp://user@host:5672/vhost`, or `amqps://` for TLS. Write the vhost `/` as `%2f`, and in a password #, @ and %
     /// as %23, %40 and %25. With `?auth_mechanism=external` the client certificate is the login.

@@ -10,6 +10,7 @@ use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 /// `[redis]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("additionalProperties" = false))]
 pub struct Redis {
     /// `redis://host:6379/0`, or `rediss://` for TLS. For a Redis Cluster: one node, with database 0. With sentinels,
     /// tallyd ignores host and port.

@@ -137,7 +137,8 @@ fn the_gateways_unit_passes_the_credentials_that_gateway_toml_names() {
     named.dedup();
     let config = parsed(&with_examples()).unwrap();
     let (amqp, mysql, redis) = (config.amqp, config.mysql, config.redis);
-    let files = [redis.sentinel_password_file, amqp.tls_key_file, mysql.tls_key_file, redis.tls_key_file];
+    let files =
+        [redis.sentinel_password_file, amqp.login.tls_key_file, mysql.login.tls_key_file, redis.login.tls_key_file];
     named.extend(files.iter().map(|file| file.as_deref().unwrap()).chain(["tallyd.gateway-token"]));
     let passed = settings_of(UNITS[1], "LoadCredential");
     let passed: Vec<_> = passed.iter().map(|credential| credential.split(':').next().unwrap()).collect();

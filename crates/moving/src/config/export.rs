@@ -104,7 +104,6 @@ pub(super) fn problems(config: &Config, exports: &[Export], found: &mut Faults) 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::parse;
 
     const UPSERT: &str = "upsert = \"INSERT INTO l VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE at = at\"";

@@ -145,7 +145,6 @@ fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::parse;
 
     const QUERY: &str = "SELECT target, user FROM l WHERE target > :after_target OR (target = :after_target AND \

@@ -32,6 +32,7 @@ const FILE: File = File { schema, elsewhere: of_daemon, has_variables: false };
 /// All settings of move.toml.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("additionalProperties" = false))]
 pub struct Moves {
     /// MySQL servers of old tables, each with a name. Tables without a `server` are on the server of `[mysql]`.
     #[serde(rename = "server")]
@@ -48,6 +49,7 @@ pub struct Moves {
 
 /// `[server.NAME]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("additionalProperties" = false))]
 pub struct Server {
     /// `mysql://user@host:3306/database`, as `[mysql] url`.
     pub url: ServerUrl,

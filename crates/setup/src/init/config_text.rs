@@ -323,7 +323,7 @@ mod tests {
     fn the_gateways_unit_loads_each_file_that_its_configuration_names() {
         let mut plan = plan(["amqps://mq", "mysql://db", "rediss://cache"], Facts::default());
         plan.config.redis.sentinel_password_file = Some("tallyd.sentinel-password".to_owned());
-        plan.config.mysql.tls_key_file = Some("tallyd.mysql-key".to_owned());
+        plan.config.mysql.login.tls_key_file = Some("tallyd.mysql-key".to_owned());
         let written: toml::Table = gateway(&plan).parse().unwrap();
         let unit = include_str!("../../../../systemd/tallyd-gateway.service");
         let loaded: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("LoadCredential=")).collect();
