@@ -7,6 +7,7 @@ pub mod address;
 pub mod fate;
 pub mod fault;
 pub mod login;
+pub mod opened;
 pub mod pace;
 pub mod secret;
 pub mod tls;

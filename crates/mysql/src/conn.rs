@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
@@ -96,9 +97,23 @@ fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
-/// The time of the last "not the primary" error. Every pool closes older connections, because read-only clients would
-/// otherwise read old data from the former primary.
-static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
+struct Seen {
+    /// The time of the last "not the primary" error. Every pool closes older connections, because read-only clients
+    /// would otherwise read old data from the former primary.
+    no_primary_at: Mutex<Option<Instant>>,
+    is_galera: AtomicBool,
+}
+
+/// Global, because what one connection sees of MySQL counts for all pools and statements of the process.
+static SEEN: Seen = Seen { no_primary_at: Mutex::new(None), is_galera: AtomicBool::new(false) };
+
+pub(super) fn note_galera() {
+    SEEN.is_galera.store(true, Ordering::Relaxed);
+}
+
+pub(super) fn is_galera() -> bool {
+    SEEN.is_galera.load(Ordering::Relaxed)
+}
 
 fn note_failover<T>(ended: &Result<T>) {
     if ended.as_ref().err().is_some_and(StoreError::is_of_no_primary) {
@@ -107,13 +122,13 @@ fn note_failover<T>(ended: &Result<T>) {
 }
 
 pub(super) fn note_no_primary() {
-    if let Ok(mut at) = NO_PRIMARY_AT.lock() {
+    if let Ok(mut at) = SEEN.no_primary_at.lock() {
         *at = Some(Instant::now());
     }
 }
 
 pub(super) fn is_from_before_a_failover(age: Duration) -> bool {
-    let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
+    let Some(since) = SEEN.no_primary_at.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
     // After the error, the address can still lead to the former primary for a short time. So connections that were
     // opened within this time are closed, too. Because this time is limited, new connections are not closed again and
     // again.

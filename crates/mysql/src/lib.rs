@@ -43,13 +43,13 @@ mod text;
 pub mod watches;
 
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
+use tallyd_connect::opened::OPENED;
 use tallyd_connect::secret::Secret;
 use tallyd_connect::tls::{self, TlsFault};
 use tallyd_connect::whole::Whole;
@@ -57,7 +57,7 @@ use tallyd_core::model::Micros;
 use tokio::sync::Mutex;
 
 pub use self::conn::{Conn, or_rollback};
-use self::conn::{is_from_before_a_failover, note_no_primary};
+use self::conn::{is_from_before_a_failover, note_galera, note_no_primary};
 pub use self::error::{Context, Result, StoreError};
 use self::login::{address, options, unknown_plugin};
 pub use self::rows::{TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders, target};
@@ -87,12 +87,6 @@ pub const WAIT_TIMEOUT_S: u64 = 10;
 
 /// A connection that was idle for longer than this is tested before it is used.
 const TESTED_AFTER: Duration = Duration::from_secs(1);
-
-static OPENED: AtomicU64 = AtomicU64::new(0);
-
-pub fn connections_opened() -> u64 {
-    OPENED.load(Ordering::Relaxed)
-}
 
 /// A pool of connections. The pool does not connect before its first use, so a daemon can start while MySQL is
 /// unreachable.
@@ -144,7 +138,7 @@ impl Store {
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
                 Box::pin(async move {
-                    OPENED.fetch_add(1, Ordering::Relaxed);
+                    OPENED.mysql.add_one();
                     set_session(connection).await?;
                     if !begin.is_empty() {
                         connection.execute(sqlx::raw_sql(AssertSqlSafe(begin.to_string()))).await?;
@@ -301,7 +295,7 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
     let galera = connection.fetch_optional("SHOW SESSION VARIABLES LIKE 'wsrep_on'").await?;
     let state: Option<String> = galera.map(|row| row.try_get(1)).transpose()?;
     if state.as_deref() == Some("ON") {
-        text::note_galera();
+        note_galera();
     }
     Ok(())
 }

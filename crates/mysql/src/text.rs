@@ -4,26 +4,17 @@
 //! batches, prepared statements would be equally fast (`dev/bench write`).
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection};
 use tallyd_core::model::Micros;
 
+use super::conn::is_galera;
 use super::{Context, Result, datetime};
 
 /// When a packet has this size, the next statement begins a new packet. Single statements have about the same maximum
 /// size, so a packet is far below the usual values of `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
-
-/// If a Galera node rolls a transaction back because of another node's commit, MariaDB 10.11 runs the packet's other
-/// statements outside of the transaction, and can then answer COMMIT without an error. So there each packet has one
-/// statement.
-static IS_GALERA: AtomicBool = AtomicBool::new(false);
-
-pub(crate) fn note_galera() {
-    IS_GALERA.store(true, Ordering::Relaxed);
-}
 
 #[derive(Default)]
 pub struct Text {
@@ -46,7 +37,10 @@ impl Text {
     }
 
     pub fn statement(&mut self, sql: &str) {
-        if self.sql.len() >= PACKET_BYTES || IS_GALERA.load(Ordering::Relaxed) {
+        // If a Galera node rolls a transaction back because of another node's commit, MariaDB 10.11 runs the packet's
+        // other statements outside of the transaction, and can then answer COMMIT without an error. So there each
+        // packet has one statement.
+        if self.sql.len() >= PACKET_BYTES || is_galera() {
             self.full.push(std::mem::take(&mut self.sql));
         }
         self.push(if self.sql.is_empty() { "" } else { "; " });

@@ -22,7 +22,6 @@ use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -40,6 +39,7 @@ use nodes::{Node, Nodes};
 use witnesses::Witnesses;
 
 use tallyd_connect::fault;
+use tallyd_connect::opened::OPENED;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_connect::whole::Whole;
 use tallyd_core::fence::Depth;
@@ -51,12 +51,6 @@ pub use self::maps::MapQueue;
 use crate::config::Amqp;
 
 const PERSISTENT: u8 = 2;
-
-static OPENED: AtomicU64 = AtomicU64::new(0);
-
-pub fn connections_opened() -> u64 {
-    OPENED.load(Ordering::Relaxed)
-}
 
 #[derive(Clone)]
 pub struct Broker {
@@ -146,7 +140,7 @@ impl Broker {
         };
         let connected = limit(timeout, "connect to RabbitMQ", connecting).await;
         let connection = connected.map_err(|error| self.explain(node, error))?;
-        OPENED.fetch_add(1, Ordering::Relaxed);
+        OPENED.rabbitmq.add_one();
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
         let node = node.name.clone();
         Ok(Link { channel, node, connection, frames: Arc::clone(&self.frames), timeout })

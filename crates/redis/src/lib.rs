@@ -44,7 +44,6 @@ pub mod topology;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -69,12 +68,6 @@ use sentinel::Sentinels;
 /// The maximum number of commands in one pipeline. Redis must answer the pipeline within `[redis] timeout_ms`, and live
 /// traffic waits for this answer.
 pub const PIPELINE_COMMANDS_MAX: usize = 500;
-
-static OPENED: AtomicU64 = AtomicU64::new(0);
-
-pub fn connections_opened() -> u64 {
-    OPENED.load(Ordering::Relaxed)
-}
 
 #[derive(Clone)]
 pub struct Cache {

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use tallyd_connect::opened::OPENED;
 use tokio::sync::Mutex;
 
 use super::error::is_cross_slot;
 use super::login::Login;
 use super::sentinel::Sentinels;
-use super::{OPENED, text};
+use super::text;
 
 /// A master's error code when it refuses a write because it has too few replicas (`min-replicas-to-write`).
 pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
@@ -181,7 +182,7 @@ impl Link {
             Err(error) if is_of_the_server(&error) => return Err(error),
             Err(_) => {}
         }
-        OPENED.fetch_add(1, Ordering::Relaxed);
+        OPENED.redis.add_one();
         *shared = Some(Connected { connection: connection.clone(), master, asked: Instant::now() });
         Ok(connection)
     }

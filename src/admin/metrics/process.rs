@@ -9,6 +9,7 @@ use tallyd_base::runtime::log;
 use tallyd_base::runtime::waits::waits;
 use tallyd_base::telemetry::{Named, Process, Server, Standing, Telemetry, seconds};
 use tallyd_base::version;
+use tallyd_connect::opened::OPENED;
 use tallyd_core::control::{Command, Task};
 use tallyd_core::model::Micros;
 
@@ -53,12 +54,10 @@ fn paused(page: &mut Page, telemetry: &Telemetry) {
 
 fn connections_opened() -> Family<Server, Counter> {
     let opened = Family::<Server, Counter>::default();
-    for (server, connections) in [
-        (Server::Mysql, tallyd_mysql::connections_opened()),
-        (Server::Redis, tallyd_redis::connections_opened()),
-        (Server::Rabbitmq, tallyd_rabbitmq::connections_opened()),
-    ] {
-        opened.get_or_create(&server).inc_by(connections);
+    for (server, connections) in
+        [(Server::Mysql, &OPENED.mysql), (Server::Redis, &OPENED.redis), (Server::Rabbitmq, &OPENED.rabbitmq)]
+    {
+        opened.get_or_create(&server).inc_by(connections.get());
     }
     opened
 }

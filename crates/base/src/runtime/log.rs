@@ -44,11 +44,31 @@ impl Flood {
     }
 }
 
-static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+struct Log {
+    bar: Mutex<Option<ProgressBar>>,
+    /// From the command line.
+    level: OnceLock<&'static str>,
+    lines: [(Level, AtomicU64); 5],
+    filter: OnceLock<reload::Handle<EnvFilter, Registry>>,
+}
+
+/// Global, because a process has one stderr, and `tracing` has one subscriber for all of it.
+static LOG: Log = Log {
+    bar: Mutex::new(None),
+    level: OnceLock::new(),
+    lines: [
+        (Level::ERROR, AtomicU64::new(0)),
+        (Level::WARN, AtomicU64::new(0)),
+        (Level::INFO, AtomicU64::new(0)),
+        (Level::DEBUG, AtomicU64::new(0)),
+        (Level::TRACE, AtomicU64::new(0)),
+    ],
+    filter: OnceLock::new(),
+};
 
 /// Until the returned value is dropped. The progress bar then also disappears.
 pub fn under(bar: &ProgressBar) -> impl Drop + use<> {
-    *locked(&BAR) = Some(bar.clone());
+    *locked(&LOG.bar) = Some(bar.clone());
     Under
 }
 
@@ -56,7 +76,7 @@ struct Under;
 
 impl Drop for Under {
     fn drop(&mut self) {
-        if let Some(bar) = locked(&BAR).take() {
+        if let Some(bar) = locked(&LOG.bar).take() {
             bar.finish_and_clear();
         }
     }
@@ -66,7 +86,7 @@ struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &*locked(&BAR) {
+        match &*locked(&LOG.bar) {
             Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
             None => io::stderr().write(bytes),
         }
@@ -110,15 +130,13 @@ fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
     stream.is_ok_and(|stream| told == format!("{}:{}", stream.dev(), stream.ino()))
 }
 
-static LEVEL: OnceLock<&'static str> = OnceLock::new();
-
 pub fn override_level(level: &'static str) {
-    let _ = LEVEL.set(level);
+    let _ = LOG.level.set(level);
 }
 
 /// The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured `level`.
 pub fn filter(level: &str) -> Result<EnvFilter> {
-    let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
+    let (filter, origin) = match (LOG.level.get(), std::env::var("RUST_LOG")) {
         (Some(level), _) => ((*level).to_owned(), "-v or -q"),
         (None, Ok(filter)) if !filter.is_empty() => (filter, "RUST_LOG"),
         _ => (level.to_owned(), "level"),
@@ -128,30 +146,20 @@ pub fn filter(level: &str) -> Result<EnvFilter> {
 
 struct Counts;
 
-static LOGGED: [(Level, AtomicU64); 5] = [
-    (Level::ERROR, AtomicU64::new(0)),
-    (Level::WARN, AtomicU64::new(0)),
-    (Level::INFO, AtomicU64::new(0)),
-    (Level::DEBUG, AtomicU64::new(0)),
-    (Level::TRACE, AtomicU64::new(0)),
-];
-
 impl<S: Subscriber> Layer<S> for Counts {
     fn on_event(&self, event: &Event<'_>, _: layer::Context<'_, S>) {
-        if let Some((_, count)) = LOGGED.iter().find(|(level, _)| level == event.metadata().level()) {
+        if let Some((_, count)) = LOG.lines.iter().find(|(level, _)| level == event.metadata().level()) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 pub fn logged() -> impl Iterator<Item = (Level, u64)> {
-    LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
+    LOG.lines.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
 }
 
-static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
-
 pub fn change(filter: EnvFilter) {
-    if let Some(handle) = FILTER.get() {
+    if let Some(handle) = LOG.filter.get() {
         // Fails only if logging has already ended.
         let _ = handle.reload(filter);
     }
@@ -172,7 +180,7 @@ pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
     };
     let lines = lines.and_then(Counts).with_filter(filter_fn(holds_no_secret));
     tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")?;
-    let _ = FILTER.set(handle);
+    let _ = LOG.filter.set(handle);
     Ok(())
 }
 
