@@ -55,8 +55,6 @@ impl RunReport for Report {
 }
 
 impl RunProgress for Report {
-    const JOB: &'static str = super::JOB;
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.looked_at, None)
     }
@@ -65,9 +63,9 @@ impl RunProgress for Report {
         self.to_string()
     }
 
-    fn say(&self, _: Duration) {
+    fn log(&self, _: Duration, words: &str, _: Option<&str>) {
         let Self { looked_at, built, users, .. } = self;
-        info!(event = "filters-progress", looked_at, built, users, "{self}");
+        info!(event = "filters-progress", looked_at, built, users, "{words}");
     }
 }
 

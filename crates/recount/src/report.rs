@@ -89,8 +89,6 @@ pub struct Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = super::JOB;
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.checked, None)
     }
@@ -103,10 +101,9 @@ impl RunProgress for Progress {
         )
     }
 
-    fn say(&self, elapsed: Duration) {
+    fn log(&self, elapsed: Duration, words: &str, _: Option<&str>) {
         let Self { recount, checked, drifted, pending, reached } = self;
         let per_second = rate(*checked, elapsed);
-        let words = self.words(elapsed);
         info!(event = "recount-progress", recount, checked, per_second, drifted, pending, reached, "{words}");
     }
 }

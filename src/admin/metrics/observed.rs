@@ -82,7 +82,7 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
     of("tallyd_job_next_run_timestamp_seconds", "When the next run is due by the schedule", |job| instant(job.next_at));
     let names: BTreeSet<&str> = seen.jobs.iter().map(|job| job.job.as_str()).collect();
     let waits = names.iter().flat_map(|job| {
-        let now = telemetry.jobs.get(job).waits.map(|(waits, _)| waits);
+        let now = telemetry.runs.get(job).waits.map(|(waits, _)| waits);
         WaitsFor::ALL.iter().map(move |why| ([("job_name", *job), ("reason", why.name())], flag(now == Some(*why))))
     });
     page.gauges("tallyd_job_waiting", "1 while a run in this process waits for the reason in `reason`", waits);

@@ -208,8 +208,6 @@ impl Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = super::JOB;
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.done, Some(self.total).filter(|total| *total > 0))
     }
@@ -223,8 +221,7 @@ impl RunProgress for Progress {
         format!("{at}: {done} of {total} members {verb} ({percent} %), {rate} a second{left}")
     }
 
-    fn say(&self, elapsed: Duration) {
-        let words = self.words(elapsed);
+    fn log(&self, _: Duration, words: &str, _: Option<&str>) {
         let Self { now: Some((BoardPeriod { board, period }, since)), done, total, .. } = self else { return };
         let per_second = rate(*done, since.elapsed());
         let left_s = left(*done, Some(*total), since.elapsed()).map(|left| left.as_secs());

@@ -195,7 +195,7 @@ impl<'a> EarlyEnd<'a> {
         } else if let Some(reason) = self.makes_way.get() {
             head.end(Ended::TimeOver, *reason);
         } else if self.gave_up() {
-            let reason = head.waited_for.as_deref().unwrap_or_default();
+            let reason = head.waited.waited_for.as_deref().unwrap_or_default();
             let why = format!("it had waited for the servers for {} s: {reason}", WAIT_MAX.as_secs());
             head.end(Ended::TimeOver, why);
         } else if self.was_due() {

@@ -1,4 +1,4 @@
-//! Sets the pace of a run, based on the load of the servers and on the run's deadline. Also shows why the run waits.
+//! Sets the pace of a run, based on the load of the servers and on the run's deadline.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,6 @@ use tracing::info;
 
 use super::context::{JOB, RunContext};
 use tallyd_base::jobs::run::RunHead;
-use tallyd_base::runtime::progress::RunProgress;
 use tallyd_base::servers::pace::{Health, Pace};
 use tallyd_rabbitmq::Publisher;
 
@@ -50,8 +49,7 @@ impl<'a> Throttle<'a> {
         }
         let patience = job.wait_max.map(|max| Instant::now() + max);
         let until = base.deadline().into_iter().chain(patience).min();
-        let show = |reason: Option<&str>| base.show(|shown| shown.wait_for(reason));
-        self.pace.wait(until, publisher, show).await?;
+        self.pace.wait(until, publisher).await?;
         if patience.is_some_and(|patience| Instant::now() > patience) {
             early_end.give_up();
         }
@@ -59,8 +57,7 @@ impl<'a> Throttle<'a> {
     }
 
     pub(super) fn report(self, head: &mut RunHead) {
-        let (waited, waits, waited_for) = self.pace.waited();
-        (head.waited_s, head.waits, head.waited_for) = (waited.as_secs(), waits, waited_for);
+        head.waited = self.pace.waited();
     }
 }
 

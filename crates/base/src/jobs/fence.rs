@@ -98,7 +98,7 @@ impl Fences<'_> {
         // than the configured count, the check fails. Otherwise all events that the broker has accepted are in the
         // queues of `partitions`.
         let partitions = knows_all(self.store, self.broker).await?;
-        let _shown = ShownWait(self.job);
+        let mut waiting = telemetry().runs.waiting(self.job, WaitsFor::Fence);
         let mut sent = BTreeMap::new();
         let mut pause = LOOK_MIN;
         let mut said = began;
@@ -112,7 +112,7 @@ impl Fences<'_> {
                 info!(event = "fence-waiting", reason, "waiting for events in flight: {reason}");
                 said = Instant::now();
             }
-            telemetry().jobs.waits(self.job, Some((WaitsFor::Fence, reason)));
+            waiting.note(reason);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOK_MAX);
         }
@@ -244,13 +244,5 @@ fn waits_for(look: Look, queue: &str) -> String {
         Look::Consumed { messages } => format!("{queue} has {messages} messages before the fence"),
         Look::Unconsumed { events: 0 } => format!("{queue} has not confirmed the fence"),
         Look::Unconsumed { events } => format!("{queue} has {events} messages and no consumer"),
-    }
-}
-
-struct ShownWait(&'static str);
-
-impl Drop for ShownWait {
-    fn drop(&mut self) {
-        telemetry().jobs.waits(self.0, None);
     }
 }

@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 use super::JobError;
 use super::run::{Ended, Job, Run};
 use crate::config::Reconcile as Limits;
-use crate::runtime::progress::RunProgress;
 use crate::runtime::retry::Outage;
 use crate::servers::pace::{Health, Pace};
+use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_connect::fate::Fate;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::{Broker, Publisher};
@@ -56,10 +56,9 @@ impl<J: Job + ?Sized> Run<'_, J> {
 
     /// Returns false if the run must end instead.
     pub async fn next_page(&mut self) -> Result<bool> {
-        let (deadline, progress) = (self.deadline(), &self.progress);
+        let deadline = self.deadline();
         if let Some(pages) = &mut self.pages {
-            let show = |reason: Option<&str>| progress.send_modify(|shown| shown.wait_for(reason));
-            pages.wait(deadline, self.stop, show).await?;
+            pages.wait(deadline, self.stop).await?;
         }
         Ok(!self.is_over())
     }
@@ -79,14 +78,10 @@ impl<J: Job + ?Sized> Run<'_, J> {
 
 impl Pages {
     /// A server that does not answer is a busy server: the wait ends when it answers again.
-    async fn wait(
-        &mut self,
-        until: Option<Instant>,
-        stop: &CancellationToken,
-        show: impl Fn(Option<&str>),
-    ) -> Result<()> {
+    async fn wait(&mut self, until: Option<Instant>, stop: &CancellationToken) -> Result<()> {
+        let mut waiting = telemetry().runs.waiting(self.job, WaitsFor::Pace);
         loop {
-            let error = match self.pace.wait(until, Some(&self.publisher), &show).await {
+            let error = match self.pace.wait(until, Some(&self.publisher)).await {
                 Err(error) if is_passing(&error) => error,
                 waited => {
                     self.outage.over();
@@ -94,8 +89,8 @@ impl Pages {
                 }
             };
             let text = format!("{error:#}");
-            show(Some(&text));
             let pause = self.outage.failed(&text);
+            waiting.note(text);
             let is_stopped = stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none();
             if is_stopped || until.is_some_and(|until| Instant::now() > until) {
                 return Ok(());

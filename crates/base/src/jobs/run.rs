@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::fence::{self, Fences};
 use super::pages::Pages;
-pub use super::run_report::{Ended, RunHead, RunReport, Waits};
+pub use super::run_report::{Ended, RunHead, RunReport, Waited, Waits};
 use super::runner::{LockRequest, Ran, run_once};
 use super::schedule::RetryAfter;
 use super::{JobError, Work};
@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::runtime::progress::{ProgressSink, RunProgress, follow};
 use crate::servers::Servers;
 use crate::servers::control::READ_EVERY;
+use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::jobs::number_of;
@@ -126,6 +127,8 @@ pub async fn run_as<J: Job>(
 ) -> Result<J::Report, JobError> {
     let (report, progress) = job.begin();
     let (progress, shown) = watch::channel(progress);
+    let done = shown.clone();
+    let _running = telemetry().runs.begin(J::NAME, &job.mode(), move || done.borrow().done());
     let how_to_continue = job.how_to_continue(&options);
     let began = Instant::now();
     let mut run: Run<'_, J> = Run {
@@ -141,10 +144,11 @@ pub async fn run_as<J: Job>(
         used: AtomicU64::new(0),
     };
     run.report.head_mut().dry_run = options.dry_run;
+    let waiting = || waits_for_servers(J::NAME);
     let worked = tokio::select! {
         // On the heap: the future of an unoptimized run is too large for the stack.
         worked = Box::pin(job.work(&mut run)) => worked,
-        () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
+        () = follow(to, shown, waiting) => Err(anyhow!("the output of the run is closed, so the run stops")),
     };
     job.close().await;
     run.into_report(job, worked.map_err(JobError::from))
@@ -166,9 +170,7 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
             Err(error) => return Err(error),
         }
         if let Some(pages) = self.pages {
-            let (waited, waits, waited_for) = pages.pace.waited();
-            let head = self.report.head_mut();
-            (head.waited_s, head.waits, head.waited_for) = (waited.as_secs(), waits, waited_for);
+            self.report.head_mut().waited = pages.pace.waited();
         }
         Ok(self.report)
     }
@@ -209,6 +211,13 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         self.progress.send_modify(change);
     }
 
+    /// Shows that the run waits for a server, until the returned value is dropped.
+    pub fn waits(&self, reason: String) -> impl Drop + use<J> {
+        let mut waiting = telemetry().runs.waiting(J::NAME, WaitsFor::Pace);
+        waiting.note(reason);
+        waiting
+    }
+
     pub fn check_stop(&self) -> Result<()> {
         if self.stop.is_cancelled() { Err(stopped()) } else { Ok(()) }
     }
@@ -221,6 +230,11 @@ impl<'a, J: Job + ?Sized> Run<'a, J> {
         let Servers { store, broker, .. } = self.servers;
         Ok(Fences { job: J::NAME, store, broker, publisher: broker.connect_publisher(J::NAME).await?, fence_max })
     }
+}
+
+fn waits_for_servers(job: &str) -> Option<String> {
+    let (why, reason) = telemetry().runs.get(job).waits?;
+    (why == WaitsFor::Pace).then_some(reason)
 }
 
 fn stopped() -> anyhow::Error {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use crate::servers::pace::Waits;
+pub use crate::servers::pace::{Waited, Waits};
 use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::Outcome;
 
@@ -43,9 +43,8 @@ pub struct RunHead {
     pub dry_run: bool,
     pub ended: Ended,
     pub ended_early: Option<String>,
-    pub waited_s: u64,
-    pub waits: Waits,
-    pub waited_for: Option<String>,
+    #[serde(flatten)]
+    pub waited: Waited,
 }
 
 impl RunHead {

@@ -2,9 +2,8 @@
 //! is renewed, records its report and releases the lock. A job has at most one run at a time, across all daemons and
 //! commands.
 
-use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -17,7 +16,6 @@ use super::schedule::{Entry, RetryAfter, Schedule, Wait};
 use super::{JobEntry, JobError, Work};
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
-use crate::runtime::lock::locked;
 use crate::runtime::retry::Outage;
 use crate::runtime::ticker::Ticks;
 use crate::servers::Servers;
@@ -64,13 +62,12 @@ where
     let run = match store.take_job(name, mode, job.owner).await? {
         Lock::Taken(run) => run,
         Lock::Held { owner, lease_s } => {
-            telemetry().jobs.waits(name, Some((WaitsFor::Lock, format!("{owner} is running the job"))));
+            telemetry().runs.waits(name, Some((WaitsFor::Lock, format!("{owner} is running the job"))));
             return Ok(Ran::Held { owner, lease_s });
         }
     };
     info!(event = "job-started", job = name, mode, run, "{name} ({mode}) started as run {run}");
     let started = Instant::now();
-    let _running = telemetry().jobs.begin(name, mode);
     let worked = tokio::select! {
         worked = work(run) => worked.map_err(JobError::from),
         lost = keep_lease(store, name, run) => Err(lost),
@@ -133,12 +130,9 @@ async fn note_end<R: RunReport>(
 
 /// At most once an hour for each mode, because MySQL reads all its rows. A later run repeats a failed deletion.
 async fn forget_old_runs(store: &Store, job: LockRequest<'_>) {
-    static DONE: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
-    let mode = format!("{} {}", job.name, job.mode);
-    if locked(&DONE).get(&mode).is_some_and(|done| done.elapsed() < FORGET_EVERY) {
+    if !telemetry().runs.prunes(format!("{} {}", job.name, job.mode), FORGET_EVERY) {
         return;
     }
-    locked(&DONE).insert(mode, Instant::now());
     if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
         warn!(event = "prune-failed", error, "old rows of job_run could not be deleted: {error}");
@@ -176,7 +170,7 @@ impl JobLoop {
                             run_due((self.job.name, entry), &self.servers, &self.live, &beat, &self.stop).await
                         }
                         None => {
-                            telemetry().jobs.waits(self.job.name, None);
+                            telemetry().runs.waits(self.job.name, None);
                             Some(schedule.wait(now, instant))
                         }
                     }

@@ -1,18 +1,13 @@
 //! Shows the progress of a run, in the log or as a bar on a terminal.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
-use super::lock::locked;
 use super::log;
 
-const SAY_EVERY: Duration = Duration::from_secs(30);
-
-const NOTE_EVERY: Duration = Duration::from_secs(1);
+const LOG_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressSink {
@@ -20,62 +15,39 @@ pub enum ProgressSink {
     Bar,
 }
 
-pub trait RunProgress: Clone {
-    const JOB: &'static str;
+/// How much is done, of an estimated total.
+pub type Done = (u64, Option<u64>);
 
+pub trait RunProgress: Clone {
     fn done(&self) -> Done;
 
     fn words(&self, elapsed: Duration) -> String;
 
-    fn say(&self, elapsed: Duration);
-
-    fn wait_for(&mut self, _reason: Option<&str>) {}
+    /// `words` include the reason for which the run waits.
+    fn log(&self, elapsed: Duration, words: &str, waiting: Option<&str>);
 }
 
-pub async fn follow(to: ProgressSink, progress: watch::Receiver<impl RunProgress>) {
+pub async fn follow(
+    to: ProgressSink,
+    progress: watch::Receiver<impl RunProgress>,
+    waiting: impl Fn() -> Option<String>,
+) {
     match to {
-        ProgressSink::Log => say(progress).await,
-        ProgressSink::Bar => draw(progress).await,
+        ProgressSink::Log => log_often(progress, waiting).await,
+        ProgressSink::Bar => draw(progress, waiting).await,
     }
 }
 
-async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
-    let (began, mut said) = (Instant::now(), Instant::now());
-    let noted = Noted(S::JOB);
+async fn log_often(progress: watch::Receiver<impl RunProgress>, waiting: impl Fn() -> Option<String>) {
+    let began = Instant::now();
     loop {
-        tokio::time::sleep(NOTE_EVERY).await;
-        let now = progress.borrow().clone();
-        noted.note(now.done());
-        if said.elapsed() >= SAY_EVERY {
-            now.say(began.elapsed());
-            said = Instant::now();
-        }
+        tokio::time::sleep(LOG_EVERY).await;
+        let (now, elapsed, waiting) = (progress.borrow().clone(), began.elapsed(), waiting());
+        now.log(elapsed, &words(&now, elapsed, waiting.as_deref()), waiting.as_deref());
     }
 }
 
-static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
-
-pub type Done = (u64, Option<u64>);
-
-pub fn done(job: &str) -> Done {
-    locked(&DONE).get(job).copied().unwrap_or_default()
-}
-
-struct Noted(&'static str);
-
-impl Noted {
-    fn note(&self, done: Done) {
-        locked(&DONE).insert(self.0, done);
-    }
-}
-
-impl Drop for Noted {
-    fn drop(&mut self) {
-        locked(&DONE).remove(self.0);
-    }
-}
-
-async fn draw(mut progress: watch::Receiver<impl RunProgress>) {
+async fn draw(mut progress: watch::Receiver<impl RunProgress>, waiting: impl Fn() -> Option<String>) {
     let bar = ProgressBar::new_spinner();
     bar.set_style(style(false));
     let _gone = log::under(&bar);
@@ -92,8 +64,16 @@ async fn draw(mut progress: watch::Receiver<impl RunProgress>) {
             bar.set_style(style(true));
         }
         bar.set_position(done.min(total.unwrap_or(u64::MAX)));
-        bar.set_message(now.words(began.elapsed()));
+        bar.set_message(words(&now, began.elapsed(), waiting().as_deref()));
         bar.tick();
+    }
+}
+
+fn words(now: &impl RunProgress, elapsed: Duration, waiting: Option<&str>) -> String {
+    let words = now.words(elapsed);
+    match waiting {
+        Some(reason) => format!("{words}; waiting: {reason}"),
+        None => words,
     }
 }
 
@@ -136,6 +116,27 @@ pub fn counted(count: u64, one: &str, more: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Clone)]
+    struct Page(u64);
+
+    impl RunProgress for Page {
+        fn done(&self) -> Done {
+            (self.0, None)
+        }
+
+        fn words(&self, _: Duration) -> String {
+            format!("{} targets", self.0)
+        }
+
+        fn log(&self, _: Duration, _: &str, _: Option<&str>) {}
+    }
+
+    #[test]
+    fn a_run_says_why_it_waits() {
+        assert_eq!(words(&Page(7), Duration::ZERO, None), "7 targets");
+        assert_eq!(words(&Page(7), Duration::ZERO, Some("Redis is busy")), "7 targets; waiting: Redis is busy");
+    }
 
     #[test]
     fn times_are_said_in_two_units() {

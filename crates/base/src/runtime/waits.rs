@@ -37,6 +37,7 @@ pub enum Work {
     Other(Cow<'static, str>),
 }
 
+/// Global, because any code can fail, and the status lists all of it. Below telemetry, which reads it.
 static WAITS: Waits = Waits::new();
 
 pub fn waits() -> &'static Waits {

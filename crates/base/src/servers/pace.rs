@@ -43,6 +43,14 @@ pub struct Waits {
     pub replica_lag: u64,
 }
 
+/// What a run waited for, as its report says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Waited {
+    pub waited_s: u64,
+    pub waits: Waits,
+    pub waited_for: Option<String>,
+}
+
 /// The servers that a run checks, and the limits.
 pub struct Health {
     pub servers: Servers,
@@ -68,8 +76,7 @@ pub struct Pace {
     threads_running: u64,
     pace: (Instant, usize),
     waited: Duration,
-    waited_for: Option<String>,
-    waits: Waits,
+    total: Waited,
 }
 
 #[derive(Debug)]
@@ -93,8 +100,7 @@ impl Pace {
             threads_running: 0,
             pace: (Instant::now(), 0),
             waited: Duration::ZERO,
-            waited_for: None,
-            waits: Waits::default(),
+            total: Waited::default(),
         }
     }
 
@@ -123,14 +129,8 @@ impl Pace {
         self.page = next_page(self.page, PAGE_TARGET_MS, took).clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Without a publisher, the lengths of queues do not matter. Ends at `until`, or when the run is stopped. Calls
-    /// `show` with the reason, and with `None` after the wait.
-    pub async fn wait(
-        &mut self,
-        until: Option<Instant>,
-        publisher: Option<&Publisher>,
-        show: impl Fn(Option<&str>),
-    ) -> Result<()> {
+    /// Without a publisher, the lengths of queues do not matter. Ends at `until`, or when the run is stopped.
+    pub async fn wait(&mut self, until: Option<Instant>, publisher: Option<&Publisher>) -> Result<()> {
         self.keep_pace().await;
         self.pause(Duration::from_millis(self.health.limits.pause_ms)).await;
         if self.checked.is_some_and(|checked| checked.elapsed() < FRESH) {
@@ -139,6 +139,7 @@ impl Pace {
         let (job, say) = self.job;
         let began = Instant::now();
         let mut said: Option<Instant> = None;
+        let mut waiting = telemetry().runs.waiting(job, WaitsFor::Pace);
         let running = &mut self.threads_running;
         let backlog = &mut self.backlog;
         while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, backlog, running)).await {
@@ -147,10 +148,9 @@ impl Pace {
                 say(&reason);
                 said = Some(Instant::now());
             }
-            *count(&mut self.waits) += 1;
-            show(Some(&reason));
-            telemetry().jobs.waits(job, Some((WaitsFor::Pace, reason.clone())));
-            self.waited_for = Some(reason);
+            *count(&mut self.total.waits) += 1;
+            self.total.waited_for = Some(reason.clone());
+            waiting.note(reason);
             let stopped = self.stop.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_none();
             if stopped || until.is_some_and(|until| Instant::now() > until) {
                 break;
@@ -158,15 +158,13 @@ impl Pace {
         }
         if said.is_some() {
             self.waited += began.elapsed();
-            show(None);
-            telemetry().jobs.waits(job, None);
         }
         self.checked = Some(Instant::now());
         Ok(())
     }
 
-    pub fn waited(self) -> (Duration, Waits, Option<String>) {
-        (self.waited, self.waits, self.waited_for)
+    pub fn waited(self) -> Waited {
+        Waited { waited_s: self.waited.as_secs(), ..self.total }
     }
 
     /// Waits until the minimum time for the targets of the last page has passed, if an operator has limited them.

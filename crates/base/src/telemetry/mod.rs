@@ -6,13 +6,13 @@
 //! request. `status` decides whether the daemon is ready and what needs attention; no task follows these decisions.
 
 mod consumer;
-mod job;
 mod labels;
 pub mod observer;
 mod process;
 mod pulse;
 mod quantile;
 mod repairs;
+mod runs;
 pub mod status;
 mod systemd;
 mod verdict;
@@ -29,12 +29,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
 pub use consumer::{ConsumerMetrics, PartitionState, Unacked};
-pub use job::Jobs;
 pub use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
 pub use process::Process;
 pub(crate) use pulse::POINT_EVERY;
 pub use pulse::{Point, Pulse};
 pub use repairs::RepairMetrics;
+pub use runs::Runs;
 pub use status::Standing;
 pub use systemd::tell_status;
 pub use verdict::Verdict;
@@ -53,7 +53,6 @@ const LAG_BOUNDS: [f64; 18] = [
     86_400.0,
 ];
 
-#[derive(Debug)]
 pub struct Telemetry {
     pub registry: Registry,
     pub consumer: ConsumerMetrics,
@@ -71,7 +70,7 @@ pub struct Telemetry {
     site_differs: Gauge,
     site_difference: Mutex<Option<(Micros, String)>>,
     orders: Mutex<Vec<Order>>,
-    pub jobs: Jobs,
+    pub runs: Runs,
     pub pulse: Pulse,
 }
 
@@ -81,6 +80,7 @@ pub struct OutboxMetrics {
     pub lag: Histogram,
 }
 
+/// Global, because all code of the process counts, and a reader wants the sums.
 static TELEMETRY: LazyLock<Telemetry> = LazyLock::new(Telemetry::new);
 
 pub fn telemetry() -> &'static Telemetry {
@@ -121,7 +121,7 @@ impl Telemetry {
             site_differs,
             site_difference: Mutex::default(),
             orders: Mutex::default(),
-            jobs: Jobs::default(),
+            runs: Runs::default(),
             pulse: Pulse::default(),
             registry: to,
         }

@@ -137,7 +137,7 @@ impl Comparison<'_, '_> {
     fn show(&self) {
         let Report { checked, differ, .. } = self.run.report;
         let pending = self.suspects.len() as u64;
-        self.run.show(|shown| *shown = Progress { checked, differ, pending, waiting: None });
+        self.run.show(|shown| *shown = Progress { checked, differ, pending });
     }
 }
 

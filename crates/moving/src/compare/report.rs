@@ -135,31 +135,22 @@ pub struct Progress {
     pub checked: u64,
     pub differ: u64,
     pub pending: u64,
-    pub waiting: Option<String>,
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = "compare";
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.checked, None)
     }
 
     fn words(&self, elapsed: Duration) -> String {
-        let Self { checked, differ, pending, waiting } = self;
+        let Self { checked, differ, pending } = self;
         let rate = rate(*checked, elapsed);
-        let waiting = waiting.as_ref().map_or_else(String::new, |reason| format!(", waiting: {reason}"));
-        format!("{checked} targets compared, {rate} a second, {differ} differ, {pending} to check again{waiting}")
+        format!("{checked} targets compared, {rate} a second, {differ} differ, {pending} to check again")
     }
 
-    fn say(&self, elapsed: Duration) {
-        let Self { checked, differ, pending, .. } = self;
-        let words = self.words(elapsed);
+    fn log(&self, _: Duration, words: &str, _: Option<&str>) {
+        let Self { checked, differ, pending } = self;
         info!(event = "compare-progress", checked, differ, pending, "{words}");
-    }
-
-    fn wait_for(&mut self, reason: Option<&str>) {
-        self.waiting = reason.map(str::to_owned);
     }
 }
 

@@ -170,10 +170,10 @@ impl<'a> Erasing<'a, '_> {
             let reason = format!("{waiting} messages are in the queues, and the limit is {max}");
             info!(event = "erase-waiting", waiting, "waiting, live traffic goes first: {reason}");
             self.run.unless_stopped(tokio::time::sleep(PACE_EVERY)).await?;
-            let head = &mut self.run.report.head;
-            head.waited_s += PACE_EVERY.as_secs();
-            head.waits.queue_depth += 1;
-            head.waited_for = Some(reason);
+            let waited = &mut self.run.report.head.waited;
+            waited.waited_s += PACE_EVERY.as_secs();
+            waited.waits.queue_depth += 1;
+            waited.waited_for = Some(reason);
         }
     }
 

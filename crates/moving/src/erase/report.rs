@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::sql;
 use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
 use tallyd_base::runtime::progress::{RunProgress, rate};
 
@@ -147,8 +146,6 @@ impl Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = sql::erase::JOB;
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.rows, None)
     }
@@ -158,9 +155,8 @@ impl RunProgress for Progress {
         format!("{rows} like records, {} a second, page {pages}, kind {kind}", rate(*rows, elapsed))
     }
 
-    fn say(&self, elapsed: Duration) {
+    fn log(&self, _: Duration, words: &str, _: Option<&str>) {
         let Self { rows, kind, pages } = self;
-        let words = self.words(elapsed);
         info!(event = "erase-progress", rows, kind, pages, "erasing: {words}");
     }
 }

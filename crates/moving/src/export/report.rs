@@ -73,31 +73,22 @@ pub struct Progress {
     pub targets: u64,
     pub rows: u64,
     pub passes: u64,
-    pub waiting: Option<String>,
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = "export";
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.targets, None)
     }
 
     fn words(&self, elapsed: Duration) -> String {
-        let Self { export, targets, rows, passes, waiting } = self;
+        let Self { export, targets, rows, passes } = self;
         let rate = rate(*rows, elapsed);
-        let waiting = waiting.as_ref().map_or_else(String::new, |reason| format!(", waiting: {reason}"));
-        format!("{export}: {targets} targets, {rows} rows, {rate} a second, {passes} passes{waiting}")
+        format!("{export}: {targets} targets, {rows} rows, {rate} a second, {passes} passes")
     }
 
-    fn say(&self, elapsed: Duration) {
-        let Self { export, targets, rows, passes, .. } = self;
-        let words = self.words(elapsed);
+    fn log(&self, _: Duration, words: &str, _: Option<&str>) {
+        let Self { export, targets, rows, passes } = self;
         info!(event = "export-progress", export, targets, rows, passes, "{words}");
-    }
-
-    fn wait_for(&mut self, reason: Option<&str>) {
-        self.waiting = reason.map(str::to_owned);
     }
 }
 

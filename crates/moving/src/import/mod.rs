@@ -227,8 +227,8 @@ impl Importing<'_, '_> {
             return false;
         }
         let text = format!("{cause:#}");
-        self.run.show(|progress| progress.waiting = Some(text.clone()));
         let pause = self.outage.failed(&text);
+        let _waiting = self.run.waits(text);
         self.run.unless_stopped(tokio::time::sleep(pause)).await.is_ok()
     }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::sql::imports::JOB;
 use tallyd_base::jobs::run::{RunHead, RunReport};
 use tallyd_base::runtime::progress::{RunProgress, rate};
 use tallyd_core::model::Micros;
@@ -89,7 +88,7 @@ impl fmt::Display for Report {
             (self.repeated, "returned twice"),
             (self.unordered, "in the wrong order"),
             (self.ignored, "keys without a target"),
-            (self.head.waited_s, "seconds waited for the servers"),
+            (self.head.waited.waited_s, "seconds waited for the servers"),
         ] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
@@ -139,34 +138,22 @@ pub struct Progress {
     pub import: String,
     pub rows: u64,
     pub reached: u64,
-    pub waiting: Option<String>,
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = JOB;
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.rows, None)
     }
 
     fn words(&self, elapsed: Duration) -> String {
-        let Self { import, rows, reached, waiting } = self;
-        let mut words = format!("{import}: {rows} rows, {} a second, up to target {reached}", rate(*rows, elapsed));
-        if let Some(reason) = waiting {
-            words += &format!(", waiting: {reason}");
-        }
-        words
+        let Self { import, rows, reached } = self;
+        format!("{import}: {rows} rows, {} a second, up to target {reached}", rate(*rows, elapsed))
     }
 
-    fn say(&self, elapsed: Duration) {
-        let Self { import, rows, reached, .. } = self;
+    fn log(&self, elapsed: Duration, words: &str, _: Option<&str>) {
+        let Self { import, rows, reached } = self;
         let per_second = rate(*rows, elapsed);
-        let words = self.words(elapsed);
         info!(event = "import-progress", import, rows, per_second, reached, "{words}");
-    }
-
-    fn wait_for(&mut self, reason: Option<&str>) {
-        self.waiting = reason.map(str::to_owned);
     }
 }
 

@@ -107,7 +107,6 @@ pub struct Progress {
     pub drifted: u64,
     pub pending: u64,
     pub place: Option<String>,
-    pub waiting: Option<String>,
 }
 
 impl Report {

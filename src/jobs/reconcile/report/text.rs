@@ -6,9 +6,8 @@ use std::time::Duration;
 use tracing::info;
 
 use super::{Progress, Report, Slice, TargetReport, Verdict};
-use crate::jobs::reconcile::JOB;
 use tallyd_base::config::LIKE;
-use tallyd_base::jobs::run::RunHead;
+use tallyd_base::jobs::run::{RunHead, Waited};
 use tallyd_base::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 fn write_row<const N: usize>(
@@ -37,7 +36,7 @@ impl fmt::Display for Report {
             (self.counters_off, "wrong rows of counter"),
             (self.buckets_loaded, "lost buckets loaded"),
             (self.counters_loaded, "counters in them"),
-            (self.head.waited_s, "seconds waited for the servers"),
+            (self.head.waited.waited_s, "seconds waited for the servers"),
         ] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
@@ -57,7 +56,9 @@ impl fmt::Display for Report {
 
 impl Report {
     fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { drifted_by_size: sizes, head: RunHead { waits, .. }, steps_ms: steps, .. } = self;
+        let Self {
+            drifted_by_size: sizes, head: RunHead { waited: Waited { waits, .. }, .. }, steps_ms: steps, ..
+        } = self;
         let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
         write_row(f, "drift by size", sizes, |count| count.to_string())?;
         let waits = [
@@ -110,8 +111,6 @@ impl Report {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = JOB;
-
     fn done(&self) -> (u64, Option<u64>) {
         (self.done, self.total)
     }
@@ -130,26 +129,19 @@ impl RunProgress for Progress {
         if let Some(place) = &self.place {
             let _ = write!(text, ", now after {place}");
         }
-        if let Some(reason) = &self.waiting {
-            let _ = write!(text, "; waiting: {reason}");
-        }
         text
     }
 
-    fn say(&self, elapsed: Duration) {
+    fn log(&self, elapsed: Duration, words: &str, waiting: Option<&str>) {
         let Self { checked, drifted, pending, .. } = *self;
         let per_second = rate(checked, elapsed);
         let percent = percent(self.done, self.total);
         let left_s = left(self.done, self.total, elapsed).map(|left| left.as_secs());
-        let (place, waiting, words) = (self.place.as_deref(), self.waiting.as_deref(), self.words(elapsed));
+        let place = self.place.as_deref();
         info!(
             event = "reconcile-progress",
             checked, percent, left_s, per_second, drifted, pending, place, waiting, "{words}"
         );
-    }
-
-    fn wait_for(&mut self, reason: Option<&str>) {
-        self.waiting = reason.map(str::to_owned);
     }
 }
 
@@ -172,15 +164,14 @@ mod tests {
             added: -2,
             verdict: Verdict::Repaired,
         };
+        let waits = Waits { threads_running: 1, redis_latency: 2, queue_depth: 3, replica_lag: 4 };
         let report = Report {
             mode: "full",
             head: RunHead {
                 dry_run: true,
                 ended: Ended::Stopped,
                 ended_early: Some("it was stopped".to_owned()),
-                waited_s: 13,
-                waits: Waits { threads_running: 1, redis_latency: 2, queue_depth: 3, replica_lag: 4 },
-                waited_for: Some("a reason".to_owned()),
+                waited: Waited { waited_s: 13, waits, waited_for: Some("a reason".to_owned()) },
             },
             checked: 100,
             exact: 80,
@@ -236,13 +227,11 @@ mod tests {
 
     #[test]
     fn it_says_how_long_the_rest_takes() {
-        let mut progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
+        let progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
         assert_eq!(
             progress.words(Duration::from_secs(10)),
             "100 counters checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be measured again"
         );
-        progress.waiting = Some("Redis answers after 200 ms, above 100".to_owned());
-        assert!(progress.words(Duration::from_secs(10)).ends_with("; waiting: Redis answers after 200 ms, above 100"));
         assert!(Progress::default().words(Duration::ZERO).starts_with("0 counters checked, 0 a second, 0 drifted"));
     }
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::runtime::cron::Schedule;
+use crate::runtime::progress::Done;
 use crate::telemetry::status::{Ended, Job, Outcome, Reconciled, Run};
 use crate::telemetry::telemetry;
 use tallyd_core::model::Micros;
@@ -111,16 +112,18 @@ impl Last {
 }
 
 fn run(row: &RunningRow) -> Run {
-    let here = telemetry().jobs.get(&row.job);
-    let is_here = here.running.as_ref().is_some_and(|(mode, _)| *mode == row.mode);
-    let (done, total) = here.done;
+    let here = telemetry().runs.get(&row.job);
+    let done = here.running.filter(|(mode, _)| *mode == row.mode).map(|(_, done)| done);
+    let (waits, waits_words) = here.waits.filter(|_| done.is_some()).unzip();
+    let ratio =
+        |(done, total): Done| total.filter(|total| *total > 0).map(|total| (done as f64 / total as f64).min(1.0));
     Run {
         run: row.run,
         owner: row.owner.clone(),
         started_at: row.started_at.0,
-        progress: total.filter(|total| is_here && *total > 0).map(|total| (done as f64 / total as f64).min(1.0)),
-        waits: here.waits.as_ref().filter(|_| is_here).map(|(waits, _)| *waits),
-        waits_words: here.waits.filter(|_| is_here).map(|(_, words)| words),
+        progress: done.and_then(ratio),
+        waits,
+        waits_words,
     }
 }
 
