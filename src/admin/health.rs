@@ -6,8 +6,9 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::{Asked, json};
+use tallyd_base::health::Status;
 use tallyd_base::runtime::systemd::STUCK_AFTER;
-use tallyd_base::telemetry::status::{ServerStatus, State as Life, Status};
+use tallyd_base::telemetry::{ServerStatus, State as Life};
 use tallyd_connect::pace::pace;
 
 /// The answer to `GET /livez`. The answer says whether the process works and which loops are stuck. An unreachable
@@ -34,7 +35,7 @@ pub(super) async fn livez(State(asked): State<Asked>) -> Response {
 }
 
 pub(super) async fn readyz(State(asked): State<Asked>) -> Response {
-    let Status { ready, state, not_ready: reasons, servers, .. } = asked.status();
+    let Status { ready, state, not_ready: reasons, seen, .. } = asked.status();
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json(code, &Ready { ready, state, reasons, servers })
+    json(code, &Ready { ready, state, reasons, servers: seen.servers })
 }

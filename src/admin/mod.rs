@@ -32,13 +32,14 @@ use tracing::{debug, info};
 
 use crate::jobs::{self, Requests};
 use tallyd_base::config::{Config, ConfigHandle, Listen};
+use tallyd_base::health::Status;
 use tallyd_base::http::{Limits, Listener, Port, Token, hosts, json};
 use tallyd_base::jobs::modes;
 use tallyd_base::runtime::clock;
 use tallyd_base::runtime::liveness::{Heartbeat, Liveness};
 use tallyd_base::runtime::retry::Outage;
+use tallyd_base::telemetry::Sight;
 use tallyd_base::telemetry::observer::Observer;
-use tallyd_base::telemetry::status::{Sight, Status};
 use tallyd_base::telemetry::telemetry;
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;

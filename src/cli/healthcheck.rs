@@ -11,7 +11,7 @@ use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, EXIT_FAILED};
 use crate::admin::ask;
 use crate::admin::health::{Live, Ready};
-use tallyd_base::telemetry::status::printable;
+use tallyd_base::health::printable;
 
 #[derive(Debug, Args)]
 pub(super) struct HealthcheckArgs {

@@ -4,8 +4,8 @@ use super::port::of_listener;
 use crate::admin::NOT_OPENED;
 use crate::admin::ask::{self, Port};
 use tallyd_base::config::{Admin, Listen};
+use tallyd_base::health::Status;
 use tallyd_base::http::can_listen;
-use tallyd_base::telemetry::status::Status;
 
 use tallyd_base::cli::check::{Check, What};
 

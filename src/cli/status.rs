@@ -12,8 +12,8 @@ use terminal_size::{Height, Width, terminal_size};
 use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, Format};
 use crate::admin::ask::{self, Port};
+use tallyd_base::health::{Status, Text, printable};
 use tallyd_base::runtime::shutdown;
-use tallyd_base::telemetry::status::{Status, Text, printable};
 
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 

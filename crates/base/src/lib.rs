@@ -1,11 +1,12 @@
 //! What the tasks, jobs and commands of tallyd stand on, whichever crate they are in: the configuration, telemetry and
-//! status, logs and signals, the connections, and the shape of a run.
+//! health, logs and signals, the connections, and the shape of a run.
 
 #![warn(unreachable_pub)]
 
 pub mod boards;
 pub mod cli;
 pub mod config;
+pub mod health;
 pub mod http;
 pub mod jobs;
 pub mod partitions;

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use super::{Page, flag, instant};
 use tallyd_base::config::Config;
+use tallyd_base::health::Status;
 use tallyd_base::runtime::clock;
-use tallyd_base::telemetry::status::{Board, Job, Observed, Outcome, Status};
-use tallyd_base::telemetry::{Label, Server, Telemetry, WaitsFor};
+use tallyd_base::telemetry::{Board, Job, Label, Observed, Outcome, Server, Telemetry, WaitsFor};
 use tallyd_core::event::Reason;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, seen: &Observed) {

@@ -15,7 +15,7 @@ const CRATES: [(&str, &[&[&str]]); 2] = [
         &[
             &["cli"],
             &["jobs"],
-            &["servers"],
+            &["health", "servers"],
             &["boards", "config", "http", "partitions", "runtime", "telemetry", "version"],
         ],
     ),

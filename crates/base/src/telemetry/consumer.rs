@@ -9,8 +9,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::labels::{Close, Code, EventType, Named, Step};
-use super::{LAG_BOUNDS, counter, counters, counters_of_codes, locked, registered, touched};
-use crate::telemetry::status::Standing;
+use super::{LAG_BOUNDS, Standing, counter, counters, counters_of_codes, locked, registered, touched};
 use tallyd_core::event::Reason;
 use tallyd_core::model::Micros;
 

@@ -1,21 +1,22 @@
-//! Data about the work of this process: metrics, waiting runs, and the status of servers and jobs.
+//! Data about the work of this process: metrics, running jobs, and what the observer has read from the servers.
 //!
 //! Like the log, telemetry is global to the process, and all code can write to it. Tasks update metrics once for each
 //! batch, not for each message, and never wait for a reader. Counters and histograms are registered here once, with all
 //! label sets that are known at the start, so a rate begins at zero. `admin/metrics` registers what it reads at each
-//! request. `status` decides whether the daemon is ready and what needs attention; no task follows these decisions.
+//! request. Telemetry only records: `health` decides what the records mean.
 
 mod consumer;
 mod labels;
+mod observed;
 pub mod observer;
 mod process;
 mod pulse;
 mod quantile;
 mod repairs;
 mod runs;
-pub mod status;
 mod systemd;
 mod verdict;
+mod words;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -30,20 +31,20 @@ use prometheus_client::registry::{Metric, Registry};
 
 pub use consumer::{ConsumerMetrics, PartitionState, Unacked};
 pub use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
+pub use observed::{Board, Ended, Job, Observed, Reconciled, Run, ServerStatus, Sight};
 pub use process::Process;
 pub(crate) use pulse::POINT_EVERY;
 pub use pulse::{Point, Pulse};
 pub use repairs::RepairMetrics;
 pub use runs::Runs;
-pub use status::Standing;
 pub use systemd::tell_status;
 pub use verdict::Verdict;
+pub use words::{Outcome, Standing, State};
 
 use crate::runtime::clock;
 use crate::runtime::lock::locked;
 use labels::Code;
 use quantile::Buckets;
-use status::State;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::status::State;
-use super::{Standing, Telemetry, telemetry};
+use super::{Standing, State, Telemetry, telemetry};
 use crate::runtime::systemd;
 use crate::runtime::waits::waits;
 

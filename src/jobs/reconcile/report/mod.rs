@@ -189,7 +189,7 @@ impl RunReport for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallyd_base::telemetry::status::Reconciled;
+    use tallyd_base::telemetry::Reconciled;
 
     #[test]
     fn the_status_reads_the_numbers_of_a_report() {

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::boards::{Boards, Listed, State};
 use crate::config::{self, Config};
-use crate::telemetry::status::Board;
+use crate::telemetry::Board;
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;

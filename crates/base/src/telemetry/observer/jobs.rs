@@ -8,8 +8,7 @@ use serde_json::Value;
 
 use crate::runtime::cron::Schedule;
 use crate::runtime::progress::Done;
-use crate::telemetry::status::{Ended, Job, Outcome, Reconciled, Run};
-use crate::telemetry::telemetry;
+use crate::telemetry::{Ended, Job, Outcome, Reconciled, Run, telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_mysql::run_state::{RunRow, RunningRow};

@@ -24,8 +24,7 @@ use crate::partitions::InUse;
 use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::telemetry::status::{Observed, ServerStatus, Sight};
-use crate::telemetry::{POINT_EVERY, Server, telemetry};
+use crate::telemetry::{Observed, POINT_EVERY, Server, ServerStatus, Sight, telemetry};
 pub use jobs::JobMode;
 use jobs::Runs;
 use queues::Queues;
@@ -118,7 +117,7 @@ impl Observer {
                 let held = telemetry().consumer.partitions().iter().map(|(_, partition)| partition.held()).sum::<u64>();
                 telemetry().pulse.beat(self.is_up(Server::Rabbitmq).then(|| queued() + held));
             }
-            self.seen.at = Some(clock::now());
+            self.seen.at = Some(clock::now().0);
             self.sender.send_replace(Arc::new(self.seen.clone()));
             let every = if self.seen.servers.iter().all(|server| server.up) { LOOK_EVERY } else { LOOK_AGAIN };
             beat.pause(pace(every).saturating_sub(began.elapsed()), &stop).await;
@@ -153,7 +152,7 @@ impl Observer {
         self.note(Server::Rabbitmq, &rabbitmq.0, rabbitmq.1);
         if let (Ok((owners, in_use)), Ok(rows)) = (owners, rows) {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
-            self.seen.noted_partitions = in_use.noted.map(|noted| noted.partitions);
+            self.seen.partitions_in_use = in_use.noted.map(|noted| noted.partitions);
             (self.seen.in_use, self.seen.maps) = (in_use.partitions, in_use.maps);
         }
         // Without the broker, the depths of its queues are unknown.

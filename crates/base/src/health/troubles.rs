@@ -3,11 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::report::NotReady;
+use super::readiness::NotReady;
 use super::runbook::Runbook;
-use super::{Board, Job, Outcome, Partition, Standing, State, Status};
+use super::{Partition, Status};
 use crate::runtime::progress::counted;
-use crate::telemetry::Server;
+use crate::telemetry::{Board, Job, Outcome, Server, Standing, State};
 
 /// If a message waits longer than this time for its commit, this is a problem. A batch takes less than a second. An
 /// unreachable MySQL is a separate problem.
@@ -52,11 +52,13 @@ impl Trouble {
 
 pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let mut found = of_readiness(status.state, not_ready);
-    found.extend(status.servers.iter().filter(|server| !server.up && server.server == Server::Redis).map(|redis| {
-        let what = format!("redis is unreachable: {}. Events are written without it", redis.why());
-        Trouble::grave(what, Some(redis.since)).see(Runbook::ServerDown)
-    }));
-    if status.servers.iter().all(|server| server.up || server.server == Server::Redis) {
+    found.extend(status.seen.servers.iter().filter(|server| !server.up && server.server == Server::Redis).map(
+        |redis| {
+            let what = format!("redis is unreachable: {}. Events are written without it", redis.why());
+            Trouble::grave(what, Some(redis.since)).see(Runbook::ServerDown)
+        },
+    ));
+    if status.seen.servers.iter().all(|server| server.up || server.server == Server::Redis) {
         // An unreachable server is the reason for most failing operations. So the operations are listed only if all
         // servers except Redis are reachable.
         let waits = status.waits.iter().map(|wait| {
@@ -72,8 +74,8 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
             .map(|order| Trouble::mild(order.to_string(), Some(order.since.0)).with(order.undo()).see(Runbook::Paused)),
     );
     found.extend(went_back(status));
-    found.extend(status.boards.iter().flat_map(|board| of_board(board, status.now)));
-    found.extend(status.jobs.iter().filter_map(of_job));
+    found.extend(status.seen.boards.iter().flat_map(|board| of_board(board, status.now)));
+    found.extend(status.seen.jobs.iter().filter_map(of_job));
     found.extend(too_few(status));
     found.extend(abandoned(status));
     found.extend(abandoned_maps(status));
@@ -86,7 +88,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
         let what = format!("this daemon's settings differ from the site card, which clients read: {how}");
         found.push(Trouble::mild(what, Some(*since)).with("tallyd config show".to_owned()).see(Runbook::SiteDiffers));
     }
-    if let Some(at) = status.observed_at.filter(|at| status.now - at > LOOK_MAX) {
+    if let Some(at) = status.seen.at.filter(|at| status.now - at > LOOK_MAX) {
         found.push(
             Trouble::mild("the servers have not been checked recently, so their data is old".to_owned(), Some(at))
                 .see(Runbook::ServerSlow),
@@ -132,7 +134,7 @@ fn went_back(status: &Status) -> Option<Trouble> {
         let last = job.last.as_ref().filter(|last| last.outcome == Outcome::Done && last.started_at > at);
         (job.job.as_str(), job.mode.as_str()) == ("reconcile", "full") && last.is_some()
     };
-    if status.jobs.iter().any(|job| is_since(&job)) {
+    if status.seen.jobs.iter().any(|job| is_since(&job)) {
         return None;
     }
     let what =
@@ -165,7 +167,7 @@ fn elsewhere(status: &Status) -> impl Iterator<Item = &Partition> {
 /// daemon.
 fn too_few(status: &Status) -> Option<Trouble> {
     let missing: Vec<u16> = elsewhere(status).filter(|it| it.map.is_none()).map(|it| it.partition).collect();
-    let in_use = status.partitions_in_use.filter(|_| !missing.is_empty())?;
+    let in_use = status.seen.partitions_in_use.filter(|_| !missing.is_empty())?;
     let known = usize::from(in_use).saturating_sub(missing.len());
     let what = format!(
         "[amqp] partitions is {known} here, but {in_use} partitions are in use: this daemon does not write the other partitions or run jobs that wait for all partitions"
@@ -212,12 +214,12 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
         );
     }
     let letters: Vec<String> =
-        status.dead_letters.iter().flatten().map(|(reason, count)| format!("{reason} {count}")).collect();
+        status.seen.dead_letters.iter().flatten().map(|(reason, count)| format!("{reason} {count}")).collect();
     if !letters.is_empty() {
         let what = format!("dead letters are open (events that could not be applied): {}", letters.join(", "));
         found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()).see(Runbook::DeadLettersOpen));
     }
-    if let Some(full) = status.dead_letters_full.filter(|full| *full >= NEARLY_FULL) {
+    if let Some(full) = status.seen.dead_letters_full.filter(|full| *full >= NEARLY_FULL) {
         let percent = (full * 100.0).floor();
         let then = if full < 1.0 { "" } else { ": new dead letters go to the queue of returned messages" };
         let what = format!(
@@ -226,7 +228,7 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
         let trouble = if full < 1.0 { Trouble::mild(what, None) } else { Trouble::grave(what, None) };
         found.push(trouble.with("tallyd dead list --summary".to_owned()).see(Runbook::DeadLettersFull));
     }
-    if let Some(count) = status.returned.filter(|count| *count > 0) {
+    if let Some(count) = status.seen.returned.filter(|count| *count > 0) {
         let wait = counted(count, "message waits", "messages wait");
         let what = format!(
             "{wait} in the queue of returned messages: dead-lettered by the broker, or left there by a full dead-letter quota"
@@ -241,11 +243,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::telemetry::status::report;
+    use crate::health::readiness::not_ready;
 
     fn all(status: Value) -> Vec<Trouble> {
         let status: Status = serde_json::from_value(status).unwrap();
-        let found = troubles(&status, &report::not_ready(&status));
+        let found = troubles(&status, &not_ready(&status));
         assert!(found.iter().all(|trouble| trouble.runbook.is_some()), "without a runbook: {found:?}");
         found
     }

@@ -5,8 +5,10 @@ mod table;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::{Job, Outcome, Run, ServerStatus, State, Status, Wait};
+use super::Status;
 use crate::runtime::progress::spoken;
+use crate::runtime::waits::Wait;
+use crate::telemetry::{Job, Outcome, Run, ServerStatus, State};
 use table::{Cell, Style, Table};
 
 const RECONCILES_SHOWN: usize = 5;
@@ -96,7 +98,7 @@ impl Text<'_> {
             }
         }
         writeln!(f, ", {} since the start", status.events_committed)?;
-        match status.outbox_rows {
+        match status.seen.outbox_rows {
             Some(0) => writeln!(f, "outbox   empty: Redis has all counts of the daemon"),
             Some(rows) => writeln!(f, "outbox   {rows} rows are not in Redis yet"),
             None => Ok(()),
@@ -106,7 +108,7 @@ impl Text<'_> {
 
 impl Status {
     fn servers(&self) -> Table {
-        let rows = self.servers.iter().map(|ServerStatus { server, up, reason, since, look_s }| {
+        let rows = self.seen.servers.iter().map(|ServerStatus { server, up, reason, since, look_s }| {
             [
                 Cell::new(server.name()),
                 Cell::new(if *up { "up" } else { "DOWN" }).style_if(!up, Style::Grave),
@@ -142,7 +144,7 @@ impl Status {
     }
 
     fn jobs(&self) -> Table {
-        let rows = self.jobs.iter().map(|Job { job, mode, running, last, last_success_at, next_at }| {
+        let rows = self.seen.jobs.iter().map(|Job { job, mode, running, last, last_success_at, next_at }| {
             let now = running.as_ref().map(|run| {
                 let progress = run.progress.map_or_else(String::new, |part| format!(", {:.0} %", part * 100.0));
                 let waits = run.waits_words.as_ref().map_or_else(String::new, |words| format!(", waits: {words}"));
@@ -167,7 +169,7 @@ impl Status {
 
     fn boards(&self) -> Table {
         let header = ["BOARD", "PERIOD", "STATUS", "MEMBERS", "ENDS", "LAST ARCHIVED", "NOT ARCHIVED"];
-        let rows = self.boards.iter().map(|it| {
+        let rows = self.seen.boards.iter().map(|it| {
             let archived = it.archived.as_ref().map(|(period, rows)| format!("{period}, {rows} rows"));
             [
                 Cell::new(&it.board),
@@ -183,7 +185,7 @@ impl Status {
     }
 
     fn reconciles(&self) -> Table {
-        let rows = self.reconciles.iter().rev().take(RECONCILES_SHOWN).map(|run| {
+        let rows = self.seen.reconciles.iter().rev().take(RECONCILES_SHOWN).map(|run| {
             [
                 Cell::new(&run.mode),
                 Cell::new(format!("{} ago", self.ago(run.ended_at))),
@@ -197,7 +199,7 @@ impl Status {
     }
 
     fn dead_letters(&self) -> Table {
-        let rows = self.dead_letters.iter().flatten().map(|(reason, count)| [Cell::new(reason), Cell::new(count)]);
+        let rows = self.seen.dead_letters.iter().flatten().map(|(reason, count)| [Cell::new(reason), Cell::new(count)]);
         Table::new(["OPEN DEAD LETTERS", "COUNT"], rows)
     }
 

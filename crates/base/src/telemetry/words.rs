@@ -1,4 +1,4 @@
-//! The enums of a status.
+//! The words for the state of a daemon, of its partitions and of runs.
 
 use std::fmt;
 

@@ -1,14 +1,8 @@
-//! A daemon's status in one object, for the status page, `GET /v1/status` and `tallyd status`.
+//! What the observer has read from the servers.
 //!
-//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. For an
-//! unreachable server, the status has `up: false` and the reason, and keeps the last known data. If a daemon of another
-//! version does not send a field, the field gets its default.
-
-mod report;
-mod runbook;
-mod text;
-mod troubles;
-mod words;
+//! Times are in microseconds since the epoch. [`Observed::at`] is the time of this data. An unreachable server has
+//! `up: false` and the reason, and its last known data stays. If a daemon of another version does not send a field, the
+//! field gets its default.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,50 +10,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-pub use text::{Text, printable};
-pub use troubles::Trouble;
-pub use words::{Outcome, Standing, State};
-
-use super::{Point, Server, WaitsFor};
-pub use crate::runtime::waits::Wait;
-use tallyd_core::control::Order;
-use tallyd_core::model::Micros;
-use tallyd_core::partition::{PartitionName, Partitions};
+use super::{Outcome, Server, WaitsFor};
+use tallyd_core::partition::Partitions;
 use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Owner;
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Status {
-    pub version: String,
-    pub owner: String,
-    pub started_at: i64,
-    /// Time of this status, by the daemon's clock.
-    pub now: i64,
-    pub state: State,
-    pub ready: bool,
-    pub not_ready: Vec<String>,
-    pub troubles: Vec<Trouble>,
-    pub reload_refused: Option<(i64, String)>,
-    pub site_differs: Option<(i64, String)>,
-    pub rate: Option<Point>,
-    pub events_committed: u64,
-    pub memory_bytes: u64,
-    pub observed_at: Option<i64>,
-    pub servers: Vec<ServerStatus>,
-    pub partitions: Vec<Partition>,
-    pub partitions_in_use: Option<u16>,
-    pub outbox_rows: Option<u64>,
-    pub mysql_went_back_at: Option<i64>,
-    pub jobs: Vec<Job>,
-    pub reconciles: Vec<Reconciled>,
-    pub boards: Vec<Board>,
-    pub dead_letters: Option<BTreeMap<String, u64>>,
-    pub dead_letters_full: Option<f64>,
-    pub returned: Option<u64>,
-    pub waits: Vec<Wait>,
-    pub orders: Vec<Order>,
-}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServerStatus {
@@ -68,34 +22,6 @@ pub struct ServerStatus {
     pub reason: Option<String>,
     pub since: i64,
     pub look_s: f64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Partition {
-    pub partition: u16,
-    pub map: Option<String>,
-    pub queue: String,
-    pub standing: Standing,
-    pub owner: Option<String>,
-    /// How often daemons have acquired the partition. `None` if no daemon has acquired it yet.
-    pub epoch: Option<u64>,
-    pub taken_at: Option<i64>,
-    /// Messages in the queue that no daemon has received. `None` if the broker did not answer.
-    pub messages: Option<u64>,
-    pub held: u64,
-    pub consumers: Option<u64>,
-    pub oldest_unacked_s: f64,
-}
-
-impl Partition {
-    pub fn name(&self) -> PartitionName {
-        PartitionName { number: self.partition, map: self.map.clone() }
-    }
-
-    pub fn waiting(&self) -> Option<u64> {
-        self.messages.map(|messages| messages + self.held)
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -173,24 +99,32 @@ pub struct Board {
     pub archived: Option<(String, u64)>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A status shows all fields that are not skipped.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Observed {
-    pub at: Option<Micros>,
+    #[serde(rename = "observed_at")]
+    pub at: Option<i64>,
     pub servers: Vec<ServerStatus>,
+    #[serde(skip)]
     pub queues: BTreeMap<u16, (u64, u64)>,
-    pub returned: Option<u64>,
+    #[serde(skip)]
     pub owners: Vec<Owner>,
-    pub noted_partitions: Option<u16>,
+    pub partitions_in_use: Option<u16>,
     /// Empty until MySQL has answered.
+    #[serde(skip)]
     pub in_use: Partitions,
+    #[serde(skip)]
     pub maps: Vec<NotedMap>,
     pub outbox_rows: Option<u64>,
     pub jobs: Vec<Job>,
     pub reconciles: Vec<Reconciled>,
+    #[serde(skip)]
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
     pub dead_letters_full: Option<f64>,
+    pub returned: Option<u64>,
 }
 
 pub type Sight = watch::Receiver<Arc<Observed>>;
