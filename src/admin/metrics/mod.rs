@@ -33,16 +33,34 @@ pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Resp
 /// The metrics whose values are read at each request. The library adds a full stop to each help text.
 struct Page(Registry);
 
+/// The name, the help text, and how to read the value. `None` if the value is unknown.
+type Row<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
+
 impl Page {
     fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.0.register(name, help, ConstGauge::new(value));
     }
 
-    fn flag(&mut self, name: &str, help: &str, value: bool) {
-        self.gauge(name, help, flag(value));
+    /// Gauges without labels. A gauge with an unknown value does not appear.
+    fn gauges<T>(&mut self, of: &T, table: &[Row<T>]) {
+        for (name, help, read) in table {
+            read(of).into_iter().for_each(|value| self.gauge(name, help, value));
+        }
     }
 
-    fn gauges<const N: usize>(
+    /// Gauges with a sample for each item whose value is known.
+    fn gauges_of_each<'i, T, L: Into<String>, const N: usize>(
+        &mut self,
+        items: &'i [T],
+        labels: fn(&'i T) -> [(&'static str, L); N],
+        table: &[Row<T>],
+    ) {
+        for (name, help, read) in table {
+            self.samples(name, help, items.iter().filter_map(|item| Some((labels(item), read(item)?))));
+        }
+    }
+
+    fn samples<const N: usize>(
         &mut self,
         name: &str,
         help: &str,

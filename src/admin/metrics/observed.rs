@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Page, flag, instant};
+use super::{Page, Row, flag, instant};
 use tallyd_base::config::Config;
 use tallyd_base::health::Status;
 use tallyd_base::runtime::clock;
@@ -12,80 +12,99 @@ use tallyd_core::event::Reason;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, seen: &Observed) {
     let ready = Status::report(config, "", telemetry, seen, clock::now()).ready;
-    page.flag("tallyd_ready", "1 while the daemon writes events, as /readyz reports", ready);
-    servers(page, seen);
-    queues(page, seen);
-    jobs(page, telemetry, seen);
+    page.gauge("tallyd_ready", "1 while the daemon writes events, as /readyz reports", flag(ready));
+    let servers: Vec<_> =
+        Server::ALL.iter().map(|server| (*server, seen.servers.iter().find(|it| it.server == *server))).collect();
+    page.gauges_of_each(
+        &servers,
+        |(server, _)| [("server", server.name())],
+        &[
+            ("tallyd_server_up", "1 if the server answered the last check", |(_, it)| {
+                Some(flag(it.is_some_and(|it| it.up)))
+            }),
+            ("tallyd_server_probe_duration_seconds", "Time that the server took to answer", |(_, it)| {
+                it.map(|it| it.look_s)
+            }),
+        ],
+    );
+    let queues: Vec<_> = seen.queues.iter().collect();
+    page.gauges_of_each(
+        &queues,
+        |(number, _)| [("partition", number.to_string())],
+        &[
+            (
+                "tallyd_queue_messages",
+                "Messages in the partition's queue that no daemon has received",
+                |(_, (messages, _))| Some(*messages as f64),
+            ),
+            (
+                "tallyd_queue_consumers",
+                "Consumers of the partition's queue, over all daemons",
+                |(_, (_, consumers))| Some(*consumers as f64),
+            ),
+        ],
+    );
+    page.gauges(
+        seen,
+        &[
+            ("tallyd_returned_messages", "Messages in the queue of returned messages", |it| Some(it.returned? as f64)),
+            ("tallyd_outbox_rows", "Rows of the outbox whose additions are not in Redis yet", |it| {
+                Some(it.outbox_rows? as f64)
+            }),
+        ],
+    );
+    page.gauges_of_each(&seen.jobs, |it| [("job_name", &it.job), ("mode", &it.mode)], &JOBS);
+    waiting(page, telemetry, seen);
     reconciles(page, seen);
-    boards(page, seen);
+    page.gauges_of_each(&seen.boards, |it| [("board", &it.board)], &BOARDS);
     dead_letters(page, seen);
 }
 
-fn dead_letters(page: &mut Page, seen: &Observed) {
-    let Some(letters) = &seen.dead_letters else { return };
-    // Dead letters that another version stored can have other reasons.
-    let all: BTreeSet<&str> =
-        Reason::ALL.iter().map(|reason| reason.code()).chain(letters.keys().map(String::as_str)).collect();
-    let open = all.iter().map(|reason| ([("reason", *reason)], letters.get(*reason).copied().unwrap_or(0) as f64));
-    page.gauges("tallyd_dead_letters_open", "Dead letters that were not replayed", open);
-    let help = "Open dead letters of the fullest partition, divided by its limit";
-    page.gauge("tallyd_dead_letters_full_ratio", help, seen.dead_letters_full.unwrap_or(0.0));
-}
-
-fn servers(page: &mut Page, seen: &Observed) {
-    let up = Server::ALL.iter().map(|server| {
-        let up = seen.servers.iter().any(|status| status.server == *server && status.up);
-        ([("server", server.name())], flag(up))
-    });
-    page.gauges("tallyd_server_up", "1 if the server answered the last check", up);
-    let took = seen.servers.iter().map(|status| ([("server", status.server.name())], status.look_s));
-    page.gauges("tallyd_server_probe_duration_seconds", "Time that the server took to answer", took);
-}
-
-fn queues(page: &mut Page, seen: &Observed) {
-    let of = |number: &u16| [("partition", number.to_string())];
-    let messages = seen.queues.iter().map(|(number, (messages, _))| (of(number), *messages as f64));
-    page.gauges("tallyd_queue_messages", "Messages in the partition's queue that no daemon has received", messages);
-    let consumers = seen.queues.iter().map(|(number, (_, consumers))| (of(number), *consumers as f64));
-    page.gauges("tallyd_queue_consumers", "Consumers of the partition's queue, over all daemons", consumers);
-    if let Some(returned) = seen.returned {
-        page.gauge("tallyd_returned_messages", "Messages in the queue of returned messages", returned as f64);
-    }
-    if let Some(rows) = seen.outbox_rows {
-        page.gauge("tallyd_outbox_rows", "Rows of the outbox whose additions are not in Redis yet", rows as f64);
-    }
-}
-
-fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
-    let mut of = |name: &str, help: &str, value: fn(&Job) -> Option<f64>| {
-        let values =
-            seen.jobs.iter().filter_map(|job| Some(([("job_name", &job.job), ("mode", &job.mode)], value(job)?)));
-        page.gauges(name, help, values);
-    };
-    of("tallyd_job_running", "1 while a run is running, in any process", |job| Some(flag(job.running.is_some())));
-    of("tallyd_job_progress_ratio", "Progress of a run in this process, 0 to 1", |job| {
+const JOBS: [Row<Job>; 8] = [
+    ("tallyd_job_running", "1 while a run is running, in any process", |job| Some(flag(job.running.is_some()))),
+    ("tallyd_job_progress_ratio", "Progress of a run in this process, 0 to 1", |job| {
         Some(job.running.as_ref().and_then(|run| run.progress).unwrap_or(0.0))
-    });
-    of("tallyd_job_last_success_timestamp_seconds", "When a run last succeeded", |job| instant(job.last_success_at));
-    of("tallyd_job_last_end_timestamp_seconds", "When the last run ended", |job| {
+    }),
+    ("tallyd_job_last_success_timestamp_seconds", "When a run last succeeded", |job| instant(job.last_success_at)),
+    ("tallyd_job_last_end_timestamp_seconds", "When the last run ended", |job| {
         instant(job.last.as_ref().map(|last| last.ended_at))
-    });
-    of("tallyd_job_last_run_duration_seconds", "Duration of the last run", |job| {
+    }),
+    ("tallyd_job_last_run_duration_seconds", "Duration of the last run", |job| {
         instant(job.last.as_ref().map(|last| last.ended_at - last.started_at))
-    });
-    of("tallyd_job_last_run_successful", "0 if the last run failed, was refused, or exceeded a safety limit", |job| {
+    }),
+    ("tallyd_job_last_run_successful", "0 if the last run failed, was refused, or exceeded a safety limit", |job| {
         job.last.as_ref().map(|last| flag(last.outcome.is_well()))
-    });
-    of("tallyd_job_last_run_limit_exceeded", "1 if the last run exceeded a safety limit", |job| {
+    }),
+    ("tallyd_job_last_run_limit_exceeded", "1 if the last run exceeded a safety limit", |job| {
         job.last.as_ref().map(|last| flag(last.outcome == Outcome::Braked))
-    });
-    of("tallyd_job_next_run_timestamp_seconds", "When the next run is due by the schedule", |job| instant(job.next_at));
+    }),
+    ("tallyd_job_next_run_timestamp_seconds", "When the next run is due by the schedule", |job| instant(job.next_at)),
+];
+
+const BOARDS: [Row<Board>; 6] = [
+    ("tallyd_board_members", "Members of the current period", |board| Some(board.members as f64)),
+    ("tallyd_board_end_timestamp_seconds", "When the current period ends", |board| instant(board.ends_at)),
+    ("tallyd_board_unarchived_periods", "Finished periods that are past archive_grace and not archived", |board| {
+        Some(board.unarchived.len() as f64)
+    }),
+    ("tallyd_board_oldest_unarchived_timestamp_seconds", "When the oldest unarchived period ended", |board| {
+        instant(board.oldest_unarchived_at)
+    }),
+    ("tallyd_board_lost_periods", "Periods that Redis lost after their snapshots", |board| {
+        Some(board.lost.len() as f64)
+    }),
+    ("tallyd_board_archived_rows", "Rows of the last archived period", |board| {
+        board.archived.as_ref().map(|(_, rows)| *rows as f64)
+    }),
+];
+
+fn waiting(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
     let names: BTreeSet<&str> = seen.jobs.iter().map(|job| job.job.as_str()).collect();
-    let waits = names.iter().flat_map(|job| {
+    let each = names.iter().flat_map(|job| {
         let now = telemetry.runs.get(job).waits.map(|(waits, _)| waits);
         WaitsFor::ALL.iter().map(move |why| ([("job_name", *job), ("reason", why.name())], flag(now == Some(*why))))
     });
-    page.gauges("tallyd_job_waiting", "1 while a run in this process waits for the reason in `reason`", waits);
+    page.samples("tallyd_job_waiting", "1 while a run in this process waits for the reason in `reason`", each);
 }
 
 fn reconciles(page: &mut Page, seen: &Observed) {
@@ -101,29 +120,16 @@ fn reconciles(page: &mut Page, seen: &Observed) {
         ];
         verdicts.map(|(verdict, count)| ([("mode", run.mode.as_str()), ("verdict", verdict)], count as f64))
     });
-    page.gauges("tallyd_reconcile_last_run_targets", "Counters that the last run of any process compared", last);
+    page.samples("tallyd_reconcile_last_run_targets", "Counters that the last run of any process compared", last);
 }
 
-fn boards(page: &mut Page, seen: &Observed) {
-    let mut of = |name: &str, help: &str, value: fn(&Board) -> Option<f64>| {
-        page.gauges(
-            name,
-            help,
-            seen.boards.iter().filter_map(|board| Some(([("board", &board.board)], value(board)?))),
-        );
-    };
-    of("tallyd_board_members", "Members of the current period", |board| Some(board.members as f64));
-    of("tallyd_board_end_timestamp_seconds", "When the current period ends", |board| instant(board.ends_at));
-    of("tallyd_board_unarchived_periods", "Finished periods that are past archive_grace and not archived", |board| {
-        Some(board.unarchived.len() as f64)
-    });
-    of("tallyd_board_oldest_unarchived_timestamp_seconds", "When the oldest unarchived period ended", |board| {
-        instant(board.oldest_unarchived_at)
-    });
-    of("tallyd_board_lost_periods", "Periods that Redis lost after their snapshots", |board| {
-        Some(board.lost.len() as f64)
-    });
-    of("tallyd_board_archived_rows", "Rows of the last archived period", |board| {
-        board.archived.as_ref().map(|(_, rows)| *rows as f64)
-    });
+fn dead_letters(page: &mut Page, seen: &Observed) {
+    let Some(letters) = &seen.dead_letters else { return };
+    // Dead letters that another version stored can have other reasons.
+    let all: BTreeSet<&str> =
+        Reason::ALL.iter().map(|reason| reason.code()).chain(letters.keys().map(String::as_str)).collect();
+    let open = all.iter().map(|reason| ([("reason", *reason)], letters.get(*reason).copied().unwrap_or(0) as f64));
+    page.samples("tallyd_dead_letters_open", "Dead letters that were not replayed", open);
+    let help = "Open dead letters of the fullest partition, divided by its limit";
+    page.gauge("tallyd_dead_letters_full_ratio", help, seen.dead_letters_full.unwrap_or(0.0));
 }

@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use tokio::runtime::Handle;
 
-use super::{Page, flag};
+use super::{Page, Row, flag};
 use tallyd_base::runtime::log;
 use tallyd_base::runtime::waits::waits;
 use tallyd_base::telemetry::{Named, Process, Server, Standing, Telemetry, seconds};
@@ -18,9 +18,7 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     page.gauge("process_resident_memory_bytes", "Resident memory size in bytes", process.resident_bytes as f64);
     let help = "Total user and system CPU time spent in seconds";
     page.0.register("process_cpu_seconds", help, ConstCounter::new(process.cpu_s));
-    page.gauge("process_open_fds", "Number of open file descriptors", process.open_fds as f64);
-    page.gauge("process_max_fds", "Maximum number of open file descriptors", process.fds_max as f64);
-    page.gauge("process_threads", "Number of threads", process.threads as f64);
+    page.gauges(&process, &PROCESS);
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
     page.gauge("tallyd_tasks", "Running tasks in the process", tasks as f64);
     let started = seconds(telemetry.started_at);
@@ -31,25 +29,49 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
         ("rustc", version::RUSTC),
         ("target", version::TARGET),
     ];
-    page.gauges("tallyd_build_info", "Version, commit, compiler and target of the program", [(build, 1.0)]);
+    page.samples("tallyd_build_info", "Version, commit, compiler and target of the program", [(build, 1.0)]);
     paused(page, telemetry);
     page.0.register("tallyd_log_messages", "Logged lines", log_messages());
     partitions(page, telemetry, now);
     page.0.register("tallyd_connections_opened", "Opened connections", connections_opened());
-    page.gauge(
-        "tallyd_retrying_operations",
-        "Operations that are failing and being retried",
-        waits().open().len() as f64,
-    );
+    let help = "Operations that are failing and being retried";
+    page.gauge("tallyd_retrying_operations", help, waits().open().len() as f64);
     let help = "Operations that failed and were retried, each counted once";
     page.0.register("tallyd_retried_operations", help, ConstCounter::new(waits().begun()));
 }
+
+const PROCESS: [Row<Process>; 3] = [
+    ("process_open_fds", "Number of open file descriptors", |it| Some(it.open_fds as f64)),
+    ("process_max_fds", "Maximum number of open file descriptors", |it| Some(it.fds_max as f64)),
+    ("process_threads", "Number of threads", |it| Some(it.threads as f64)),
+];
 
 fn paused(page: &mut Page, telemetry: &Telemetry) {
     let orders = telemetry.orders();
     let is_paused = |task| orders.iter().any(|it| it.task == task && it.command == Command::Pause);
     let tasks = Task::ALL.map(|task| ([("task", task.name())], flag(is_paused(task))));
-    page.gauges("tallyd_paused", "1 while an operator's order pauses the task in all daemons", tasks);
+    page.samples("tallyd_paused", "1 while an operator's order pauses the task in all daemons", tasks);
+}
+
+fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
+    let all: Vec<_> = telemetry.consumer.partitions().into_iter().map(|(number, it)| (number, it, now)).collect();
+    page.gauges_of_each(
+        &all,
+        |(number, ..)| [("partition", number.to_string())],
+        &[
+            (
+                "tallyd_oldest_unacked_age_seconds",
+                "Age of the oldest unacknowledged message in this process; 0 if there is none",
+                |(_, it, now)| Some(it.oldest_s(*now)),
+            ),
+            ("tallyd_held_messages", "Messages that this process has received and not acknowledged", |(_, it, _)| {
+                Some(it.held() as f64)
+            }),
+            ("tallyd_partition_active", "1 if this process writes the partition", |(_, it, _)| {
+                Some(flag(it.standing() == Standing::Writing))
+            }),
+        ],
+    );
 }
 
 fn connections_opened() -> Family<Server, Counter> {
@@ -68,18 +90,4 @@ fn log_messages() -> Family<Named<1>, Counter> {
         messages.get_or_create(&[("level", level.as_str().to_ascii_lowercase())]).inc_by(count);
     }
     messages
-}
-
-fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
-    let partitions = telemetry.consumer.partitions();
-    let help = "Age of the oldest unacknowledged message in this process; 0 if there is none";
-    let oldest = partitions.iter().map(|(number, it)| ([("partition", number.to_string())], it.oldest_s(now)));
-    page.gauges("tallyd_oldest_unacked_age_seconds", help, oldest);
-    let help = "Messages that this process has received and not acknowledged";
-    let held = partitions.iter().map(|(number, it)| ([("partition", number.to_string())], it.held() as f64));
-    page.gauges("tallyd_held_messages", help, held);
-    let active = partitions
-        .iter()
-        .map(|(number, it)| ([("partition", number.to_string())], flag(it.standing() == Standing::Writing)));
-    page.gauges("tallyd_partition_active", "1 if this process writes the partition", active);
 }
