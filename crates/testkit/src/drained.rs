@@ -1,7 +1,7 @@
 //! Waits until all published events are in MySQL, and until they are in Redis.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use tallyd_core::event::encode_fence;
 use tallyd_mysql::jobs::number_of;
@@ -19,19 +19,24 @@ impl World {
     pub async fn drained(&self, publisher: &Publisher) {
         const LOCK: &str =
             "INSERT IGNORE INTO job_lock (job, run, owner, lease_until) VALUES ('test', ?, '', '1970-01-02')";
-        let fence = number_of(RUN_OF_TESTS, u64::from(STARTED.fetch_add(1, Ordering::Relaxed)));
+        let next = || number_of(RUN_OF_TESTS, u64::from(STARTED.fetch_add(1, Ordering::Relaxed)));
+        let last = AtomicU64::new(0);
         sqlx::query(LOCK).bind(RUN_OF_TESTS).execute(&self.pool).await.unwrap();
         let sent_in = AtomicI64::new(-1);
         eventually("all is written", || async {
-            // A daemon ignores a fence that a former session has returned.
+            // A daemon ignores a fence that a former session has returned. Each fence has a number of its own: when the last
+            // one is committed, none is left in a queue.
             let epochs = self.count("SELECT CAST(COALESCE(SUM(epoch), 0) AS SIGNED) FROM partition_owner").await;
             if sent_in.swap(epochs, Ordering::Relaxed) != epochs {
+                let fence = next();
+                last.store(fence, Ordering::Relaxed);
                 for partition in 0..self.broker.partitions() {
                     publisher.publish_behind(&self.broker.queue(partition), &encode_fence(fence)).await.unwrap();
                 }
             }
             let sql = "SELECT COUNT(*) FROM partition_fence WHERE job = 'test' AND fence >= ?";
-            let passed: i64 = sqlx::query_scalar(sql).bind(fence).fetch_one(&self.pool).await.unwrap();
+            let passed: i64 =
+                sqlx::query_scalar(sql).bind(last.load(Ordering::Relaxed)).fetch_one(&self.pool).await.unwrap();
             passed == i64::from(self.broker.partitions())
         })
         .await;
