@@ -17,11 +17,12 @@
 //!
 //! 1. The crate `tallyd_core` defines the project's terms as types.
 //! 2. [`consumer`], `outbox` and the [`jobs`] are the tasks, which never call each other.
-//! 3. `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` access the servers; [`servers`] connects to them.
+//! 3. `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` access the servers; `tallyd_base::servers` connects
+//!    to them.
 //! 4. [`app`] builds and supervises the tasks.
 //!
-//! The crate `tallyd_client` is the library for API servers. The module `gateway` uses this library, and runs as a
-//! separate process. ARCHITECTURE.md describes the whole system.
+//! The crates `tallyd_filters`, `tallyd_gateway`, `tallyd_moving`, `tallyd_recount` and `tallyd_setup` are satellites: they
+//! stand on `tallyd_base`, and only the tables in `jobs` and [`cli`] know them. ARCHITECTURE.md describes the whole system.
 
 #![warn(unreachable_pub)]
 

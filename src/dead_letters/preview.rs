@@ -22,7 +22,7 @@ pub struct Preview {
     pub refusal: Option<Refusal>,
     /// The body is a fence message of a run that ended long ago. The message is no longer needed.
     pub is_fence: bool,
-    /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
+    /// The body contains likes. The Bloom filters must be rebuilt to include them.
     pub has_likes: bool,
     /// For likes by `[amqp] partition_by`, for counts the target's id, for a list that of the first event.
     pub routing_key: String,
