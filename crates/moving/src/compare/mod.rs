@@ -2,7 +2,7 @@
 //! reports how many targets differ, and by how much.
 //!
 //! A page of targets is read from both sides. Targets with different counts are *suspects*, and are checked again
-//! [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction, and the smaller
+//! `LOOKS_APART` later. A target *differs* if both checks find a difference in the same direction, and the smaller
 //! difference is reported. An in-flight event reaches one side first, so it usually causes a difference in only one
 //! check. A target that users like all the time can have in-flight events in both checks.
 //!
