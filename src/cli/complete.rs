@@ -117,7 +117,7 @@ fn whole_program(roff: &mut Roff) {
                 ("RUST_LOG", "The log filter, used instead of [log] level. The options -v and -q override it."),
                 (
                     "CREDENTIALS_DIRECTORY",
-                    "The folder of password files that have relative paths. systemd sets it. Without it: /etc/credstore, then /run/secrets.",
+                    "The folder of password files that have relative paths. systemd sets it. Without it: /etc/credstore, /run/credentials/tallyd.service, /run/secrets.",
                 ),
             ],
         ),

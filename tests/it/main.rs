@@ -19,7 +19,6 @@ mod likes;
 mod limits;
 mod map;
 mod metrics;
-mod moving;
 mod operate;
 mod outbox;
 mod races;
@@ -30,5 +29,6 @@ mod secrets;
 mod sets;
 mod silent;
 mod upgrade;
+mod whole_move;
 
 use tallyd_testkit as common;

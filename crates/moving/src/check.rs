@@ -1,10 +1,11 @@
-//! The questions of `tallyd config check` about move.toml.
+//! The questions of `tallyd config check` about move.toml. The daemon does not read it, so its problems are warnings: they
+//! must not stop a start or an upgrade.
 
 use std::path::Path;
 
 use crate::config::{examine, path_beside};
 use crate::import::{Importer, Pass};
-use tallyd_base::cli::check::{Check, MYSQL_AWAY, MYSQL_REFUSED, What};
+use tallyd_base::cli::check::{Check, MYSQL_AWAY, MYSQL_REFUSED, Status, What};
 use tallyd_base::config::{Config, Key};
 use tallyd_base::jobs::JobError;
 use tallyd_base::jobs::run::Job as _;
@@ -12,7 +13,11 @@ use tallyd_base::servers::Servers;
 
 pub fn check_file(path: &Path, config: &Config) -> Vec<Check> {
     let problems = examine(&path_beside(path), config).err().unwrap_or_default();
-    problems.into_iter().map(Check::problem).collect()
+    problems.into_iter().map(|problem| warning(Check::problem(problem))).collect()
+}
+
+fn warning(check: Check) -> Check {
+    Check { status: Status::Warning, ..check }
 }
 
 pub async fn check_queries(path: &Path, config: &Config, servers: &Servers) -> Vec<Check> {
@@ -22,7 +27,7 @@ pub async fn check_queries(path: &Path, config: &Config, servers: &Servers) -> V
         let importer = match Importer::new(config, import, Pass::Rows, servers) {
             Ok(importer) => importer,
             Err(error) => {
-                checks.push(Check::failed(What::MysqlImports, error, MYSQL_AWAY, MYSQL_REFUSED));
+                checks.push(warning(Check::failed(What::MysqlImports, error, MYSQL_AWAY, MYSQL_REFUSED)));
                 continue;
             }
         };
@@ -37,7 +42,7 @@ pub async fn check_queries(path: &Path, config: &Config, servers: &Servers) -> V
             })),
             Err(JobError::Refused(text)) => checks.push(Check {
                 at: Some(moves.problem(Key::from("import").then(place).then("query"), text.clone())),
-                ..Check::error(
+                ..Check::warning(
                     What::MysqlImports,
                     text,
                     "correct the query, or GRANT SELECT on its tables to the account",
@@ -45,7 +50,7 @@ pub async fn check_queries(path: &Path, config: &Config, servers: &Servers) -> V
             }),
             Err(error) => {
                 let away = "start the server, or correct its url in move.toml";
-                checks.push(Check::failed(What::MysqlImports, error.into_error(), away, MYSQL_REFUSED));
+                checks.push(warning(Check::failed(What::MysqlImports, error.into_error(), away, MYSQL_REFUSED)));
             }
         }
         importer.close().await;

@@ -266,7 +266,10 @@ fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
 fn refers(section: &str, to: &str) -> bool {
     matches!(
         (section, to),
-        ("rule" | "recount" | "retired", "kinds" | "metrics") | ("board", "metrics" | "board") | ("rule", "board")
+        ("rule" | "recount" | "retired", "kinds" | "metrics")
+            | ("board", "metrics" | "board")
+            | ("rule", "board")
+            | ("import" | "export", "server")
     )
 }
 

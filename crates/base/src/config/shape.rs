@@ -88,9 +88,8 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, file:
     let above = key.above();
     if matches!(name, "password" | "token") && below(schema, &format!("{name}_file")).is_some() {
         let variable = format!("TALLYD__{}__{}", key.section().to_uppercase(), name.to_uppercase());
-        return format!(
-            "{above} `{name}` is not allowed here: put it into a separate file ({name}_file) or into the environment ({variable})"
-        );
+        let or = if file.has_variables { format!(" or into the environment ({variable})") } else { String::new() };
+        return format!("{above} `{name}` is not allowed here: put it into a separate file ({name}_file){or}");
     }
     let (what, of) = match above.parts().is_empty() {
         true if value.is_table() || value.is_array() => ("section", String::new()),

@@ -128,12 +128,12 @@ fn external(config: &Config, found: &mut Faults) {
     let amqp = &config.amqp;
     if amqp.login.tls_cert_file.is_none() {
         let text = "[amqp] url has auth_mechanism=external, which needs a client certificate: set tls_cert_file and tls_key_file";
-        found.between(&["amqp.url".into(), "amqp.login.tls_cert_file".into()], text);
+        found.between(&["amqp.url".into(), "amqp.tls_cert_file".into()], text);
     }
     if amqp.login.password.is_some() || amqp.login.password_file.is_some() {
         let text =
             "[amqp] url has auth_mechanism=external, which uses no password: remove the password, or the mechanism";
-        found.between(&["amqp.login.password_file".into(), "amqp.login.password".into(), "amqp.url".into()], text);
+        found.between(&["amqp.password_file".into(), "amqp.password".into(), "amqp.url".into()], text);
     }
 }
 
@@ -191,11 +191,19 @@ fn has_scheme(url: &ServerUrl, scheme: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::schema::{below, schema};
     use super::*;
 
     fn found(text: &str) -> Vec<String> {
         let config = super::super::parse(text, "config.toml", []).unwrap();
-        Faults::texts(|found| problems(&config, found))
+        let mut found = Faults::default();
+        problems(&config, &mut found);
+        for key in found.0.iter().flat_map(|fault| &fault.keys) {
+            let known = key.parts().iter().try_fold(schema(), |schema, name| below(schema, name));
+            let is_of_variable = key.parts().last().is_some_and(|name| name == "password");
+            assert!(known.is_some() || is_of_variable, "{key} is no key");
+        }
+        found.0.into_iter().map(|fault| fault.text).collect()
     }
 
     #[test]

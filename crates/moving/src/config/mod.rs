@@ -126,3 +126,26 @@ impl Moves {
         self.origins.problem(&[key], text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_wrong_is_the_only_problem_and_gets_the_right_advice() {
+        let config = tallyd_base::config::parse("[kinds]\nvideo = 1\n", "config.toml", []).unwrap();
+        let import = "[[import]]\nname = \"views\"\nkind = \"video\"\nserver = \"old\"\nquery = \"\"\"SELECT target, user FROM l WHERE \
+                      target > :after_target AND user > :after_user LIMIT :rows\"\"\"\n[server.old]\n";
+        for (server, problem) in [
+            ("tls_ca_file = \"/ca.pem\"\n", "[server] old must have `url`"),
+            (
+                "url = \"mysql://u@h/t\"\npassword = \"x\"\n",
+                "`password` is not allowed here: put it into a separate file (password_file)",
+            ),
+            ("url = \"mysql://u@h\"\n", "[server.old] url has no database"),
+        ] {
+            let found = parse(&format!("{import}{server}"), "move.toml", &config).unwrap_err().0;
+            assert!(found.len() == 1 && found[0].contains(problem) && !found[0].contains("TALLYD__"), "{found:?}");
+        }
+    }
+}

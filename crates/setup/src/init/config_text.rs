@@ -82,16 +82,16 @@ pub(super) fn gateway(plan: &Plan) -> String {
     let reason = "Only this machine reaches this address. Others need a token.";
     text.set(reason, "listen", GatewayConfig::default().gateway.listen);
     let Config { amqp, mysql, redis, .. } = &plan.config;
-    let servers = [
-        (Server::Rabbitmq, [&amqp.login.tls_ca_file, &amqp.login.tls_cert_file, &amqp.login.tls_key_file]),
-        (Server::Mysql, [&mysql.login.tls_ca_file, &mysql.login.tls_cert_file, &mysql.login.tls_key_file]),
-        (Server::Redis, [&redis.login.tls_ca_file, &redis.login.tls_cert_file, &redis.login.tls_key_file]),
-    ];
-    for (server, files) in servers {
+    let servers = [(Server::Rabbitmq, &amqp.login), (Server::Mysql, &mysql.login), (Server::Redis, &redis.login)];
+    for (server, login) in servers {
         text.section(server.section());
         text.set("The account of API servers.", "url", api_url(plan, server));
         password(plan, Password::Api, &mut text);
-        text.certificates(files);
+        text.certificates([&login.tls_ca_file, &None, &None]);
+        if login.tls_cert_file.is_some() {
+            text.0 += "# The server requires a client certificate. The gateway's user can't read the daemon's key: make another one.\n\
+                       #tls_cert_file = \"/etc/tallyd/tallyd-gateway.crt\"\n#tls_key_file = \"/etc/tallyd/tallyd-gateway.key\"\n";
+        }
         if server == Server::Rabbitmq {
             prefix(amqp, &mut text);
         }
@@ -323,14 +323,17 @@ mod tests {
     fn the_gateways_unit_loads_each_file_that_its_configuration_names() {
         let mut plan = plan(["amqps://mq", "mysql://db", "rediss://cache"], Facts::default());
         plan.config.redis.sentinel_password_file = Some("tallyd.sentinel-password".to_owned());
+        plan.config.mysql.login.tls_cert_file = Some("/etc/tallyd/mysql.crt".to_owned());
         plan.config.mysql.login.tls_key_file = Some("tallyd.mysql-key".to_owned());
-        let written: toml::Table = gateway(&plan).parse().unwrap();
+        let text = gateway(&plan);
+        assert!(text.contains("#tls_key_file = ") && !text.contains("mysql.crt"), "the daemon's key is not the gateway's");
+        let written: toml::Table = text.parse().unwrap();
         let unit = include_str!("../../../../systemd/tallyd-gateway.service");
         let loaded: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("LoadCredential=")).collect();
         let keys = written.values().flat_map(|section| section.as_table().unwrap());
         let named: Vec<&str> =
             keys.filter(|(key, _)| key.ends_with("_file")).map(|(_, it)| it.as_str().unwrap()).collect();
-        assert_eq!(named.len(), 5);
+        assert_eq!(named.len(), 4);
         for name in named {
             let is_loaded = loaded.iter().any(|it| it.split(':').next() == Some(name));
             assert!(is_loaded, "{name} is not in {loaded:?}");
