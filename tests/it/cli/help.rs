@@ -13,9 +13,10 @@ const UPDATE: &str = "TALLYD_UPDATE_SNAPSHOT";
 /// Returns all commands in the order of the help. Each command comes before its subcommands.
 fn commands(alone: &Alone, above: &[String]) -> Vec<Vec<String>> {
     let help = help(alone, above);
-    let list = help.split("\nCommands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap_or_default();
-    let names =
-        list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).filter(|name| !name.is_empty());
+    // Under several headings. Options and arguments begin with other characters, and descriptions are further right.
+    let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
+    let names = lines.filter(|line| line.starts_with(|first: char| first.is_ascii_lowercase()));
+    let names = names.filter_map(|line| line.split(' ').next());
     let below =
         names.filter(|name| *name != "help").flat_map(|name| commands(alone, &[above, &[name.to_owned()]].concat()));
     std::iter::once(above.to_vec()).chain(below).collect()

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use super::key::Key;
 use super::password::set_password;
 use super::problem::Faults;
-use super::{Also, Config, Mysql, Redis, ServerUrl, admin, board, filter, map, recount, retired, rule, tls};
+use super::{Also, Config, Mysql, Redis, Scheduled, ServerUrl, admin, board, filter, map, recount, retired, rule, tls};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
@@ -211,13 +211,7 @@ fn bounds(config: &Config, found: &mut Faults) {
 }
 
 fn schedules(config: &Config, found: &mut Faults) {
-    for (key, cron) in [
-        ("reconcile.changed_cron", &config.reconcile.changed_cron),
-        ("reconcile.full_cron", &config.reconcile.full_cron),
-        ("reconcile.scrub_cron", &config.reconcile.scrub_cron),
-        ("archive.cron", &config.archive.cron),
-        ("filter.cron", &config.filter.cron),
-    ] {
+    for Scheduled { key, cron, .. } in config.schedules() {
         if !cron.is_empty()
             && let Err(error) = cron::parse(cron)
         {

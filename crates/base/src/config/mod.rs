@@ -237,7 +237,30 @@ impl Default for Archive {
     }
 }
 
+/// A schedule of a section.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduled<'a> {
+    pub key: &'static str,
+    /// The name of the mode or job, for people.
+    pub name: &'static str,
+    pub cron: &'a str,
+    pub is_on: bool,
+}
+
 impl Config {
+    /// They are checked, and `config check` shows them. Blocks have schedules of their own.
+    pub fn schedules(&self) -> [Scheduled<'_>; 5] {
+        let Self { reconcile, archive, filter, .. } = self;
+        [
+            ("reconcile.changed_cron", "changed", &reconcile.changed_cron, true),
+            ("reconcile.full_cron", "full", &reconcile.full_cron, true),
+            ("reconcile.scrub_cron", "scrub", &reconcile.scrub_cron, true),
+            ("archive.cron", "archive", &archive.cron, true),
+            ("filter.cron", "filters", &filter.cron, filter.is_on()),
+        ]
+        .map(|(key, name, cron, is_on)| Scheduled { key, name, cron, is_on })
+    }
+
     pub fn partitions(&self) -> u16 {
         // The numbers of maps are unique and at most 99, so the sum fits into the type.
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)

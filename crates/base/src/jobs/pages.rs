@@ -15,11 +15,14 @@ use tallyd_connect::fate::Fate;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::{Broker, Publisher};
 
+/// What a paged run gives way to. It also waits while a queue is longer than `queue_depth_max`, so it needs RabbitMQ.
 pub struct PageLimits {
-    /// By name. The run waits while one of them is too far behind.
+    /// By name. The run waits while one of them is too far behind. Empty for a run that writes nothing.
     pub replicas: Vec<(String, Store)>,
+    /// Another server that the run reads.
     pub site: Option<Store>,
     pub limits: Limits,
+    /// In the unit of [`Run::note_page`].
     pub page_max: usize,
     pub log_wait: fn(&str),
 }
@@ -48,6 +51,7 @@ impl<J: Job + ?Sized> Run<'_, J> {
         self.pages.as_ref().map_or(1, |pages| pages.pace.page())
     }
 
+    /// Adapts the size of the next page. `items` are what the pages are measured in, for example rows.
     pub fn note_page(&mut self, items: usize, took: Duration) {
         if let Some(pages) = &mut self.pages {
             pages.pace.note(items, took);

@@ -41,7 +41,8 @@ pub trait Job: Sync {
     type Report: RunReport;
     type Progress: RunProgress + Send + Sync + 'static;
 
-    /// Their pause keeps the run from beginning, and ends it.
+    /// Their pause keeps the run from beginning, and ends it. Empty if no task must be at work: then only a throttle
+    /// slows the run.
     fn needs(&self, config: &Config) -> &'static [Task];
 
     fn mode(&self) -> Cow<'_, str>;

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use tallyd_base::cli::check::{Asked, Check, Needs, Question, Status, What};
 use tallyd_base::cli::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
-use tallyd_base::config::{self, Config, ConfigError, Loaded, Problem};
+use tallyd_base::config::{self, Config, ConfigError, Loaded, Problem, Scheduled};
 use tallyd_base::runtime::clock;
 use tallyd_base::runtime::cron::Schedule;
 use tallyd_base::servers::Servers;
@@ -147,14 +147,9 @@ fn told(config: &Config, servers: &Servers) -> String {
     );
     line("MySQL", config.mysql.url.to_string());
     line("Redis", config.redis.url.to_string());
-    for (job, cron) in [
-        ("changed", config.reconcile.changed_cron.as_str()),
-        ("full", &config.reconcile.full_cron),
-        ("scrub", &config.reconcile.scrub_cron),
-        ("archive", &config.archive.cron),
-        ("filters", config.filter.schedule()),
-    ] {
-        line(job, next_runs(cron, config).unwrap_or_else(|| "never".to_owned()));
+    for Scheduled { name, cron, is_on, .. } in config.schedules() {
+        let next = if is_on { next_runs(cron, config) } else { None };
+        line(name, next.unwrap_or_else(|| "never".to_owned()));
     }
     for board in &config.boards {
         line("board", format!("{} by {}, {}", board.name, board.period, board.time_zone));

@@ -326,7 +326,10 @@ mod tests {
         plan.config.mysql.login.tls_cert_file = Some("/etc/tallyd/mysql.crt".to_owned());
         plan.config.mysql.login.tls_key_file = Some("tallyd.mysql-key".to_owned());
         let text = gateway(&plan);
-        assert!(text.contains("#tls_key_file = ") && !text.contains("mysql.crt"), "the daemon's key is not the gateway's");
+        assert!(
+            text.contains("#tls_key_file = ") && !text.contains("mysql.crt"),
+            "the daemon's key is not the gateway's"
+        );
         let written: toml::Table = text.parse().unwrap();
         let unit = include_str!("../../../../systemd/tallyd-gateway.service");
         let loaded: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("LoadCredential=")).collect();
