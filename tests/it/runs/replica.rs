@@ -140,7 +140,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let status = sqlx::query(dialect.log_status).fetch_one(&primary_pool).await.unwrap();
     let (file, position): (String, u64) = (status.get(0), status.get(1));
     run(&pool, dialect.follow(primary.port, &file, position)).await;
-    let settings = format!("[reconcile]\nreplicas = [\"127.0.0.1:{}\"]", replica.port);
+    let settings = format!("[reconcile]\nreplicas = [\"127.0.0.1:{}\"]\nmax_lag = \"1s\"", replica.port);
     let world = World::on(primary.url(), "replica", &settings).await;
     // Declares the queue.
     world.publisher().await;

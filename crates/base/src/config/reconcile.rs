@@ -47,9 +47,11 @@ pub struct Reconcile {
     pub redis_latency_max_ms: u64,
     /// Runs that need RabbitMQ wait while a partition's queue exceeds this length. 0: never.
     pub queue_depth_max: u64,
-    /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than ten seconds. Account, database and
+    /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than `max_lag`. Account, database and
     /// options are those of `[mysql] url`. The account needs only SELECT.
     pub replicas: Vec<String>,
+    /// Largest lag of a replica.
+    pub max_lag: Pause,
     /// Safety limit: abort a run that would repair more than this percentage of the checked targets, and more than 100
     /// targets. `tallyd reconcile --force` ignores safety limits.
     #[schemars(range(min = 0, max = 100))]
@@ -84,6 +86,7 @@ impl Default for Reconcile {
             redis_latency_max_ms: 100,
             queue_depth_max: 200_000,
             replicas: Vec::new(),
+            max_lag: Pause::from_secs(10),
             repair_targets_max_percent: 5,
             repair_abs_max: 1_000_000,
             watch_every: Pause::from_secs(5),

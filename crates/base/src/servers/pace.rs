@@ -24,9 +24,6 @@ const FRESH: Duration = Duration::from_millis(200);
 /// Longer pages delay stops, and hold locks for longer; shorter ones waste calls.
 const PAGE_TARGET_MS: u64 = 1_000;
 
-/// A replica that is further behind serves stale reads, and a run would make it worse.
-const REPLICA_LAG_MAX: Duration = Duration::from_secs(10);
-
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// MySQL has room for a second page while it runs at most `threads_running_max` threads divided by this number.
@@ -236,7 +233,7 @@ impl Health {
         if self.replicas.is_empty() {
             return Ok(None);
         }
-        let max = tallyd_connect::pace::pace(REPLICA_LAG_MAX);
+        let max = self.limits.max_lag.0;
         let stamp = self.servers.store.stamp(self.number).await?;
         for (replica, store) in &self.replicas {
             let lag = match self.lag_of(store, stamp).await {
@@ -259,7 +256,7 @@ impl Health {
     /// Returns as soon as the lag is certainly less or more than `max`. `None` if the replica has no time stamp of the
     /// run yet.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
-        let max = tallyd_connect::pace::pace(REPLICA_LAG_MAX);
+        let max = self.limits.max_lag.0;
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;
