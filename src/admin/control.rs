@@ -79,7 +79,7 @@ impl ControlSocket {
     }
 
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
-        let mut is_said = false;
+        let mut is_logged = false;
         while !end.is_cancelled() {
             match self.bind().await {
                 Ok(listener) => {
@@ -88,8 +88,8 @@ impl ControlSocket {
                     let routes = Router::new().route(ORDERS, post(order)).with_state(self.desk);
                     return Port { listener, routes, limits: LIMITS, open: Gauge::default() }.run(beat, end).await;
                 }
-                Err(error) if !is_said => {
-                    is_said = true;
+                Err(error) if !is_logged => {
+                    is_logged = true;
                     let path = self.path.display();
                     warn!(
                         event = "control-not-listening",

@@ -38,7 +38,7 @@ use tallyd_base::jobs::modes;
 use tallyd_base::runtime::clock;
 use tallyd_base::runtime::liveness::{Heartbeat, Liveness};
 use tallyd_base::runtime::retry::Outage;
-use tallyd_base::telemetry::Sight;
+use tallyd_base::telemetry::ObservedReceiver;
 use tallyd_base::telemetry::observer::Observer;
 use tallyd_base::telemetry::telemetry;
 use tallyd_mysql::Store;
@@ -90,7 +90,7 @@ struct Asked {
     live: ConfigHandle,
     store: Store,
     cache: Cache,
-    sight: Sight,
+    observed: ObservedReceiver,
     liveness: Liveness,
     owner: Arc<str>,
     asking: Arc<Semaphore>,
@@ -99,7 +99,7 @@ struct Asked {
 
 impl Asked {
     fn status(&self) -> Status {
-        let seen = Arc::clone(&self.sight.borrow());
+        let seen = Arc::clone(&self.observed.borrow());
         Status::report(&self.live.current(), &self.owner, telemetry(), &seen, clock::now())
     }
 }
@@ -120,13 +120,13 @@ impl Admin {
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?.impatient();
         let jobs = jobs::table(&Requests::default());
         let modes = Box::new(move |config: &Config| modes(&jobs, config));
-        let (observer, sight) =
+        let (observer, observed) =
             Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), modes);
         let asked = Asked {
             live: live.clone(),
             store,
             cache,
-            sight,
+            observed,
             liveness: liveness.clone(),
             owner: owner.into(),
             asking: Arc::new(Semaphore::new(ASKING_MAX)),

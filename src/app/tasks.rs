@@ -35,7 +35,7 @@ pub(super) enum TaskName {
     Outbox,
     Consumer(u16),
     Ledger,
-    Lookout,
+    LossDetector,
     SnapshotClock,
     Job(&'static str),
     Ticker,
@@ -56,7 +56,7 @@ impl fmt::Display for TaskName {
             }
             Self::Consumer(number) => return write!(f, "consumer {number}"),
             Self::Ledger => "ledger",
-            Self::Lookout => "loss detector",
+            Self::LossDetector => "loss detector",
             Self::SnapshotClock => "snapshot clock",
             Self::Job(task) => task,
             Self::Ticker => "ticker",
@@ -174,7 +174,7 @@ impl Tasks {
         let Self { live, servers, stop, .. } = self.clone();
         let Servers { store, cache, .. } = servers;
         let detector = LossDetector { cache: cache.clone(), live: live.clone(), request: requests.rebuild.clone() };
-        running.start_loop(TaskName::Lookout, |beat| detector.run(beat, stop.clone()));
+        running.start_loop(TaskName::LossDetector, |beat| detector.run(beat, stop.clone()));
         let clock = SnapshotClock { live, store, cache, request: requests.snapshot.clone() };
         running.start_loop(TaskName::SnapshotClock, |beat| clock.run(beat, stop));
     }

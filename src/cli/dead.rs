@@ -253,8 +253,8 @@ impl ReplayArgs {
         if self.edit {
             return only_one(&self.ids, "--edit opens one body").map(drop);
         }
-        let is_said = !self.ids.is_empty() || self.all || self.of.reason.is_some() || self.of.since.is_some();
-        is_said
+        let is_limited = !self.ids.is_empty() || self.all || self.of.reason.is_some() || self.of.since.is_some();
+        is_limited
             .then_some(())
             .ok_or_else(|| Usage("select dead letters by number, --reason, --since, or --all".to_owned()))
     }
@@ -262,8 +262,8 @@ impl ReplayArgs {
 
 impl PurgeArgs {
     fn check(&self) -> Result<(), Usage> {
-        let is_said = !self.ids.is_empty() || self.replayed || self.reason.is_some() || self.older_than.is_some();
-        is_said
+        let is_limited = !self.ids.is_empty() || self.replayed || self.reason.is_some() || self.older_than.is_some();
+        is_limited
             .then_some(())
             .ok_or_else(|| Usage("select dead letters by number, --reason, --older-than, or --replayed".to_owned()))
     }

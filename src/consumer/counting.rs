@@ -97,10 +97,10 @@ pub(super) struct InBatches {
 }
 
 impl InBatches {
-    pub(super) fn note(&self, more: usize, vitals: &PartitionState) {
+    pub(super) fn note(&self, more: usize, partition_state: &PartitionState) {
         let Self { open, writing } = self;
         let messages = open.messages + writing.messages + more as u64;
-        vitals.holds(Unacked { messages, oldest: writing.oldest.or(open.oldest) });
+        partition_state.set_unacked(Unacked { messages, oldest: writing.oldest.or(open.oldest) });
     }
 }
 

@@ -67,7 +67,7 @@ use tallyd_base::runtime::liveness::Heartbeat;
 use tallyd_base::runtime::retry::{Outage, Rivals};
 use tallyd_base::runtime::waits::Work;
 use tallyd_base::servers::control::Control;
-use tallyd_base::telemetry::{PartitionState, Standing, Unacked, telemetry};
+use tallyd_base::telemetry::{ConsumerState, PartitionState, Unacked, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;
 use tallyd_core::prefetch::{self, Limits, Prefetch};
@@ -195,12 +195,12 @@ impl Partition {
         let mut learned = Learned { reads_first, prefetch: Prefetch::default(), partitions: 1 };
         let mut broker = Outage::new(Work::Consuming(self.name()));
         let mut database = Outage::new(Work::Database(self.name()));
-        let vitals = telemetry().partition(self.number);
+        let partition_state = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {
             self.heartbeat.beat();
             let is_paused = self.control.paused(PAUSED_BY).is_some();
-            vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
-            vitals.holds(Unacked::default());
+            partition_state.set_state(if is_paused { ConsumerState::Paused } else { ConsumerState::Connecting });
+            partition_state.set_unacked(Unacked::default());
             // The database is checked first. If MySQL is down, a session without this check would receive messages and
             // have to return them.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
@@ -209,14 +209,14 @@ impl Partition {
             }
             database.over();
             if !self.control.allows(PAUSED_BY) {
-                self.wait_until_allowed(&vitals).await;
+                self.wait_until_allowed(&partition_state).await;
                 continue;
             }
             let end = session::run(&self, &config, &mut learned, &mut broker).await;
             self.recover(end, &mut broker).await;
         }
-        vitals.stands(Standing::Stopped);
-        vitals.holds(Unacked::default());
+        partition_state.set_state(ConsumerState::Stopped);
+        partition_state.set_unacked(Unacked::default());
         info!(event = "partition-stopped", partition = self.number, "this daemon no longer writes {}", self.name());
     }
 
@@ -295,9 +295,9 @@ impl Partition {
         Ok((link, deliveries, declared))
     }
 
-    async fn wait_until_allowed(&self, vitals: &PartitionState) {
+    async fn wait_until_allowed(&self, partition_state: &PartitionState) {
         if self.control.paused(PAUSED_BY).is_some() {
-            vitals.stands(Standing::Paused);
+            partition_state.set_state(ConsumerState::Paused);
         }
         let allowed = self.heartbeat.during(self.control.until_allowed(PAUSED_BY));
         self.stop.run_until_cancelled(allowed).await;

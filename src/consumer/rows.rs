@@ -13,7 +13,7 @@ use super::batch::Received;
 use tallyd_base::config::Rules;
 use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, new_likers, sums};
 use tallyd_core::event::{CountEvent, LikeEvent};
-use tallyd_core::mapping::in_arrival;
+use tallyd_core::mapping::in_order_of_arrival;
 use tallyd_core::model::{CounterKey, Difference, Metric};
 use tallyd_core::resolve_sets::{LastSet, Resolved, newest, resolve};
 use tallyd_core::unit::Unit;
@@ -80,7 +80,7 @@ async fn write_reading(
     let pairs: Vec<Pair> = newest.iter().map(|(pair, _)| *pair).collect();
     let old = likes::old_states(tx, &pairs).await?;
     let (winners, before) = match coarse {
-        Some(unit) => in_arrival(events, unit, &old),
+        Some(unit) => in_order_of_arrival(events, unit, &old),
         None => {
             let before = before(&newest, &old);
             (newest, before)

@@ -27,7 +27,7 @@ pub enum QueryError {
     Store(#[from] StoreError),
 }
 
-pub type Told<T> = std::result::Result<T, QueryError>;
+pub type Answered<T> = std::result::Result<T, QueryError>;
 
 #[derive(Clone, Debug)]
 pub struct Statement {
@@ -110,7 +110,7 @@ impl Display for Plan {
 }
 
 /// Moves an error of the query into the `Ok` value, so that only errors of the server close the connection.
-pub fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
+pub fn part<T>(told: Answered<T>) -> Result<std::result::Result<T, String>> {
     match told {
         Ok(answer) => Ok(Ok(answer)),
         Err(QueryError::Query(sentence)) => Ok(Err(sentence)),
@@ -134,8 +134,8 @@ pub fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str>
 pub async fn within_its_time<T>(
     conn: &mut Conn,
     statement: &Statement,
-    ask: impl AsyncFnOnce(&mut MySqlConnection) -> Told<T>,
-) -> Told<T> {
+    ask: impl AsyncFnOnce(&mut MySqlConnection) -> Answered<T>,
+) -> Answered<T> {
     let longest = statement.query_max + ANSWER_GRACE;
     let read = conn.unlimited(|connection| async move {
         limit_time(connection, Some(statement.query_max)).await?;
@@ -159,7 +159,7 @@ pub async fn within_its_time<T>(
     read
 }
 
-pub async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
+pub async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Answered<Vec<Column>> {
     let prepared = connection.prepare(AssertSqlSafe(statement.sql.clone()).into_sql_str()).await;
     let prepared = prepared.map_err(|error| statement.error(error))?;
     // Otherwise sqlx would return the same columns again after the site has changed its table.
@@ -171,7 +171,7 @@ pub async fn columns(connection: &mut MySqlConnection, statement: &Statement) ->
     Ok(prepared.columns().iter().map(column).collect())
 }
 
-pub async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
+pub async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Answered<Vec<Plan>> {
     // Without FORMAT, MySQL 9 would return the plan as a tree.
     let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", statement.sql);
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await;

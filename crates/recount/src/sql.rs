@@ -11,7 +11,7 @@ use tallyd_core::model::{Kind, Metric, Micros, TargetId};
 
 use tallyd_mysql::counters::begin_snapshot;
 use tallyd_mysql::ranges::{Counted, LAST, list_range};
-use tallyd_mysql::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
+use tallyd_mysql::site_query::{self, Answered, Column, Plan, QueryError, Statement, number, part, wrong};
 use tallyd_mysql::{Context, Result, Store};
 
 const STATEMENT_ROWS: usize = 20_000;
@@ -34,7 +34,7 @@ pub(crate) struct Answer {
     pub until: TargetId,
 }
 
-pub(crate) async fn explain(store: &Store, question: &Question) -> Told<Vec<Plan>> {
+pub(crate) async fn explain(store: &Store, question: &Question) -> Answered<Vec<Plan>> {
     let mut conn = store.acquire().await?;
     let told = conn.unlimited(|connection| async move {
         let plan = match describe(connection, question).await {
@@ -53,13 +53,13 @@ pub(crate) async fn ask(
     (kind, metric): (Kind, Metric),
     question: &Question,
     until: TargetId,
-) -> Told<Answer> {
+) -> Answered<Answer> {
     let mut conn = store.acquire().await?;
     let ask = async |connection: &mut MySqlConnection| ask_page(connection, (kind, metric), question, until).await;
     site_query::within_its_time(&mut conn, &question.statement, ask).await
 }
 
-async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told<()> {
+async fn describe(connection: &mut MySqlConnection, question: &Question) -> Answered<()> {
     let columns = site_query::columns(connection, &question.statement).await?;
     let [id, value] = columns.as_slice() else {
         return Err(wrong(format!(
@@ -88,7 +88,7 @@ async fn ask_page(
     (kind, metric): (Kind, Metric),
     question: &Question,
     until: TargetId,
-) -> Told<Answer> {
+) -> Answered<Answer> {
     let mut tx = begin_snapshot(connection).await?;
     if question.after.0 == 0 {
         // If the answer has no rows, the answer does not show the columns, so the columns are requested separately.
@@ -104,7 +104,7 @@ async fn ask_page(
     Ok(Answer { truths, counters, until: end })
 }
 
-async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<(TargetId, i64)>> {
+async fn run(connection: &mut MySqlConnection, question: &Question) -> Answered<Vec<(TargetId, i64)>> {
     let mut found: Vec<(TargetId, i64)> = Vec::new();
     let mut last = question.after;
     let mut rows = connection.fetch(sqlx::raw_sql(AssertSqlSafe(question.statement.sql.clone())));
@@ -128,7 +128,7 @@ async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<
     Ok(found)
 }
 
-fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
+fn read_row(row: &MySqlRow) -> Answered<(TargetId, i64)> {
     let text = |place: usize| row.try_get_unchecked::<Option<&str>, _>(place).context("read the query's answer");
     let Some(id) = text(0)? else { return Err(wrong("the query returns a target with the id NULL")) };
     let known = id.parse().ok().filter(|id| (1..=LAST.0).contains(id)).map(TargetId);

@@ -40,16 +40,16 @@ pub(super) struct Sentinels {
     name: String,
     login: Login,
     timeout: Duration,
-    told: Mutex<Option<(Instant, RedisResult<Told>)>>,
+    masters: Mutex<Option<(Instant, RedisResult<Masters>)>>,
 }
 
 #[derive(Clone, Debug)]
-struct Told {
+struct Masters {
     addresses: Vec<String>,
     by_most: bool,
 }
 
-impl Told {
+impl Masters {
     fn have_left(&self, master: &str) -> bool {
         self.by_most && self.addresses.iter().all(|address| address != master)
     }
@@ -68,11 +68,11 @@ impl Sentinels {
         };
         let sentinels = config.sentinels.iter().map(sentinel).collect::<RedisResult<_>>()?;
         let (name, timeout) = (config.sentinel_master.clone(), login.timeout);
-        Ok(Self { sentinels, name, login, timeout, told: Mutex::default() })
+        Ok(Self { sentinels, name, login, timeout, masters: Mutex::default() })
     }
 
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
-        let addresses = self.told().await?.addresses;
+        let addresses = self.masters().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());
         let time = self.timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
         for address in addresses {
@@ -109,22 +109,22 @@ impl Sentinels {
     /// Returns true if most sentinels name another master now. A minority of sentinels can be outdated, so a working
     /// link ignores the minority.
     pub(super) async fn have_left(&self, master: &str) -> bool {
-        self.told().await.is_ok_and(|told| told.have_left(master))
+        self.masters().await.is_ok_and(|masters| masters.have_left(master))
     }
 
-    async fn told(&self) -> RedisResult<Told> {
-        let mut last = self.told.lock().await;
-        if let Some((at, told)) = last.as_ref()
+    async fn masters(&self) -> RedisResult<Masters> {
+        let mut last = self.masters.lock().await;
+        if let Some((at, masters)) = last.as_ref()
             && at.elapsed() < ASKED_FOR
         {
-            return told.clone();
+            return masters.clone();
         }
-        let told = self.ask().await;
-        *last = Some((Instant::now(), told.clone()));
-        told
+        let masters = self.ask().await;
+        *last = Some((Instant::now(), masters.clone()));
+        masters
     }
 
-    async fn ask(&self) -> RedisResult<Told> {
+    async fn ask(&self) -> RedisResult<Masters> {
         let mut asked = JoinSet::new();
         for sentinel in &self.sentinels {
             let (sentinel, name, time) = (Arc::clone(sentinel), self.name.clone(), ANSWER_MAX.min(self.timeout / 2));
@@ -133,11 +133,11 @@ impl Sentinels {
         let mut votes = Votes::new(self.sentinels.len());
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
-            if let Some(told) = votes.take(answer) {
+            if let Some(masters) = votes.take(answer) {
                 // The other tasks are not aborted, because an abort would close their connections. They end within
                 // `time`.
                 asked.detach_all();
-                return Ok(told);
+                return Ok(masters);
             }
         }
         votes.count(&self.name)
@@ -157,12 +157,12 @@ impl Votes {
     }
 
     /// Counts an answer. Returns the result as soon as most sentinels have named the same address.
-    fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<Told> {
+    fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<Masters> {
         match answer {
             Ok(Some(address)) => {
                 let votes = self.of.entry(address.clone()).or_default();
                 *votes += 1;
-                (*votes * 2 > self.sentinels).then(|| Told { addresses: vec![address], by_most: true })
+                (*votes * 2 > self.sentinels).then(|| Masters { addresses: vec![address], by_most: true })
             }
             Ok(None) => {
                 self.unknown += 1;
@@ -177,7 +177,7 @@ impl Votes {
 
     /// Call this function after all sentinels have answered or timed out. Returns the addresses that sentinels named as
     /// the master. The address that most sentinels named is first.
-    fn count(self, name: &str) -> RedisResult<Told> {
+    fn count(self, name: &str) -> RedisResult<Masters> {
         if self.unknown == self.sentinels {
             let text = format!("no sentinel watches a master \"{name}\": fix [redis] sentinel_master");
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, "read [redis] sentinel_master", text)));
@@ -190,7 +190,7 @@ impl Votes {
         }
         let mut named: Vec<(String, usize)> = self.of.into_iter().collect();
         named.sort_by_key(|(_, votes)| std::cmp::Reverse(*votes));
-        Ok(Told { addresses: named.into_iter().map(|(address, _)| address).collect(), by_most: false })
+        Ok(Masters { addresses: named.into_iter().map(|(address, _)| address).collect(), by_most: false })
     }
 }
 
@@ -254,11 +254,11 @@ mod tests {
     use super::*;
 
     /// Passes the answers to [`Votes`] and returns the result.
-    fn told(sentinels: usize, answers: &[Option<&str>]) -> RedisResult<Told> {
+    fn masters(sentinels: usize, answers: &[Option<&str>]) -> RedisResult<Masters> {
         let mut votes = Votes::new(sentinels);
         for answer in answers {
-            if let Some(told) = votes.take(Ok(answer.map(str::to_owned))) {
-                return Ok(told);
+            if let Some(masters) = votes.take(Ok(answer.map(str::to_owned))) {
+                return Ok(masters);
             }
         }
         votes.count("mymaster")
@@ -267,25 +267,25 @@ mod tests {
     #[test]
     fn what_most_sentinels_say_is_taken_before_all_have_answered() {
         for answers in [vec![Some("a:1"), Some("a:1")], vec![Some("b:1"), Some("a:1"), Some("a:1")]] {
-            let told = told(3, &answers).unwrap();
-            assert_eq!(told.addresses, ["a:1"]);
-            assert!(told.have_left("b:1") && !told.have_left("a:1"));
+            let masters = masters(3, &answers).unwrap();
+            assert_eq!(masters.addresses, ["a:1"]);
+            assert!(masters.have_left("b:1") && !masters.have_left("a:1"));
         }
-        assert_eq!(told(1, &[Some("a:1")]).unwrap().addresses, ["a:1"]);
+        assert_eq!(masters(1, &[Some("a:1")]).unwrap().addresses, ["a:1"]);
     }
 
     #[test]
     fn where_too_few_answer_what_was_said_most_often_comes_first_and_no_link_is_left() {
-        assert_eq!(told(5, &[Some("a:1"), Some("b:1"), Some("b:1")]).unwrap().addresses, ["b:1", "a:1"]);
-        let one = told(3, &[None, Some("b:1")]).unwrap();
+        assert_eq!(masters(5, &[Some("a:1"), Some("b:1"), Some("b:1")]).unwrap().addresses, ["b:1", "a:1"]);
+        let one = masters(3, &[None, Some("b:1")]).unwrap();
         assert_eq!(one.addresses, ["b:1"]);
         assert!(!one.have_left("a:1"), "one sentinel alone decides nothing");
     }
 
     #[test]
     fn a_name_that_none_knows_is_a_mistake_and_silence_is_not() {
-        assert_eq!(told(2, &[None, None]).unwrap_err().kind(), ErrorKind::InvalidClientConfig);
-        assert_eq!(told(2, &[None]).unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(masters(2, &[None, None]).unwrap_err().kind(), ErrorKind::InvalidClientConfig);
+        assert_eq!(masters(2, &[None]).unwrap_err().kind(), ErrorKind::Io);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use tallyd_base::telemetry::{Described, Named, seconds, telemetry};
 use tallyd_core::model::Micros;
 
 pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Response {
-    let seen = Arc::clone(&asked.sight.borrow());
+    let seen = Arc::clone(&asked.observed.borrow());
     let mut now = Page(Registry::default());
     process::register(&mut now, telemetry(), clock::now());
     observed::register(&mut now, telemetry(), &asked.live.current(), &seen);

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use super::{Page, Row, flag};
 use tallyd_base::runtime::log;
 use tallyd_base::runtime::waits::waits;
-use tallyd_base::telemetry::{Named, Process, Server, Standing, Telemetry, seconds};
+use tallyd_base::telemetry::{ConsumerState, Named, Process, Server, Telemetry, seconds};
 use tallyd_base::version;
 use tallyd_connect::opened::OPENED;
 use tallyd_core::control::{Command, Task};
@@ -68,7 +68,7 @@ fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
                 Some(it.held() as f64)
             }),
             ("tallyd_partition_active", "1 if this process writes the partition", |(_, it, _)| {
-                Some(flag(it.standing() == Standing::Writing))
+                Some(flag(it.state() == ConsumerState::Writing))
             }),
         ],
     );

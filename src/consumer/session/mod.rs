@@ -30,7 +30,7 @@ use tallyd_base::config::{Config, Derived};
 use tallyd_base::runtime::clock;
 use tallyd_base::runtime::log::Flood;
 use tallyd_base::runtime::retry::Outage;
-use tallyd_base::telemetry::{PartitionState, Standing, telemetry};
+use tallyd_base::telemetry::{ConsumerState, PartitionState, telemetry};
 use tallyd_core::event::Terms;
 use tallyd_core::flow::{Flow, Step};
 use tallyd_core::stall_detector::StallDetector;
@@ -95,9 +95,9 @@ pub(super) async fn run(
         stall_elsewhere: StallDetector::new(CHECK_ELSEWHERE_EVERY),
         counting: None,
         unacked: InBatches::default(),
-        vitals: telemetry().partition(number),
+        partition_state: telemetry().partition(number),
     };
-    session.vitals.stands(Standing::Listening);
+    session.partition_state.set_state(ConsumerState::Listening);
     let end = match session.consume().await {
         Ok(end) => end,
         Err(failed) => {
@@ -152,7 +152,7 @@ struct Session<'a> {
     stall_elsewhere: StallDetector,
     counting: Option<AbortOnDropHandle<Option<u32>>>,
     unacked: InBatches,
-    vitals: Arc<PartitionState>,
+    partition_state: Arc<PartitionState>,
 }
 
 impl Session<'_> {
@@ -169,7 +169,7 @@ impl Session<'_> {
                 // writer that hangs would not be noticed.
                 self.partition.heartbeat.beat();
             }
-            self.unacked.note(self.flow.waiting(), &self.vitals);
+            self.unacked.note(self.flow.waiting(), &self.partition_state);
             loop {
                 let (is_full, lingers_until) = (self.is_full(), self.lingers_until());
                 let has_lingered = || lingers_until.is_some_and(|until| until <= Instant::now());

@@ -12,7 +12,7 @@ use super::{BoardRun, Halt, Reason, Step};
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
 /// The number of the snapshot's best members whose scores tell whether Redis still has the board.
-const TOLD_BY: u64 = 200;
+const SAMPLE_MEMBERS: u64 = 200;
 
 /// The length of the column `member` in MySQL.
 const MEMBER_BYTES_MAX: usize = 255;
@@ -35,7 +35,7 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
 
 /// If Redis evicts boards, the mark proves nothing: Redis can evict the zset, keep the mark, and get a new zset.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule, evicts: bool) -> Step<bool> {
-    let best = run.store.best_saved(at, TOLD_BY).await?;
+    let best = run.store.best_saved(at, SAMPLE_MEMBERS).await?;
     let live = run.cache.board_scores(at, &best).await?;
     // The second part of a score, which orders equal members, can decrease with every change.
     let primary = |score: f64| rule.primary(score);

@@ -51,7 +51,7 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let mut found = Faults::default();
     admin::read_token("admin", &mut admin.token, admin.token_file.as_deref(), &mut found);
     let mut loaded = checked(read, config, found)?;
-    settle(&mut loaded);
+    force_event_clock(&mut loaded);
     Ok(loaded)
 }
 
@@ -144,7 +144,7 @@ pub fn parse(
     let Read { origins, faults, mut problems, .. } = read;
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
     let mut loaded = Loaded { config, origins };
-    settle(&mut loaded);
+    force_event_clock(&mut loaded);
     if problems.is_empty() { Ok(loaded.config) } else { Err(in_order(problems).into()) }
 }
 
@@ -245,7 +245,7 @@ pub fn typed<T: DeserializeOwned + Default>(read: &mut Read) -> T {
     })
 }
 
-fn settle(loaded: &mut Loaded) {
+fn force_event_clock(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
         // API servers switch between the layouts at different moments. Until all servers have switched, a server can
         // add an event to the first layout slightly later than the event's `at`. The `at` can also come from another

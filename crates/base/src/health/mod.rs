@@ -16,7 +16,7 @@ pub use text::{Text, printable};
 pub use troubles::Trouble;
 
 use crate::runtime::waits::Wait;
-use crate::telemetry::{Observed, Point, Standing, State};
+use crate::telemetry::{ConsumerState, Observed, Point, State};
 use tallyd_core::control::Order;
 use tallyd_core::partition::PartitionName;
 
@@ -51,7 +51,7 @@ pub struct Partition {
     pub partition: u16,
     pub map: Option<String>,
     pub queue: String,
-    pub standing: Standing,
+    pub standing: ConsumerState,
     pub owner: Option<String>,
     /// How often daemons have acquired the partition. `None` if no daemon has acquired it yet.
     pub epoch: Option<u64>,

@@ -8,7 +8,7 @@ use super::troubles::troubles;
 use super::{Partition, Status};
 use crate::config::Config;
 use crate::runtime::waits::{Wait, Work, waits};
-use crate::telemetry::{Observed, PartitionState, Process, Standing, Telemetry};
+use crate::telemetry::{ConsumerState, Observed, PartitionState, Process, Telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::maps::NotedMap;
 
@@ -70,7 +70,7 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, waits: &[
                 Some(name) => format!("{}.map.{name}", config.amqp.prefix),
                 None => format!("{}.events.{number}", config.amqp.prefix),
             },
-            standing: it.as_ref().map_or(Standing::Elsewhere, |it| standing(it, number, waits, now)),
+            standing: it.as_ref().map_or(ConsumerState::Elsewhere, |it| consumer_state(it, number, waits, now)),
             owner: row.and_then(|row| row.owner.clone()),
             epoch: row.map(|row| row.epoch),
             taken_at: row.map(|row| row.taken_at.0),
@@ -85,12 +85,12 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, waits: &[
 
 /// If the retries of a batch last too long, the partition fails. Retries after a conflict with another transaction take
 /// less time.
-fn standing(state: &PartitionState, number: u16, waits: &[Wait], now: Micros) -> Standing {
+fn consumer_state(state: &PartitionState, number: u16, waits: &[Wait], now: Micros) -> ConsumerState {
     let fails = |wait: &Wait| {
         matches!(&wait.what, Work::Writing(partition) if partition.number == number) && now.0 - wait.since > FAILS_MAX
     };
-    match state.standing() {
-        Standing::Listening | Standing::Writing if waits.iter().any(fails) => Standing::Failing,
+    match state.state() {
+        ConsumerState::Listening | ConsumerState::Writing if waits.iter().any(fails) => ConsumerState::Failing,
         standing => standing,
     }
 }
@@ -105,13 +105,13 @@ mod tests {
         let (state, name) = (PartitionState::default(), |number| PartitionName { number, map: None });
         let at = |what, now| {
             let wait = Wait { what, since: 7, ..Wait::default() };
-            standing(&state, 0, &[wait], Micros(7 + now))
+            consumer_state(&state, 0, &[wait], Micros(7 + now))
         };
-        state.stands(Standing::Writing);
-        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX), Standing::Writing);
-        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX + 1), Standing::Failing);
-        assert_eq!(at(Work::Writing(name(1)), FAILS_MAX + 1), Standing::Writing);
-        state.stands(Standing::Paused);
-        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX + 1), Standing::Paused);
+        state.set_state(ConsumerState::Writing);
+        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX), ConsumerState::Writing);
+        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX + 1), ConsumerState::Failing);
+        assert_eq!(at(Work::Writing(name(1)), FAILS_MAX + 1), ConsumerState::Writing);
+        state.set_state(ConsumerState::Paused);
+        assert_eq!(at(Work::Writing(name(0)), FAILS_MAX + 1), ConsumerState::Paused);
     }
 }

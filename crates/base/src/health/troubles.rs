@@ -7,7 +7,7 @@ use super::readiness::NotReady;
 use super::runbook::Runbook;
 use super::{Partition, Status};
 use crate::runtime::progress::counted;
-use crate::telemetry::{Board, Job, Outcome, Server, Standing, State};
+use crate::telemetry::{Board, ConsumerState, Job, Outcome, Server, State};
 
 /// If a message waits longer than this time for its commit, this is a problem. A batch takes less than a second. An
 /// unreachable MySQL is a separate problem.
@@ -160,7 +160,7 @@ fn of_job(job: &Job) -> Option<Trouble> {
 }
 
 fn elsewhere(status: &Status) -> impl Iterator<Item = &Partition> {
-    status.partitions.iter().filter(|it| it.standing == Standing::Elsewhere)
+    status.partitions.iter().filter(|it| it.standing == ConsumerState::Elsewhere)
 }
 
 /// Reports that other daemons have more partitions. Either a deployment has not finished, or it did not include this
@@ -205,7 +205,7 @@ fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
 fn of_messages(status: &Status) -> Vec<Trouble> {
     let mut found = Vec::new();
     // If the commit fails, its reason is listed already.
-    let is_stuck = |it: &&Partition| it.oldest_unacked_s > UNACKED_MAX_S && it.standing != Standing::Failing;
+    let is_stuck = |it: &&Partition| it.oldest_unacked_s > UNACKED_MAX_S && it.standing != ConsumerState::Failing;
     for partition in status.partitions.iter().filter(is_stuck) {
         let since = status.now - (partition.oldest_unacked_s * 1e6) as i64;
         found.push(

@@ -9,7 +9,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::labels::{Close, Code, EventType, Named, Step};
-use super::{LAG_BOUNDS, Standing, counter, counters, counters_of_codes, locked, registered, touched};
+use super::{ConsumerState, LAG_BOUNDS, counter, counters, counters_of_codes, locked, registered, touched};
 use tallyd_core::event::Reason;
 use tallyd_core::model::Micros;
 
@@ -117,29 +117,29 @@ pub struct Unacked {
 
 #[derive(Debug, Default)]
 pub struct PartitionState {
-    standing: Mutex<Standing>,
+    state: Mutex<ConsumerState>,
     unacked: Mutex<Unacked>,
 }
 
 impl PartitionState {
-    pub fn stands(&self, standing: Standing) {
-        *locked(&self.standing) = standing;
+    pub fn set_state(&self, state: ConsumerState) {
+        *locked(&self.state) = state;
     }
 
-    /// Records that a batch was written. If the session has ended meanwhile, `standing` must not change. So only
+    /// Records that a batch was written. If the session has ended meanwhile, `state` must not change. So only
     /// `Listening` becomes `Writing`.
     pub fn writes(&self) {
-        let mut standing = locked(&self.standing);
-        if *standing == Standing::Listening {
-            *standing = Standing::Writing;
+        let mut state = locked(&self.state);
+        if *state == ConsumerState::Listening {
+            *state = ConsumerState::Writing;
         }
     }
 
-    pub fn standing(&self) -> Standing {
-        *locked(&self.standing)
+    pub fn state(&self) -> ConsumerState {
+        *locked(&self.state)
     }
 
-    pub fn holds(&self, unacked: Unacked) {
+    pub fn set_unacked(&self, unacked: Unacked) {
         *locked(&self.unacked) = unacked;
     }
 

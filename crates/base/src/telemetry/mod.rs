@@ -31,7 +31,7 @@ use prometheus_client::registry::{Metric, Registry};
 
 pub use consumer::{ConsumerMetrics, PartitionState, Unacked};
 pub use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
-pub use observed::{Board, Ended, Job, Observed, Reconciled, Run, ServerStatus, Sight};
+pub use observed::{Board, Ended, Job, Observed, ObservedReceiver, Reconciled, Run, ServerStatus};
 pub use process::Process;
 pub(crate) use pulse::POINT_EVERY;
 pub use pulse::{Point, Pulse};
@@ -39,7 +39,7 @@ pub use repairs::RepairMetrics;
 pub use runs::Runs;
 pub use systemd::tell_status;
 pub use verdict::Verdict;
-pub use words::{Outcome, Standing, State};
+pub use words::{ConsumerState, Outcome, State};
 
 use crate::runtime::clock;
 use crate::runtime::lock::locked;

@@ -127,4 +127,4 @@ pub struct Observed {
     pub returned: Option<u64>,
 }
 
-pub type Sight = watch::Receiver<Arc<Observed>>;
+pub type ObservedReceiver = watch::Receiver<Arc<Observed>>;

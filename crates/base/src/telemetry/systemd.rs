@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Standing, State, Telemetry, telemetry};
+use super::{ConsumerState, State, Telemetry, telemetry};
 use crate::runtime::systemd;
 use crate::runtime::waits::waits;
 
@@ -31,7 +31,7 @@ pub async fn tell_status(end: CancellationToken) {
 
 fn line(telemetry: &Telemetry, events_s: f64, lag_s: Option<f64>) -> String {
     let partitions = telemetry.consumer.partitions();
-    let written = partitions.iter().filter(|(_, partition)| partition.standing() == Standing::Writing).count();
+    let written = partitions.iter().filter(|(_, partition)| partition.state() == ConsumerState::Writing).count();
     let mut line = match telemetry.state() {
         State::Draining => "stopping, writing the open batches".to_owned(),
         State::Starting => "starting".to_owned(),

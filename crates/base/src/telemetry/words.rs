@@ -15,7 +15,7 @@ pub enum State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Standing {
+pub enum ConsumerState {
     #[default]
     Connecting,
     /// The daemon consumes the queue but gets no messages. The broker delivers the messages to another daemon, or the
@@ -30,13 +30,13 @@ pub enum Standing {
     Elsewhere,
 }
 
-impl Standing {
+impl ConsumerState {
     pub fn is_well(self) -> bool {
         matches!(self, Self::Listening | Self::Writing | Self::Paused | Self::Elsewhere)
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for ConsumerState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }

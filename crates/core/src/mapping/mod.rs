@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use decode::decode_all;
-pub use order::in_arrival;
+pub use order::in_order_of_arrival;
 pub use place::{APART, APART_BYTES, Envelope, PLACE, Place, Places, ROUTING_KEY, TIMESTAMP, TYPE, WrongPlace};
 pub use time::Time;
 pub use trial::Trial;

@@ -19,7 +19,11 @@ use crate::unit::Unit;
 
 /// Returns the new row states, sorted by key, and the former state of each row. `events` are in the order of arrival.
 /// The `at` of each event is rounded down to a whole `unit`. If a row does not exist, `old` has no entry for it.
-pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
+pub fn in_order_of_arrival(
+    events: &[LikeEvent],
+    unit: Unit,
+    old: &HashMap<Pair, State>,
+) -> (Vec<(Pair, State)>, Vec<Before>) {
     let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
     for event in events {
         let pair = (event.target, event.user);
@@ -59,7 +63,7 @@ mod tests {
     /// Writes each batch as a transaction would write it.
     fn write<'a>(rows: &mut HashMap<Pair, State>, batches: impl IntoIterator<Item = &'a [LikeEvent]>) {
         for batch in batches {
-            let (winners, before) = in_arrival(batch, Unit::S, rows);
+            let (winners, before) = in_order_of_arrival(batch, Unit::S, rows);
             for ((pair, state), before) in winners.iter().zip(before) {
                 let is = rows.insert(*pair, *state);
                 assert_eq!(before == Before::Absent, is.is_none());
@@ -76,7 +80,7 @@ mod tests {
     fn a_version_never_leaves_the_unit_of_its_event() {
         let events: Vec<LikeEvent> =
             (0..2_500).map(|number| LikeEvent { at: Micros(7_000), ..event(1, 0, number % 2 == 0) }).collect();
-        let (winners, _) = in_arrival(&events, Unit::Ms, &HashMap::new());
+        let (winners, _) = in_order_of_arrival(&events, Unit::Ms, &HashMap::new());
         assert_eq!(winners[0].1, State { at: Micros(7_999), liked: false });
     }
 

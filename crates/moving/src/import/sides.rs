@@ -18,7 +18,7 @@ pub(super) struct Sides<'a> {
     site: (&'a Query, &'a LikeColumns),
     end: Key,
     reached: Key,
-    of_site: Buffer<Key>,
+    site_range: Buffer<Key>,
     here: Buffer<Liked>,
 }
 
@@ -43,7 +43,14 @@ impl<T> Buffer<T> {
 impl<'a> Sides<'a> {
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), (after, end): (Key, Key)) -> Self {
         let buffer = || Buffer { rows: VecDeque::new(), until: after };
-        Self { on, site, end, reached: after, of_site: buffer(), here: Buffer { rows: VecDeque::new(), until: after } }
+        Self {
+            on,
+            site,
+            end,
+            reached: after,
+            site_range: buffer(),
+            here: Buffer { rows: VecDeque::new(), until: after },
+        }
     }
 
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Step>, JobError> {
@@ -51,7 +58,7 @@ impl<'a> Sides<'a> {
             return Ok(None);
         }
         let (end, after) = (self.end, self.reached);
-        let reads_site = self.of_site.until == after;
+        let reads_site = self.site_range.until == after;
         let reads_here = self.here.until == after;
         let site = async { if reads_site { self.on.likes(self.site, after, limit).await.map(Some) } else { Ok(None) } };
         let here = async {
@@ -64,15 +71,19 @@ impl<'a> Sides<'a> {
                 return Err(self.on.refused(fault));
             }
             let last = page.rows.last().map_or(end, |row| row.key.min(end));
-            self.of_site.until = last;
-            self.of_site.rows.extend(page.rows.iter().filter(|row| row.liked && row.key <= last).map(|row| row.key));
+            self.site_range.until = last;
+            self.site_range.rows.extend(page.rows.iter().filter(|row| row.liked && row.key <= last).map(|row| row.key));
         }
         if let Some(rows) = here {
             self.here.until = rows.last().filter(|_| rows.len() == limit).map_or(end, |row| row.key);
             self.here.rows.extend(rows);
         }
-        let until = self.of_site.until.min(self.here.until);
+        let until = self.site_range.until.min(self.here.until);
         self.reached = until;
-        Ok(Some(Step { until, site: self.of_site.take(until, |key| *key), here: self.here.take(until, |row| row.key) }))
+        Ok(Some(Step {
+            until,
+            site: self.site_range.take(until, |key| *key),
+            here: self.here.take(until, |row| row.key),
+        }))
     }
 }

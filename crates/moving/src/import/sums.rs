@@ -8,15 +8,15 @@ use tallyd_core::import::{Key, LAST, Sums};
 use tallyd_core::site_query::Query;
 
 /// A range ends where a page of the site's query ends. While tallyd's server sums a range, the site's sums the next.
-pub(super) struct SumsOf<'a> {
+pub(super) struct SumComparison<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
     reached: Key,
-    next: Option<OfSite>,
+    next: Option<SiteRange>,
 }
 
 #[derive(Clone, Copy)]
-struct OfSite {
+struct SiteRange {
     after: Key,
     until: Key,
     answered: usize,
@@ -44,7 +44,7 @@ impl Compared {
     }
 }
 
-impl<'a> SumsOf<'a> {
+impl<'a> SumComparison<'a> {
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), after: Key) -> Self {
         Self { on, site, reached: after, next: None }
     }
@@ -53,34 +53,34 @@ impl<'a> SumsOf<'a> {
         let this = match self.next.take() {
             Some(next) => next,
             None if self.reached >= LAST => return Ok(None),
-            None => self.of_site(self.reached, limit).await?,
+            None => self.site_range(self.reached, limit).await?,
         };
         let following =
-            async { if this.until < LAST { self.of_site(this.until, limit).await.map(Some) } else { Ok(None) } };
+            async { if this.until < LAST { self.site_range(this.until, limit).await.map(Some) } else { Ok(None) } };
         let here = async {
             sql::sums::liked_sums(&self.on.store, self.on.kind, (this.after, this.until)).await.map_err(JobError::from)
         };
         let (here, following) = tokio::try_join!(here, following)?;
         (self.reached, self.next) = (this.until, following);
-        let OfSite { after, until, answered, sums } = this;
+        let SiteRange { after, until, answered, sums } = this;
         let (site, has_sums) = (sums.unwrap_or_default(), sums.is_some());
         Ok(Some(Compared { after, until, answered, site, here, has_sums }))
     }
 
-    async fn of_site(&self, after: Key, limit: usize) -> Result<OfSite, JobError> {
+    async fn site_range(&self, after: Key, limit: usize) -> Result<SiteRange, JobError> {
         let page = self.on.site_sums(self.site, after, limit).await?;
         if page.answered == 0 {
-            return Ok(OfSite { after, until: LAST, answered: 0, sums: Some(page.sums) });
+            return Ok(SiteRange { after, until: LAST, answered: 0, sums: Some(page.sums) });
         }
         match page.last.filter(|last| *last > after) {
-            Some(until) => Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) }),
+            Some(until) => Ok(SiteRange { after, until, answered: page.answered, sums: Some(page.sums) }),
             None => {
                 let rows = self.on.likes(self.site, after, limit).await?;
                 if let Some(fault) = rows.fault {
                     return Err(self.on.refused(fault));
                 }
                 let last = rows.rows.last().map_or(LAST, |row| row.key);
-                Ok(OfSite { after, until: last, answered: rows.answered, sums: None })
+                Ok(SiteRange { after, until: last, answered: rows.answered, sums: None })
             }
         }
     }

@@ -13,7 +13,7 @@ use super::Importing;
 use super::numbers::Numbers;
 use super::report::TargetReport;
 use super::sides::{Sides, Step};
-use super::sums::{Compared, SumsOf};
+use super::sums::{Compared, SumComparison};
 use crate::sql;
 use crate::sql::source::LikeColumns;
 use tallyd_base::jobs::JobError;
@@ -103,7 +103,7 @@ impl Importing<'_, '_> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
         let (site, stop) = ((query, &columns), self.run.stop);
-        let mut sums = SumsOf::new(self.on, site, FIRST);
+        let mut sums = SumComparison::new(self.on, site, FIRST);
         let mut looks = Looks::default();
         loop {
             if !self.run.next_page().await? {
@@ -148,7 +148,7 @@ impl Importing<'_, '_> {
         range: &Compared,
         looks: &mut Looks,
     ) -> Result<(), JobError> {
-        let mut sums = SumsOf::new(self.on, site, range.after);
+        let mut sums = SumComparison::new(self.on, site, range.after);
         let limit = (range.answered / PIECES).max(PIECES);
         while let Some(piece) = sums.next(limit).await? {
             let until = piece.until.min(range.until);

@@ -11,7 +11,7 @@ use tallyd_core::unit::Unit;
 
 use super::sums;
 use tallyd_mysql::ranges::LAST;
-use tallyd_mysql::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
+use tallyd_mysql::site_query::{self, Answered, Column, Plan, QueryError, Statement, number, part, wrong};
 use tallyd_mysql::{Context, Store, micros};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,19 +61,19 @@ pub(crate) async fn like_columns(
     store: &Store,
     statement: &Statement,
     unit: Option<Unit>,
-) -> Told<(LikeColumns, Vec<Plan>)> {
+) -> Answered<(LikeColumns, Vec<Plan>)> {
     let (columns, plan) = described(store, statement).await?;
     Ok((find_columns(&columns, unit)?, plan))
 }
 
-pub(crate) async fn number_columns(store: &Store, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
+pub(crate) async fn number_columns(store: &Store, statement: &Statement) -> Answered<(NumberColumns, Vec<Plan>)> {
     let (columns, plan) = described(store, statement).await?;
     let known = ["target", "value"];
     let place = |name| place(&columns, name, &known)?.ok_or_else(|| lacks(&columns, name));
     Ok((NumberColumns { target: place("target")?, value: place("value")? }, plan))
 }
 
-async fn described(store: &Store, statement: &Statement) -> Told<(Vec<Column>, Vec<Plan>)> {
+async fn described(store: &Store, statement: &Statement) -> Answered<(Vec<Column>, Vec<Plan>)> {
     let mut conn = store.acquire().await?;
     let told = conn.unlimited(|connection| async move {
         let described = async {
@@ -90,7 +90,7 @@ pub(crate) async fn site_likes(
     statement: &Statement,
     columns: &LikeColumns,
     bounds: Bounds,
-) -> Told<SitePage<SiteLike>> {
+) -> Answered<SitePage<SiteLike>> {
     let read = |row: &MySqlRow| read_like(row, columns, bounds.latest);
     site_page(store, statement, bounds, |like| like.key, read).await
 }
@@ -100,7 +100,7 @@ pub(crate) async fn site_numbers(
     statement: &Statement,
     columns: NumberColumns,
     bounds: Bounds,
-) -> Told<SitePage<(TargetId, i64)>> {
+) -> Answered<SitePage<(TargetId, i64)>> {
     let read = |row: &MySqlRow| read_number(row, columns);
     site_page(store, statement, bounds, |(target, _)| (*target, bounds.after.1), read).await
 }
@@ -110,8 +110,8 @@ async fn site_page<T>(
     statement: &Statement,
     bounds: Bounds,
     key: impl Fn(&T) -> Key,
-    read: impl Fn(&MySqlRow) -> Told<T>,
-) -> Told<SitePage<T>> {
+    read: impl Fn(&MySqlRow) -> Answered<T>,
+) -> Answered<SitePage<T>> {
     let mut conn = store.acquire().await?;
     let ask = async |connection: &mut MySqlConnection| {
         let mut page = SitePage { rows: Vec::new(), answered: 0, repeated: 0, unordered: 0, fault: None };
@@ -163,7 +163,7 @@ fn lacks(columns: &[Column], name: &str) -> QueryError {
     wrong(format!("the query has no column {name}: it returns {}; add ... AS {name}", names.join(", ")))
 }
 
-fn place(columns: &[Column], name: &str, known: &[&str]) -> Told<Option<usize>> {
+fn place(columns: &[Column], name: &str, known: &[&str]) -> Answered<Option<usize>> {
     if let Some(other) = columns.iter().find(|column| !known.contains(&column.name.to_ascii_lowercase().as_str())) {
         return Err(wrong(format!(
             "the query returns the unknown column {}: allowed are {}",
@@ -176,7 +176,7 @@ fn place(columns: &[Column], name: &str, known: &[&str]) -> Told<Option<usize>> 
     if found.next().is_some() { Err(wrong(format!("the query returns the column {name} twice"))) } else { Ok(place) }
 }
 
-fn find_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
+fn find_columns(columns: &[Column], unit: Option<Unit>) -> Answered<LikeColumns> {
     let known = ["target", "user", "deleted", "at"];
     let required = |name| place(columns, name, &known)?.ok_or_else(|| lacks(columns, name));
     let at = place(columns, "at", &known)?;
@@ -191,7 +191,7 @@ fn find_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
     Ok(LikeColumns { target, user, deleted, at, sums })
 }
 
-fn time_of(column: &Column, unit: Option<Unit>) -> Told<Option<Unit>> {
+fn time_of(column: &Column, unit: Option<Unit>) -> Answered<Option<Unit>> {
     let is_date = matches!(column.kind.as_str(), "DATETIME" | "TIMESTAMP");
     match unit {
         None if is_date => Ok(None),
@@ -209,7 +209,7 @@ fn time_of(column: &Column, unit: Option<Unit>) -> Told<Option<Unit>> {
     }
 }
 
-fn bytes(row: &MySqlRow, place: usize) -> Told<Option<&[u8]>> {
+fn bytes(row: &MySqlRow, place: usize) -> Answered<Option<&[u8]>> {
     Ok(row.try_get_unchecked::<Option<&[u8]>, _>(place).context("read the query's answer")?)
 }
 
@@ -223,7 +223,7 @@ fn read_id(value: Option<&[u8]>) -> Option<u64> {
     text.parse().ok().filter(|id| (1..=LAST.0).contains(id) && !text.starts_with('0'))
 }
 
-fn read_like(row: &MySqlRow, columns: &LikeColumns, latest: Micros) -> Told<SiteLike> {
+fn read_like(row: &MySqlRow, columns: &LikeColumns, latest: Micros) -> Answered<SiteLike> {
     let (target, user) = (bytes(row, columns.target)?, bytes(row, columns.user)?);
     let named = || format!("the row of target {} and user {}", shown(target), shown(user));
     let (Some(target_id), Some(user_id)) = (read_id(target), read_id(user)) else {
@@ -277,7 +277,7 @@ fn read_time(text: &str, unit: Option<Unit>) -> Option<Micros> {
     }
 }
 
-fn read_number(row: &MySqlRow, columns: NumberColumns) -> Told<(TargetId, i64)> {
+fn read_number(row: &MySqlRow, columns: NumberColumns) -> Answered<(TargetId, i64)> {
     let (target, value) = (bytes(row, columns.target)?, bytes(row, columns.value)?);
     let Some(id) = read_id(target) else {
         return Err(wrong(format!(

@@ -18,7 +18,7 @@ use tallyd_core::model::{Kind, TargetId, UserId};
 
 use super::imports::of_range;
 use super::source::{LikeColumns, too_many};
-use tallyd_mysql::site_query::{self, Column, QueryError, Statement, Told};
+use tallyd_mysql::site_query::{self, Answered, Column, QueryError, Statement};
 use tallyd_mysql::{Context, Result, Store};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) async fn site_sums(
     statement: &Statement,
     columns: &LikeColumns,
     limit: usize,
-) -> Told<SiteSums> {
+) -> Answered<SiteSums> {
     let mut conn = store.acquire().await?;
     // Without the line break, a comment in the query's last line would hide the rest of the statement.
     let sql = format!("SELECT {} FROM (\n{}\n) AS page", columns.sums, statement.sql);

@@ -24,7 +24,7 @@ use crate::partitions::InUse;
 use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::telemetry::{Observed, POINT_EVERY, Server, ServerStatus, Sight, telemetry};
+use crate::telemetry::{Observed, ObservedReceiver, POINT_EVERY, Server, ServerStatus, telemetry};
 pub use jobs::JobMode;
 use jobs::Runs;
 use queues::Queues;
@@ -75,10 +75,16 @@ pub struct Observer {
 }
 
 impl Observer {
-    pub fn new(live: &ConfigHandle, store: Store, cache: Cache, broker: Broker, modes: Modes) -> (Self, Sight) {
+    pub fn new(
+        live: &ConfigHandle,
+        store: Store,
+        cache: Cache,
+        broker: Broker,
+        modes: Modes,
+    ) -> (Self, ObservedReceiver) {
         // The first call adds no point. It only sets the start time of the first point.
         telemetry().pulse.beat(None);
-        let (sender, sight) = watch::channel(Arc::default());
+        let (sender, observed) = watch::channel(Arc::default());
         let observer = Self {
             live: live.clone(),
             store,
@@ -92,7 +98,7 @@ impl Observer {
             seen: Observed::default(),
             sender,
         };
-        (observer, sight)
+        (observer, observed)
     }
 
     pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
