@@ -42,7 +42,9 @@ async fn log_often(progress: watch::Receiver<impl RunProgress>, waiting: impl Fn
     let began = Instant::now();
     loop {
         tokio::time::sleep(LOG_EVERY).await;
-        let (now, elapsed, waiting) = (progress.borrow().clone(), began.elapsed(), waiting());
+        // The guard of `borrow` must be gone before `waiting` locks the registry of runs, which reads the same progress.
+        let now = progress.borrow().clone();
+        let (elapsed, waiting) = (began.elapsed(), waiting());
         now.log(elapsed, &words(&now, elapsed, waiting.as_deref()), waiting.as_deref());
     }
 }

@@ -169,7 +169,9 @@ impl<'a> Erasing<'a, '_> {
             }
             let reason = format!("{waiting} messages are in the queues, and the limit is {max}");
             info!(event = "erase-waiting", waiting, "waiting, live traffic goes first: {reason}");
+            let shown = self.run.waits(reason.clone());
             self.run.unless_stopped(tokio::time::sleep(PACE_EVERY)).await?;
+            drop(shown);
             let waited = &mut self.run.report.head.waited;
             waited.waited_s += PACE_EVERY.as_secs();
             waited.waits.queue_depth += 1;
