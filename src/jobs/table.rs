@@ -83,3 +83,43 @@ async fn saved(work: Work) -> Result<RetryAfter, JobError> {
         retry => retry,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tallyd_base::jobs::FirstRun;
+    use tallyd_base::servers::CONNECTIONS_OF_LEASES;
+
+    #[test]
+    fn each_job_has_its_modes_in_their_order_and_a_connection_for_its_lease() {
+        let requests = Requests::default();
+        let jobs = table(&requests);
+        assert_eq!(jobs.len(), CONNECTIONS_OF_LEASES as usize);
+        let query = "SELECT video_id, 1 FROM c WHERE video_id > :after LIMIT :limit";
+        let recounts = ["comment", "share"]
+            .map(|metric| format!("[[recount]]\nkind = \"video\"\nmetric = \"{metric}\"\nquery = \"{query}\"\n"));
+        let text =
+            format!("[filter]\nlikes_min = 9\n[metrics]\nlike = 1\ncomment = 2\nshare = 3\n{}", recounts.concat());
+        let config = tallyd_base::config::parse(&text, "config.toml", []).unwrap();
+        let modes = |name: &str| {
+            let job = jobs.iter().find(|job| job.name == name).unwrap();
+            let mut specs = (job.specs)(&config);
+            specs.sort_by_key(|spec| spec.rank);
+            specs
+        };
+        for (job, expected, first_run) in [
+            (reconcile::JOB, vec!["rebuild", "full", "scrub", "changed"], FirstRun::Immediately),
+            (archive::JOB, vec!["closed", "snapshot"], FirstRun::Immediately),
+            (tallyd_filters::JOB, vec!["keep"], FirstRun::Immediately),
+            (tallyd_recount::JOB, vec!["video:comment", "video:share"], FirstRun::AtItsTime),
+        ] {
+            let specs = modes(job);
+            assert_eq!(specs.iter().map(|spec| spec.mode.as_str()).collect::<Vec<_>>(), expected);
+            assert!(specs.iter().all(|spec| spec.first_run == first_run), "{job}");
+        }
+        requests.rebuild.make();
+        assert!(modes(reconcile::JOB)[0].request.is_made() && !modes(archive::JOB)[1].request.is_made());
+        requests.snapshot.make();
+        assert!(modes(archive::JOB)[1].request.is_made());
+    }
+}

@@ -11,6 +11,7 @@ use redis::{Pipeline, Value};
 use tallyd_core::bloom::{self, Shape};
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
+use tallyd_redis::scan::read_scan;
 use tallyd_redis::{Cache, CacheError, Call, Context, PIPELINE_COMMANDS_MAX, Result, Script, text};
 
 static FILTER_BEGIN: Script = Script::new(include_str!("../lua/filter_begin.lua"));
@@ -220,10 +221,4 @@ async fn scanned(cache: &Cache, action: &'static str, pipeline: &Pipeline) -> Re
     let answer = answer.context(action)?;
     let (cursor, found) = read_scan(&answer).ok_or_else(|| CacheError::unexpected(action, &answer))?;
     Ok((cursor.to_owned(), found.to_vec()))
-}
-
-fn read_scan(answer: &Value) -> Option<(&str, &[Value])> {
-    let Value::Array(parts) = answer else { return None };
-    let [cursor, Value::Array(found) | Value::Set(found)] = parts.as_slice() else { return None };
-    Some((text(cursor)?, found))
 }

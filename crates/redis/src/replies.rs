@@ -7,7 +7,7 @@ use tallyd_core::model::Metric;
 
 use super::recent::shape;
 use super::slots::SlotMap;
-use super::{boards, counters, filters, read, sentinel, snapshots};
+use super::{boards, counters, filters, read, scan, sentinel, snapshots};
 
 const MEMBERS_MAX: usize = 4;
 
@@ -32,6 +32,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         snapshots::scanned(answer.clone(), snapshots::scan_page).is_ok(),
         snapshots::scanned(answer.clone(), snapshots::scores).is_ok(),
         filters::read_config(answer).is_some(),
+        scan::read_scan(answer).is_some(),
         shape(parts).is_some(),
         sentinel::address(answer).is_some(),
     ];

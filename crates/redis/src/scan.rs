@@ -85,3 +85,9 @@ impl Cache {
         Ok(held)
     }
 }
+
+pub fn read_scan(answer: &Value) -> Option<(&str, &[Value])> {
+    let Value::Array(parts) = answer else { return None };
+    let [cursor, Value::Array(found) | Value::Set(found)] = parts.as_slice() else { return None };
+    Some((text(cursor)?, found))
+}

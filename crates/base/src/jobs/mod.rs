@@ -31,9 +31,9 @@ pub struct JobEntry {
     pub name: &'static str,
     /// The name of its loop, for example `reconciler`.
     pub task: &'static str,
-    /// If a test or a reload changes the configuration, the modes are made again.
+    /// The modes with a configuration. A reload makes them again.
     pub specs: Specs,
-    /// Ends before the loop begins. It is for what a daemon must do even if the job is off.
+    /// What a daemon does before the loop begins, even if the job is off.
     pub first: Option<fn(Work, Heartbeat) -> BoxFuture<'static, ()>>,
 }
 
@@ -94,7 +94,7 @@ impl Request {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_made(&self) -> bool {
+    pub fn is_made(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 

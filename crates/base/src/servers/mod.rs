@@ -21,7 +21,7 @@ use tallyd_redis::Cache;
 const CONNECTIONS_OF_RUNS: u32 = 3 + 3 + 1 + 1;
 
 /// Number of connections that renew leases: one for each job.
-pub(crate) const CONNECTIONS_OF_LEASES: u32 = 4;
+pub const CONNECTIONS_OF_LEASES: u32 = 4;
 
 /// One connection for the outbox, one for the snapshot clock, and one for the orders of operators.
 const CONNECTIONS_OF_OTHERS: u32 = 3;

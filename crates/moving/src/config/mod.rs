@@ -94,24 +94,16 @@ fn checked(mut read: Read, config: &Config) -> Result<Moves, Vec<Problem>> {
         complete_mysql(&block, &format!("server.{name}"), &mut server, &mut found);
         servers.insert(name.as_str(), server);
     }
-    let known = || moves.servers.keys().cloned().collect::<Vec<_>>().join(", ");
-    for (block, name, server, place) in moves
-        .imports
-        .iter_mut()
-        .enumerate()
-        .map(|(place, it)| ("import", &it.name, (&it.server, &mut it.mysql), place))
-        .chain(
-            moves
-                .exports
-                .iter_mut()
-                .enumerate()
-                .map(|(place, it)| ("export", &it.name, (&it.server, &mut it.mysql), place)),
-        )
-    {
-        let (Some(wanted), mysql) = server else { continue };
+    let imports =
+        moves.imports.iter_mut().enumerate().map(|(place, it)| ("import", place, &it.name, &it.server, &mut it.mysql));
+    let exports =
+        moves.exports.iter_mut().enumerate().map(|(place, it)| ("export", place, &it.name, &it.server, &mut it.mysql));
+    for (block, place, name, wanted, mysql) in imports.chain(exports) {
+        let Some(wanted) = wanted else { continue };
         *mysql = servers.get(wanted.as_str()).cloned();
         if mysql.is_none() {
-            let text = format!("[[{block}]] {name}: no [server.{wanted}] is there; known: {}", known());
+            let known = servers.keys().copied().collect::<Vec<_>>().join(", ");
+            let text = format!("[[{block}]] {name}: no [server.{wanted}] is there; known: {known}");
             found.at(Key::from(block).then(place).then("server"), text);
         }
     }
