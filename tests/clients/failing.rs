@@ -75,7 +75,6 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         })
         .await;
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -99,7 +98,6 @@ async fn clients_leave_a_double_click_to_the_request_that_publishes_it() {
                 assert_taken_back(example, &world).await;
             }
         }
-        world.close().await;
     }
 }
 
@@ -136,7 +134,6 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
         let keys: Vec<String> = world.redis().await.keys(format!("{}:limit:*", world.name)).await.unwrap();
         assert_eq!(keys.len(), 2, "{keys:?}");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -162,7 +159,6 @@ async fn clients_wait_their_timeout_for_a_broker_that_is_silent() {
             assert_eq!(always.callers(), 3, "{example:?}");
             assert_taken_back(example, &world).await;
         }
-        world.close().await;
     }
 }
 
@@ -191,7 +187,6 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         .await;
         assert!(three_truths(&world).await.iter().all(|numbers| !numbers.contains_key(&target(42))), "{example:?}");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -220,7 +215,6 @@ async fn clients_leave_a_mysql_alone_that_did_not_answer() {
         assert!(began.elapsed() >= TIMEOUT, "{example:?}: {:?}", began.elapsed());
         assert_eq!((mysql.stalled(), mysql.callers()), (1, 1), "{example:?}");
         assert_eq!(world.redis_counters().await[&target(42)], 3);
-        world.close().await;
     }
 }
 
@@ -260,5 +254,4 @@ async fn the_node_client_keeps_its_connection_where_one_event_is_refused() {
     for (queue, ..) in queues {
         link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     }
-    world.close().await;
 }

@@ -48,7 +48,6 @@ async fn clicks_and_reads_of_the_clients_end_in_three_equal_numbers() {
         let report = world.report(&["reconcile", "--dry-run"]);
         assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -211,7 +210,6 @@ async fn a_like_through_the_clients_comes_into_the_bloom_filter() {
             assert_eq!(client.liked(UserId(user), &[target(42)]).await.unwrap(), [likes], "{example:?}: {user}");
         }
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -249,5 +247,4 @@ async fn clients_of_two_languages_that_click_on_the_same_targets_count_each_clic
     all_is_written(&world).await;
     assert_eq!(world.report(&["reconcile", "--dry-run"])["drifted"], 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }

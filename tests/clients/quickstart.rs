@@ -65,7 +65,6 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Returns the SQL blocks under a heading of a document. The names in the blocks are replaced by the test world's
@@ -254,7 +253,6 @@ async fn the_documented_rights_are_enough() {
         .execute(&mut admin)
         .await
         .unwrap();
-    world.close().await;
 }
 
 /// Repairs a wrong counter in Redis, archives a board of a past week, and reconciles the changed counters.
@@ -319,5 +317,4 @@ async fn the_documented_index_lists_what_a_user_likes() {
     let query = step("ORDER BY update_at DESC").0.replace('?', "7");
     let ids: Vec<u64> = sqlx::query_scalar(AssertSqlSafe(query)).fetch_all(&world.pool).await.unwrap();
     assert_eq!(ids, [3, 1]);
-    world.close().await;
 }

@@ -92,7 +92,6 @@ async fn tallyd_reads_the_values_of_the_vectors() {
         let known = if let Found::Known(numbers) = found { Some(numbers[0].to_string()) } else { None };
         assert_eq!(known, number, "{loaded:?}, {value:?}, {place}");
     }
-    world.close().await;
 }
 
 #[derive(Deserialize)]

@@ -79,7 +79,6 @@ async fn mysql_killed_five_times_under_load_loses_and_doubles_nothing() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +104,6 @@ async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,7 +128,6 @@ async fn redis_killed_under_load_delays_nothing() {
     world.outbox_added().await;
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Reads the counters of `targets` in a loop until `stop` is cancelled. These counters are never zero. Returns how many
@@ -191,7 +188,6 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     world.succeeds(&["reconcile"]).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,7 +211,6 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -237,7 +232,6 @@ async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_r
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,7 +272,6 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     drop(alarm);
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -310,5 +303,4 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -50,7 +50,6 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     let bucket = world.cache.keys.bucket(target(1));
     let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();
     assert!(cut < later.event.at, "an event after the start of the load must be newer than the load's cut-off time");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +75,6 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     }
     let after = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((after.value, after.loaded), (5, Loaded::Loading { generation: 7, pass: 71 }));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,7 +97,6 @@ async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     assert_eq!(done, [((target(1), LIKE), Repaired::BelowZero), ((other, LIKE), Repaired::Done)]);
     let samples = cache.sample(&names, &[(target(1), LIKE), (other, LIKE)]).await.unwrap();
     assert_eq!(samples.into_iter().map(|sample| sample.unwrap().value).collect::<Vec<_>>(), [2, -4]);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +116,6 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
         "another run is loading the bucket now"
     );
     assert_eq!(world.cache.end_load("video", 8, buckets.iter().copied()).await.unwrap(), 1);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,7 +142,6 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("0,1").query_async(&mut redis).await.unwrap();
     client.count(target(42), UserId(1), false, &[]).await.unwrap();
     assert_eq!(field().await, None, "a target whose counts are all zero has no field");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,7 +177,6 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
     assert!(client.take_back(&event, &[]).await.unwrap());
     let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
     assert_eq!(after, "11,3");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,7 +189,6 @@ async fn scripts_that_the_server_has_forgotten_are_sent_again() {
         client.count(target(1), UserId(expected), true, &[]).await.unwrap();
         assert_eq!(world.redis_counters().await[&target(1)], i64::try_from(expected).unwrap());
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,7 +201,6 @@ async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
     proxy.cut();
     assert!(cache.ping().await.is_err(), "a ping must notice the closed connection");
     cache.ping().await.unwrap();
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,7 +210,6 @@ async fn what_redis_says_of_itself_is_read() {
     let name = world.cache.data_set().await.unwrap();
     let ids: Vec<usize> = name.split(' ').map(str::len).collect();
     assert_eq!(ids, [40, 40], "{name}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,7 +247,6 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     }
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(2), 15)]);
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), []);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -290,5 +280,4 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
         loaded = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().loaded;
     }
     assert_eq!(cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().value, 12);
-    world.close().await;
 }

@@ -83,7 +83,6 @@ async fn a_daemon_writes_a_card_with_all_its_settings() {
     let text: String = redis::cmd("GET").arg(world.cache.keys.site_card()).query_async(&mut api).await.unwrap();
     assert_eq!(text, row.text);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +103,6 @@ async fn a_card_that_redis_loses_is_back_within_15_seconds() {
         assert_eq!(after, before, "a copy to Redis must not change the row");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,7 +122,6 @@ async fn a_card_from_the_future_blocks_no_later_card() {
     let (row, card) = settled(&world).await;
     assert_eq!((row.number, card.metrics.len()), (1, 2));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,7 +149,6 @@ async fn a_daemon_whose_metrics_differ_warns_until_it_agrees() {
     for daemon in [first, second] {
         assert!(daemon.stop().success());
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,7 +164,6 @@ async fn two_daemons_that_start_at_once_leave_one_card() {
         assert!(!daemon.log().contains("\"site-differs\""), "{}", daemon.log());
         assert!(daemon.stop().success());
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +179,6 @@ async fn of_two_daemons_that_replace_a_card_only_one_wins() {
         assert_ne!(first.unwrap(), second.unwrap(), "{former:?}");
         assert!([one, other].contains(&store.site_card().await.unwrap().unwrap()));
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,7 +197,6 @@ async fn a_reload_with_other_settings_changes_the_card_once() {
         assert!(daemon.stop().success());
     }
     assert_eq!(settled(&world).await.0, row);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,5 +211,4 @@ async fn a_daemon_that_starts_without_redis_writes_the_card_later() {
     proxy.clear();
     settled(&world).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

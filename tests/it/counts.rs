@@ -69,7 +69,6 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 500);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// The publisher republishes unconfirmed events again and again.
@@ -92,7 +91,6 @@ async fn batches_with_one_applied_count_each_are_written_once() {
     let failed = daemon.log().matches("\"contention\"").count();
     assert!(failed <= 2, "{failed} transactions failed");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -109,7 +107,6 @@ async fn a_count_survives_the_daemons_death_before_and_after_its_commit() {
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, sums);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -134,7 +131,6 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, sums);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -159,7 +155,6 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     let reasons = "SELECT COUNT(*) FROM dead_letter WHERE reason IN ('at-too-old', 'event-id-out-of-range')";
     assert_eq!(world.count(reasons).await, 2);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// A daemon must also reject events that another daemon, with a shorter `applied_event_keep`, has already forgotten.
@@ -183,7 +178,6 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     // The daemon writes the dead letters of a batch after the events of the batch, so the test first stops the daemon.
     assert!(long.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'at-too-old'").await, 1);
-    world.close().await;
 }
 
 #[tokio::test]
@@ -203,7 +197,6 @@ async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), nearly + most), ((2, 3), 7)]));
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database'").await, 1);
-    world.close().await;
 }
 
 #[tokio::test]
@@ -228,7 +221,6 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 2), ((1, 4), 1), ((2, 3), 1)]));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -260,7 +252,6 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     assert_eq!(numbers(&world).await, sums);
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 3_000);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -291,7 +282,6 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     assert_eq!(refused.status.code(), Some(64));
     assert!(stderr(&refused).contains("the kinds are video"), "{}", stderr(&refused));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Returns the code blocks of docs/counters.md that are marked with this language.
@@ -348,7 +338,6 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     assert!(found.len() == 100 && read < 1_000, "{} targets, {read} rows were read", found.len());
     drop(connection);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Returns the counters of one target, by metric.

@@ -74,7 +74,6 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     let daemon = consuming(&world).await;
     eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&100) }).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +105,6 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     let mut more = world.command();
     more.args(["admin", "partitions", "lower", "--to", "8"]).env("TALLYD__AMQP__PARTITIONS", "8");
     assert_exits(&more.output().unwrap(), 64, "4 partitions are in use");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,7 +144,6 @@ async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
         0,
         "renamed: start the daemons",
     );
-    world.close().await;
 }
 
 // ---------------------------------------------------------------------------------------------- names rename
@@ -188,7 +185,6 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
         "renamed: start the daemons",
     );
     assert_exits(&world.tallyd(&["archive"]), 0, "");
-    world.close().await;
 }
 
 // ---------------------------------------------------------------------------------------------- after-restore
@@ -249,5 +245,4 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
     like(&world, 31..=35).await;
     written(15).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

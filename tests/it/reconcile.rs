@@ -43,7 +43,6 @@ async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +88,6 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(report["drifted"], 0, "{report}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +117,6 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     world.assert_equals(&model).await;
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Starts a daemon, and waits until Redis has all counters. Ten users like each of twenty targets, and MySQL and Redis
@@ -156,7 +153,6 @@ async fn a_dry_run_finds_drift_and_changes_nothing() {
     assert!(text.contains("video:888: drifted, Redis 1, MySQL 0"), "{text}");
     assert_eq!(world.redis_counters().await, before);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,7 +173,6 @@ async fn one_target_is_repaired_alone() {
     assert!(world.tallyd(&["--reconcile-once"]).status.success());
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,7 +196,6 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     assert_eq!((number(&second, "checked"), number(&second, "repaired")), (1, 1), "{second}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,7 +211,6 @@ async fn a_counter_that_differs_from_its_rows_is_corrected() {
     let again = world.report(&["reconcile"]);
     assert_eq!((&again["counters_off"], &again["drifted"]), (&0.into(), &0.into()), "{again}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -234,7 +227,6 @@ async fn without_a_daemon_it_works_on_an_empty_queue_and_says_why_not_on_a_full_
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
     let text = stderr(&output);
     assert!(text.contains(".events.0 has 1 messages and no consumer"), "{text}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,7 +238,6 @@ async fn likes_that_were_deleted_by_hand_go_from_redis_too() {
     world.outbox_added().await;
     assert_eq!(world.redis_counters().await.get(&target(9)), None);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -269,5 +260,4 @@ async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
     daemon.logged("consuming").await;
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run").await, 1);
-    world.close().await;
 }

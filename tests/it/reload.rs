@@ -113,7 +113,6 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     assert!(events(&daemon, "outage-begun").is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,7 +142,6 @@ async fn a_kind_that_is_added_is_taken_and_its_numbers_are_loaded() {
     assert_eq!(posts, 1);
     assert!(stdout(&world.tallyd(&["show", "post:9"])).contains("post:9"));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -175,7 +173,6 @@ async fn a_configuration_that_is_wrong_is_refused_with_all_its_problems_and_the_
     let nothing = reload(&world, &daemon, old, "reloaded").await;
     assert_eq!(nothing["changed"], "nothing");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -209,7 +206,6 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     assert_eq!(back["changed"], "nothing");
     assert_eq!(events(&daemon, "reload-needs-restart").len(), 2);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,7 +251,6 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     // An operator can configure a retired metric again.
     reload(&world, &daemon, &both.replace("unused = 3\n", "share = 3\n"), "reloaded").await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -289,7 +284,6 @@ async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     let checked = world.tallyd(&["config", "check"]);
     assert!(stdout(&checked).contains("[metrics] clap = 4 is new"), "{}{}", stdout(&checked), stderr(&checked));
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 3, "a check must not note anything");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -330,7 +324,6 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     let daemon = world.daemon_with(&through_proxy);
     daemon.logged("\"mysql-away\"").await;
     assert!(daemon.stop().success(), "the daemon can be stopped while it waits");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -358,7 +351,6 @@ async fn systemd_is_told_when_a_reload_begins_and_ends() {
     }
     assert_eq!((events(&daemon, "reloaded").len(), events(&daemon, "reload-refused").len()), (1, 1));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -375,7 +367,6 @@ async fn daemons_that_start_at_once_note_the_same_names() {
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
-    world.close().await;
 }
 
 #[tokio::test]
@@ -394,6 +385,4 @@ async fn whether_a_metric_has_numbers_is_asked_for_no_longer_than_allowed() {
     assert_eq!(store.holds_metric(Metric(1), long).await.unwrap(), Some(true));
     assert_eq!(store.holds_metric(Metric(2), long).await.unwrap(), Some(false));
     assert_eq!(store.holds_metric(Metric(2), Duration::from_millis(1)).await.unwrap(), None);
-    store.close().await;
-    world.close().await;
 }

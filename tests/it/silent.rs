@@ -40,7 +40,6 @@ async fn a_silent_leader_is_no_proof_that_no_event_waits() {
     let waiting = serde_json::json!([{ "queue": world.broker.queue(0), "messages": null }]);
     assert_eq!(erased["waiting"], waiting, "an erase must not take the queue for empty");
     drop(silent);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +68,6 @@ async fn runs_pass_idle_queues_until_an_event_waits_in_one() {
     world.drained(&world.publisher().await).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,5 +90,4 @@ async fn partitions_lower_deletes_no_queue_whose_leader_is_silent() {
     assert!(world.unconsumed(&queue).await > 0, "the message is still there");
     assert_exits(&world.tallyd(&lower), 75, &format!("these queues are not empty: {queue}"));
     assert_eq!(world.count("SELECT CAST(partitions AS SIGNED) FROM partition_count").await, 2);
-    world.close().await;
 }

@@ -102,7 +102,6 @@ async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
     assert!(checked.success(), "{}", machine.run("cat /tmp/log"));
     let daemon = start(&machine, "", &setting(&machine, "ExecStart")).await;
     stop(&machine, daemon);
-    world.close().await;
 }
 
 /// Deletes the note about the last migration, as if a new version had added this migration.
@@ -212,5 +211,4 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     stop(&machine, daemon);
     machine.run("dpkg --remove tallyd 2>&1");
     assert!(told(&machine).contains("deb-systemd-invoke stop tallyd-gateway.service tallyd.service"));
-    world.close().await;
 }

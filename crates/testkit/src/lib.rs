@@ -13,6 +13,7 @@ mod drained;
 pub mod first_day;
 pub mod gateway;
 mod jobs;
+mod leftovers;
 mod model;
 mod numbers;
 pub mod ports;
@@ -36,6 +37,7 @@ pub use api::{client_of, event_of, limited_client_of, stranger_of};
 pub use daemon::Daemon;
 pub use dice::Dice;
 use futures_util::{StreamExt, stream};
+use leftovers::Leftovers;
 pub use model::{Model, body, target};
 pub use scripts::ApiServer;
 pub use settings::{as_api, stack};
@@ -76,6 +78,7 @@ pub struct World {
     /// have all rights.
     pub accounts: Option<Accounts>,
     is_hurried: bool,
+    _leftovers: Leftovers,
 }
 
 impl World {
@@ -115,7 +118,21 @@ impl World {
         let cache = patient_cache(&config);
         let amqp = Amqp { timeout_ms: DEADLINE.as_millis() as u64, ..config.amqp.clone() };
         let broker = Broker::new(&amqp).unwrap();
-        let world = Self { name, folder, config, api, pool, cache, broker, admin_url, accounts, is_hurried: false };
+        let mysql = accounts.clone().map(|accounts| (admin_url.clone(), accounts));
+        let leftovers = Leftovers { world: name.clone(), amqp: config.amqp.clone(), mysql };
+        let world = Self {
+            name,
+            folder,
+            config,
+            api,
+            pool,
+            cache,
+            broker,
+            admin_url,
+            accounts,
+            is_hurried: false,
+            _leftovers: leftovers,
+        };
         world.migrate().await;
         world
     }
@@ -137,34 +154,6 @@ impl World {
 
     pub fn write(&self, settings: &str) {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
-    }
-
-    /// Deletes everything that the test created. Don't call this after a failure: the data help to find the cause.
-    pub async fn close(self) {
-        let link = self.broker.connect("test").await.unwrap();
-        for partition in 0..self.broker.partitions() {
-            let _ = link.channel.queue_delete(self.broker.queue(partition).into(), Default::default()).await;
-        }
-        let _ = link.channel.queue_delete(format!("{}.returned", self.name).into(), Default::default()).await;
-        for exchange in ["events", "partitions"] {
-            let _ = link.channel.exchange_delete(format!("{}.{exchange}", self.name).into(), Default::default()).await;
-        }
-        self.pool.close().await;
-        let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await.unwrap();
-        sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await.unwrap();
-        if let Some(accounts) = &self.accounts {
-            accounts.drop(&admin).await;
-        }
-        if self.config.redis.cluster || !self.config.redis.sentinels.is_empty() {
-            // This test starts the nodes, and the nodes end with the test.
-            return;
-        }
-        let mut redis = self.redis().await;
-        let keys: Vec<String> =
-            redis::cmd("KEYS").arg(format!("{}:*", self.name)).query_async(&mut redis).await.unwrap();
-        for keys in keys.chunks(1_000) {
-            let _: i64 = redis::cmd("UNLINK").arg(keys).query_async(&mut redis).await.unwrap();
-        }
     }
 
     pub fn config_path(&self) -> PathBuf {

@@ -33,7 +33,6 @@ pub async fn metrics(name: &str) -> Metrics {
     .await;
     let metrics = with_absent(said().await);
     assert!(daemon.stop().success());
-    world.close().await;
     metrics
 }
 

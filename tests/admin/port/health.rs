@@ -80,7 +80,6 @@ async fn ready_says_which_server_is_away_and_why() {
     })
     .await;
     assert!(refused.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +109,6 @@ async fn who_drains_is_alive_and_not_ready() {
     let released = Instant::now();
     assert!(daemon.wait().success());
     assert!(released.elapsed() < Duration::from_secs(60), "{:?}", released.elapsed());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +168,6 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     })
     .await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,7 +200,6 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
     world.drained(&publisher).await;
     assert_eq!(world.counters().await[&super::target(42)], 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,5 +242,4 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
     })
     .await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -87,7 +87,6 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
     assert_eq!(told().await.get(never), None, "no run has ended");
     assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids must not be labels");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +112,6 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     })
     .await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Maps each metric's name to the metric's type, meaning, and labels without `le`.
@@ -201,5 +199,4 @@ async fn the_documented_metrics_are_those_that_are_told() {
         assert_eq!(name.ends_with("_total"), of == "counter", "{name} is a {of}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -94,7 +94,6 @@ async fn a_targets_numbers_are_those_that_show_prints() {
     let posts = get(&address, "/v1/counters/post/42").await.json();
     assert_eq!((&posts["target"], &posts["numbers"][1]["metric"]), (&json!("post:42"), &json!("view")));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,7 +126,6 @@ async fn what_can_not_be_answered_is_refused_with_its_reason() {
         assert_eq!(answer.status, status, "{host}: {}", answer.body);
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,7 +166,6 @@ async fn servers_that_are_away_are_told_in_time_and_slow_nothing_else() {
     })
     .await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,7 +182,6 @@ async fn the_port_is_there_while_mysql_is_awaited() {
     proxy.release();
     daemon.logged("\"started\"").await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,7 +214,6 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
     assert!(stopping.elapsed() < Duration::from_secs(20), "{:?}", stopping.elapsed());
     assert!(TcpStream::connect(&address).await.is_err());
     drop((silent, slow));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,5 +241,4 @@ async fn events_go_on_while_another_program_has_the_port() {
     let checked = world.tallyd(&["config", "check"]);
     assert!(stdout(&checked).contains(&format!("answers at {port}")), "{}", stdout(&checked));
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -104,7 +104,6 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     }
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,7 +130,6 @@ async fn whatever_a_reason_holds_is_shown_as_text() {
     assert_quiet(&browser, false).await;
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -160,7 +158,6 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     assert_quiet(&browser, false).await;
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,7 +202,6 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     assert_quiet(&browser, true).await;
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -254,7 +250,6 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     }
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Users click for this duration, divided by the pace of the world. Then the test makes the page's screenshots.
@@ -333,7 +328,6 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     assert_quiet(&browser, false).await;
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Checks that every text has a contrast of at least 4.5 with its background (WCAG 2.2, 1.4.3).

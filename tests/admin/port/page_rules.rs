@@ -60,7 +60,6 @@ async fn the_page_breaks_none_of_axes_rules_in_any_state() {
     shows(&browser, "#state", "The daemon does not answer").await;
     assert_no_violations(&browser, "without a daemon").await;
     browser.close().await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +84,6 @@ async fn sections_are_open_and_have_a_runbook_while_they_have_a_problem() {
     assert_eq!(browser.value(open).await, Value::Array(Vec::new()), "no problem is left");
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,5 +123,4 @@ async fn arrow_keys_read_out_the_points_of_every_plot() {
     assert!(said.starts_with("0 ") && said.ends_with("full done: 0 of 0 drifted, 0 repaired"), "{said}");
     browser.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

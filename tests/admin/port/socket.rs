@@ -42,5 +42,4 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     daemon.logged("a file with this name exists and is not a socket").await;
     assert!(daemon.stop().success());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "notes");
-    world.close().await;
 }

@@ -80,6 +80,4 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
     .await;
     assert!(patient.stop().success());
     assert!(of_patient.lines().iter().any(|line| line.starts_with("STOPPING=1")));
-    waits.close().await;
-    hangs.close().await;
 }

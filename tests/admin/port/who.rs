@@ -56,7 +56,6 @@ async fn a_port_that_others_reach_has_a_token_and_answers_nobody_without_it() {
         world.tallyd(&["admin", "healthcheck", "--live", "--url", &url, "--token-file", file.to_str().unwrap()]);
     assert!(asked.status.success(), "{}{}", stdout(&asked), stderr(&asked));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +92,6 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
     assert!(!ready.status.success() && stdout(&ready).contains("--token-file"), "{}", stdout(&ready));
     proxy.release();
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,5 +155,4 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
     // Each line begins with the year.
     assert!(log.lines().all(|line| line.starts_with("20")), "a line was forged: {log}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

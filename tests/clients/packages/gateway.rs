@@ -66,7 +66,6 @@ async fn samples_and_packages_agree_with_the_gateway() {
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     gateway.process.stop();
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Without RabbitMQ's address a client publishes over HTTP.

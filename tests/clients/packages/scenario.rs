@@ -116,7 +116,6 @@ async fn from_the_first_event_to_the_last(package: Package) {
     end(&site, package).await;
     site.driver.close().await;
     assert!(daemon.stop().success());
-    site.world.close().await;
 }
 
 /// A wrong password is reported immediately, because a retry can't help.

@@ -50,7 +50,6 @@ async fn a_dry_run_changes_nothing_and_says_what_would_be_done() {
     ] {
         assert!(said.lines().any(|said| said == line), "{line}\n{said}");
     }
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -88,7 +87,6 @@ async fn one_board_or_one_period_can_be_asked_for() {
         assert!(error.downcast_ref::<ScopeError>().is_some());
     }
     stage.holds(&likes[0], &Board::new()).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -109,5 +107,4 @@ async fn a_stop_ends_a_run_between_two_pages_and_the_next_one_finishes() {
     stage.end_lease().await;
     assert!(stage.archive(NOW).await.is_done());
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }

@@ -78,7 +78,6 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         stage.archive(NOW.after(DAY)).await;
         stage.holds(&at, &whole).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
-        stage.close().await;
     }
 }
 
@@ -99,7 +98,6 @@ async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_d
     stage.go_back(&then).await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -122,7 +120,6 @@ async fn a_raised_frozen_zset_that_redis_loses_is_raised_again() {
     add(&mut whole, &board(1));
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -134,7 +131,6 @@ async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
     stage.archive(NOW).await;
     stage.go_back(&Stored::new()).await;
     late_is_added(&mut stage, &at, &mut whole).await;
-    stage.close().await;
 }
 
 /// Checks that a run first reports the late writes without a merge, and merges them after an operator's command.
@@ -172,7 +168,6 @@ async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
 
     assert!(outcomes(&report).contains(&("2026-W47", Outcome::Archived)), "{report:#}");
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -194,7 +189,6 @@ async fn what_came_late_and_is_archived_by_a_restore_counts_once_though_redis_go
     stage.refuses("2026-W46", "before the freeze").await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -210,7 +204,6 @@ async fn what_comes_late_to_a_period_that_redis_has_forgotten_altogether_adds() 
     // The next run notices that the board is missing.
     stage.archive(NOW).await;
     late_is_added(&mut stage, &at, &mut whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -231,7 +224,6 @@ async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
     assert_eq!(stage.in_redis(&at).await, board(3));
     assert_eq!(cache.raise_board((&at, Raised::Live), run, 1, &member(100.0)).await.unwrap(), Changed::Done(1));
     assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Done(1));
-    stage.close().await;
 }
 
 /// If a frozen zset lacked the last merge and were raised, the next run would add the merged members again.
@@ -259,7 +251,6 @@ async fn a_server_that_lacks_a_merge_or_the_frozen_zset_is_not_raised() {
     stage.go_back(&claimed).await;
     assert_eq!(raise(0).await, Changed::Absent);
     assert!(!stage.exists(&stage.frozen(&at)).await, "no zset may be made");
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -285,5 +276,4 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     }
     stage.go_back(&Stored::new()).await;
     assert_eq!(cache.claim_board("likes", 905, &noted(900, 0)).await.unwrap(), 905);
-    stage.close().await;
 }

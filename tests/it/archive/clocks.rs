@@ -45,7 +45,6 @@ async fn a_shell_whose_clock_is_ahead_freezes_and_prunes_nothing() {
         assert!(said.contains("the clocks of this host, MySQL and Redis differ by"), "{said}");
     }
     assert!(stage.world.tallyd(&["archive"]).status.success());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -60,7 +59,6 @@ async fn a_snapshot_from_the_future_does_not_delay_the_next_one() {
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [], "the snapshot must be treated as new");
     let sql = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < '2026-11-21 13:00:00'";
     assert_eq!(stage.world.count(sql).await, 1);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -81,5 +79,4 @@ async fn a_board_with_another_time_zone_in_the_card_stays_open() {
     let own = Card::from(&stage.world.config);
     assert!(stage.store.replace_site_card(Some(1), &row(2, &own)).await.unwrap());
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Archived)]);
-    stage.close().await;
 }

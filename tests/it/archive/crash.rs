@@ -90,7 +90,6 @@ async fn a_crash_between_any_two_steps_of_the_first_archive_loses_nothing() {
     let reached = survive(&mut stage, true, nothing).await;
     let skipped = ["archive:merged-page", "archive:unlinked", "archive:ended"];
     assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| !skipped.contains(point)).collect());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -104,7 +103,6 @@ async fn a_crash_between_any_two_steps_of_archiving_again_loses_nothing() {
     .await;
     let skipped = ["archive:frozen", "archive:unlinked", "archive:ended"];
     assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| !skipped.contains(point)).collect());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -112,7 +110,6 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     let mut stage = Stage::new("archive_crash_3", ENDED_AT_ONCE).await;
     let reached = survive(&mut stage, false, nothing).await;
     assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| *point != "archive:merged-page").collect());
-    stage.close().await;
 }
 
 /// With this page size, a run needs several pages to raise the scores, but only a few pages to copy the board.
@@ -143,7 +140,6 @@ async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothin
     let skipped = ["archive:noted", "archive:merged-page", "archive:unlinked", "archive:ended"];
     let points = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS);
     assert_eq!(reached, points.filter(|point| !skipped.contains(point)).collect());
-    stage.close().await;
 }
 
 /// Redis goes back to a copy that has the frozen zset, but none of the late writes that MySQL has.
@@ -166,5 +162,4 @@ async fn a_crash_while_a_zset_gets_its_archived_late_writes_again_loses_nothing(
     let skipped = ["archive:frozen", "archive:noted-again", "archive:unlinked", "archive:ended"];
     let points = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS);
     assert_eq!(reached, points.filter(|point| !skipped.contains(point)).collect());
-    stage.close().await;
 }

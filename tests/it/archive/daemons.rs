@@ -48,7 +48,6 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     let told = daemon.log().matches("\"board-lost\"").count();
     assert_eq!(told, 1, "{}", daemon.log());
     assert!(daemon.stop().success());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -75,7 +74,6 @@ async fn a_full_redis_hides_no_lost_board_and_keeps_no_other_unsaved() {
     let again = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE board = 'other' AND taken_at > '2026-01-02'";
     eventually("the other board is saved again", async || stage.world.count(again).await == 1).await;
     assert!(daemon.stop().success());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -94,7 +92,6 @@ async fn a_daemon_warns_once_if_a_board_is_saved_late_again_and_again() {
     }
     assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
     assert!(daemon.stop().success());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -106,7 +103,6 @@ async fn a_board_that_can_never_be_saved_is_reported_as_late() {
     daemon.logged("\"board-not-saved\"").await;
     daemon.logged("\"snapshots-late\"").await;
     assert!(daemon.stop().success());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -136,7 +132,6 @@ async fn many_archivers_at_once_archive_packed_boards_with_what_comes_late_once(
     stage.holds(&at, &whole).await;
     let frozen = stage.frozen(&at);
     assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -161,5 +156,4 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     let places: Vec<(Vec<u8>, u64)> =
         page.unwrap().entries.into_iter().map(|entry| (entry.member, entry.columns.unwrap().primary)).collect();
     assert_eq!(places, [(b"a first".to_vec(), 3), (b"second".to_vec(), 3)]);
-    stage.close().await;
 }

@@ -47,7 +47,6 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
     stage.execute("DROP TRIGGER tamper").await;
     assert!(stage.archive(NOW).await.is_done());
     stage.holds(&bad, &marked).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -70,7 +69,6 @@ async fn rows_that_changed_since_they_were_verified_keep_their_zset_for_good() {
     stage.execute("DELETE FROM leaderboard_period").await;
     assert!(stage.archive(NOW).await.is_done());
     stage.holds(&at, &board(30)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -93,7 +91,6 @@ async fn a_board_that_redis_lost_before_it_was_verified_is_reported_and_what_cam
     assert_eq!(stage.ranked(&live).await.len(), 1);
     assert!(!stage.exists(&frozen).await);
     stage.holds(&at, &board(30)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -118,7 +115,6 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     stage.end_lease().await;
     assert!(reason(&stage.archive(NOW).await, "2026-W46").contains("lost the period's frozen zset"));
     assert_eq!(stage.rows().await, copied);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -152,7 +148,6 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     stage.holds(&at, &whole).await;
     let rows = "SELECT COUNT(*) FROM leaderboard_archive";
     assert_eq!(stage.world.count(rows).await, whole.len() as i64, "only one copy must be left");
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -170,7 +165,6 @@ async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
     // If a late write arrives after the board has ended, the next run reports the write.
     stage.write(&at, &board(1)).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Kept)]);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -196,7 +190,6 @@ async fn what_mysql_can_not_hold_is_kept_with_its_reason() {
         assert_eq!(stage.ttl_s(&frozen).await, -1, "{at}");
     }
     stage.holds(&good, &board(5)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -215,7 +208,6 @@ async fn a_board_that_left_the_configuration_is_named_and_left_alone() {
     }
     let frozen = stage.frozen(&at);
     assert!(stage.exists(&frozen).await);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -236,5 +228,4 @@ async fn a_key_of_the_wrong_type_keeps_only_its_own_board() {
     let report = stage.archive(NOW).await;
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept), ("2026-W46", Outcome::Archived)]);
     assert!(reason(&report, "2026-W46").contains("WRONGTYPE"), "{report:#}");
-    stage.close().await;
 }

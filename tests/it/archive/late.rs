@@ -34,7 +34,6 @@ async fn what_is_written_after_the_period_but_before_the_freeze_is_archived() {
     stage.write(&at, &late).await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -56,7 +55,6 @@ async fn what_is_written_after_the_freeze_is_merged_once() {
     assert_eq!((report.periods[0].members, report.periods[0].late_members), (32, 4));
     stage.holds(&at, &whole).await;
     assert!(!stage.exists(&live).await);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -78,7 +76,6 @@ async fn what_is_written_after_the_archive_is_done_is_merged_and_archived_again(
         assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
         assert!(stage.ttl_s(&frozen).await > 30 * 86_400);
     }
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -111,7 +108,6 @@ async fn late_writes_are_archived_again_after_mysql_was_restored() {
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), []);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -134,7 +130,6 @@ async fn what_is_written_after_the_board_has_ended_is_kept_and_reported() {
         assert_eq!(stage.ttl_s(&live).await, -1);
         stage.holds(&at, &archived).await;
     }
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -150,7 +145,6 @@ async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
     let report = stage.archive(NOW).await;
     assert_eq!(report.periods[0].members, 20, "{report:#}");
     assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -186,5 +180,4 @@ async fn a_writer_that_goes_on_all_the_while_loses_nothing() {
     stage.holds(&at, &whole).await;
     let live = stage.live(&at);
     assert!(!stage.exists(&live).await);
-    stage.close().await;
 }

@@ -91,11 +91,6 @@ impl Stage {
         (stage, redis)
     }
 
-    async fn close(self) {
-        self.store.close().await;
-        self.world.close().await;
-    }
-
     /// Runs a statement as another program does, which ignores tallyd's locks.
     async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.world.pool).await.unwrap();

@@ -29,7 +29,6 @@ async fn only_the_best_places_are_archived_where_that_is_set() {
     stage.restore("2026-W46", NOW.after(30 * DAY)).await.unwrap();
     assert_eq!(stage.ranked(&frozen).await, best);
     assert_eq!(outcomes(&stage.archive(NOW.after(60 * DAY)).await), [("2026-W46", Outcome::Ended)]);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -46,7 +45,6 @@ async fn a_smaller_archive_leaves_none_of_a_larger_one_behind() {
     let report = stage.run(&archiver).await.unwrap();
     assert_eq!((report.periods[0].members, report.periods[0].left_out), (5, 28));
     assert_eq!(stage.archived(&at).await.len(), 5);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -81,7 +79,6 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     assert!(reason(&report, "2026-W45").contains("after its archive was deleted"), "{report:#}");
     assert_eq!(report.outcome(), JobOutcome::Refused, "the run is not due before its next scheduled time");
     assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("the period's archive was deleted"));
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -103,7 +100,6 @@ async fn one_archive_is_read_and_deleted_by_its_key_alone() {
         assert!((100..=rows_max).contains(&rows), "{sql} reads {rows} rows");
     }
     drop(connection);
-    stage.close().await;
 }
 
 /// Returns how many rows the connection's statements have read from tables by a key or by a scan.
@@ -140,5 +136,4 @@ async fn weeks_are_pruned_whatever_days_there_are() {
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Nothing)], "a run for one period deletes no archive");
     let report = stage.archive(NOW.after(61 * DAY)).await;
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Pruned)]);
-    stage.close().await;
 }

@@ -37,7 +37,6 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     let frozen = stage.frozen(&at);
     assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await);
     assert_eq!(stage.ttl_s(&frozen).await, -1);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -54,7 +53,6 @@ async fn a_frozen_zset_that_came_back_after_its_end_is_not_trusted() {
     stage.restore("2026-W46", NOW).await.unwrap();
     assert_eq!(stage.state(&at).await.as_deref(), Some("done"));
     assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -69,7 +67,6 @@ async fn what_is_left_of_a_deleted_snapshot_is_none() {
     stage.end_lease().await;
     stage.lose(&at).await;
     stage.refuses("2026-W47", "neither a complete snapshot nor an archive").await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -81,7 +78,6 @@ async fn what_can_not_be_restored_is_refused_with_the_reason() {
     stage.refuses("2026-W47", "neither a complete snapshot nor an archive").await;
     let error = stage.restore("2026-11", NOW).await.unwrap_err();
     assert!(error.to_string().contains("2026-11 is a month"), "{error:#}");
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -106,5 +102,4 @@ async fn a_server_that_takes_over_in_the_middle_of_a_restore_is_not_marked() {
     assert_eq!(cache.mark_board(&at, run, None, Some(1), Some(2)).await.unwrap(), Changed::Done(1));
     assert_eq!(cache.fill_board(to, &member("b")).await.unwrap(), Changed::Done(2));
     assert_eq!(cache.end_filling(to, 2).await.unwrap(), Changed::Done(1));
-    stage.close().await;
 }

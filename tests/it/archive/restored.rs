@@ -59,7 +59,6 @@ async fn a_lost_board_is_restored_with_what_was_added_since() {
     assert_eq!(stage.saved(&at).await, whole);
     stage.refuses("2026-W47", "Redis has 2501 members").await;
     assert_eq!(stage.in_redis(&at).await, whole);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -95,7 +94,6 @@ async fn a_board_is_restored_under_load_and_every_write_counts_once() {
     }
     assert_eq!(stage.in_redis(&at).await, whole);
     assert!(stage.save_all(false).await.is_done());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -117,7 +115,6 @@ async fn a_closed_board_that_redis_lost_is_not_archived_before_it_is_restored() 
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -135,7 +132,6 @@ async fn an_evicted_board_is_not_archived_for_what_is_left_of_it() {
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -160,7 +156,6 @@ async fn a_board_that_is_lost_while_it_is_archived_is_restored_and_archived() {
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -189,7 +184,6 @@ async fn an_archived_board_is_put_back_stays_and_ends_again() {
     assert_eq!(outcomes(&stage.archive(ended.after(59 * DAY)).await), [("2026-W46", Outcome::Ended)]);
     assert!(!stage.exists(&frozen).await);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -206,7 +200,6 @@ async fn what_comes_after_the_end_is_saved_by_putting_the_board_back() {
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Ended)]);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -247,7 +240,6 @@ async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
     stage.restore("2026-W47", NOW).await.unwrap();
     assert!(stage.save_all(false).await.is_done());
     assert_eq!(stage.saved(&at).await, expected);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -278,7 +270,6 @@ async fn a_board_that_lost_its_mark_alone_is_not_added_to_itself() {
     stage.refuses("2026-W47", "Redis has 301 members").await;
     assert!(stage.save_all(false).await.is_done());
     assert_eq!(stage.saved(&at).await, whole);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -298,7 +289,6 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -328,7 +318,6 @@ async fn a_board_of_which_much_was_taken_away_is_not_doubled() {
         .unwrap();
     stage.write(&at, &Board::from([(b"b".to_vec(), -600.0)])).await;
     assert!(stage.save_all(false).await.is_done());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -347,5 +336,4 @@ async fn a_freeze_that_a_failover_undid_is_done_again_and_nothing_counts_twice()
     stage.refuses("2026-W47", "Redis went back to a state before the freeze").await;
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }

@@ -36,7 +36,6 @@ async fn of_two_archivers_at_once_one_works() {
     assert!(ran.iter().any(|ran| matches!(ran, Ran::Ended(report) if report.is_done())), "{ran:?}");
     assert!(ran.iter().any(|ran| matches!(ran, Ran::Held { .. })), "{ran:?}");
     stage.holds(&at, &board(300)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -65,7 +64,6 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
     assert!(report.is_done(), "{report:#}");
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 /// A process that is killed when this value is dropped.
@@ -119,7 +117,6 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     assert!(!ended.success());
     assert_eq!(stage.everything().await, before);
     stage.holds(&at, &whole).await;
-    stage.close().await;
 }
 
 async fn kill_open_transactions(stage: &Stage) {
@@ -171,7 +168,6 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
         assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
     }
     assert_eq!(stage.everything().await, before);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -197,7 +193,6 @@ async fn a_run_that_is_overtaken_while_it_writes_rows_commits_none() {
 
     assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
     assert!(stage.archived(&at).await.is_empty());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -237,7 +232,6 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
         assert!(stage.exists(&frozen).await);
         assert_eq!(before.0.get(&frozen), stage.everything().await.0.get(&frozen));
     }
-    stage.close().await;
 }
 
 /// MySQL lost the first run's rows in a failover, so the second run got the same run id.
@@ -252,7 +246,6 @@ async fn of_two_runs_with_one_number_the_last_to_claim_has_the_board() {
     other.claim_board("likes", 7, &[]).await.unwrap();
     assert_eq!(stage.world.cache.freeze_board(&at, 7, 0, None).await.unwrap(), Changed::Refused);
     assert_eq!(other.freeze_board(&at, 7, 0, None).await.unwrap(), Changed::Done(1));
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -274,5 +267,4 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);
     assert!(!stage.exists(&frozen).await);
-    stage.close().await;
 }

@@ -88,7 +88,6 @@ async fn a_snapshot_is_what_the_board_is() {
     }
     assert!(stage.save_all(false).await.is_done());
     assert_eq!(stage.saved(&at).await, whole);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -107,7 +106,6 @@ async fn a_snapshot_is_taken_when_it_is_due_and_of_boards_that_are_there() {
     // The board of this week has grown.
     stage.write(&open(), &board(7)).await;
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 24)).await), [("2026-W47", Outcome::Saved)]);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -131,7 +129,6 @@ async fn a_young_board_whose_first_likes_were_withdrawn_is_no_loss() {
     assert_eq!(outcomes(&stage.save_due(later).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(outcomes(&stage.archive(NOW.after(7 * DAY)).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &like("b", 5.0)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -158,7 +155,6 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
     assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(20));
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY)).await), [("2026-W47", Outcome::Saved)]);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -182,7 +178,6 @@ async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_sna
     let report = stage.save_all(false).await;
     assert!(reason(&report, "2026-W47").contains("Redis has lost the board"), "{report:#}");
     assert_eq!(stage.saved(&at).await, board(30));
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -207,7 +202,6 @@ async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
     let report = saving.await.unwrap().unwrap();
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)]);
     assert_eq!(stage.saved(&at).await, whole);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -242,7 +236,6 @@ async fn a_snapshot_under_load_has_each_member_as_it_was_at_some_time_of_the_run
     assert!(saved.keys().all(|member| after.contains_key(member)));
     assert!(stage.save_all(false).await.is_done());
     assert_eq!(stage.saved(&at).await, after);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -258,7 +251,6 @@ async fn a_snapshot_goes_when_its_board_is_archived() {
     assert_eq!(stage.store.snapshot(&at).await.unwrap(), None);
     let mark = stage.mark(&at);
     assert!(!stage.exists(&mark).await);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -290,7 +282,6 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
     let (key, extra): (String, String) = (plan.get("key"), plan.get("Extra"));
     assert_eq!(key, "by_rank");
     assert!(!extra.contains("filesort") && extra.contains("Using index"), "{extra}");
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -306,7 +297,6 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "the retry must wait");
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(30));
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -321,7 +311,6 @@ async fn a_board_that_was_deleted_on_purpose_is_forgotten_by_force() {
     assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Forgotten)]);
     assert_eq!((stage.saved(&at).await, stage.store.snapshot(&at).await.unwrap()), (Board::new(), None));
     assert_eq!(stage.archive(NOW.after(7 * DAY)).await.periods, []);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -339,7 +328,6 @@ async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
     let late = stage.world.cache.mark_board(&at, overtaken, Some(former), Some(overtaken), None).await.unwrap();
     assert_eq!(late, tallyd_redis::boards::Changed::Refused);
     assert!(stage.save_all(false).await.is_done());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -355,7 +343,6 @@ async fn what_is_frozen_or_archived_is_not_saved() {
     let report = stage.save(Some(&week), true, NOW).await;
     assert!(reason(&report, "2026-W46").contains("frozen or archived"), "{report:#}");
     assert_eq!(stage.saved(&at).await, Board::new());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -375,5 +362,4 @@ async fn a_board_that_can_not_be_saved_keeps_no_other_one_from_it() {
     let report = stage.save_due(later).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("total", Outcome::Saved)]);
     assert_eq!(stage.save_due(later).await.periods, [], "the retry must wait");
-    stage.close().await;
 }

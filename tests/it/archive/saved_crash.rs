@@ -50,7 +50,6 @@ async fn a_crash_between_any_two_steps_of_a_snapshot_leaves_one_that_the_next_co
         add(&mut whole, &added);
     }
     assert_eq!(reached, points("snapshot"));
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -61,7 +60,6 @@ async fn a_first_snapshot_that_dies_is_no_loss_of_the_board() {
         stage.write(&at, &board(2_500)).await;
         assert!(survives(&stage, &["board", "snapshot", "likes", "total"], fault_point).await, "{fault_point}");
         assert_eq!(stage.saved(&at).await, board(2_500), "{fault_point}");
-        stage.close().await;
     }
 }
 
@@ -99,7 +97,6 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
     stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     assert!(survives(&stage, &["board", "restore", "likes", "total", "--yes"], "restore:raised-page").await);
     assert_eq!(stage.in_redis(&at).await, whole);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -128,7 +125,6 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
     }
     let skipped = ["restore:merged-page", "restore:raised-page"];
     assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -155,5 +151,4 @@ async fn a_crash_while_it_deletes_leaves_what_the_next_run_deletes() {
         assert_eq!(stage.store.snapshot(&at).await.unwrap(), None);
     }
     assert_eq!(reached, points("archive"));
-    stage.close().await;
 }

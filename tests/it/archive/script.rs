@@ -25,5 +25,4 @@ async fn the_script_adds_to_all_current_zsets_and_removes_what_falls_to_zero() {
         left.push(stage.redis.zscore::<_, _, Option<f64>>(key, "m").await.unwrap());
     }
     assert_eq!(left, [None, None, Some(0.5), Some(0.5)]);
-    stage.close().await;
 }

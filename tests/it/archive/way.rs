@@ -40,7 +40,6 @@ async fn a_closed_board_is_archived_in_rank_order_and_expires_later() {
     let again = stage.archive(NOW).await;
     assert_eq!((again.is_done(), outcomes(&again)), (true, vec![]), "the period waits for its end");
     assert_eq!(stage.archived(&at).await, ranked);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -63,7 +62,6 @@ async fn members_are_any_bytes_and_scores_come_back_bit_by_bit() {
     assert!(report.is_done(), "{report:#}");
     assert_eq!(stage.archived(&at).await, ranked);
     stage.holds(&at, &members).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -92,7 +90,6 @@ async fn weeks_missed_while_down_are_made_up_for_and_the_open_ones_left_alone() 
         stage.holds(at, &Board::new()).await;
         assert_eq!(stage.state(at).await, None);
     }
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -108,7 +105,6 @@ async fn a_board_stays_until_late_writes_have_been_waited_for() {
     assert_eq!(stage.archive(closes.before(Duration::from_micros(1))).await.periods, []);
     assert_eq!(outcomes(&stage.archive(closes).await), [("2026-W46", Outcome::Archived)]);
     stage.holds(&at, &board(5)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -129,7 +125,6 @@ async fn an_archived_board_is_unlinked_when_its_time_has_come() {
     assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
     stage.holds(&at, &board(50)).await;
     assert_eq!(stage.archive(NOW.after(31 * DAY)).await.periods, []);
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -143,7 +138,6 @@ async fn a_board_that_shall_not_stay_is_unlinked_as_soon_as_it_is_archived() {
     assert!(!stage.exists(&frozen).await);
     assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
     stage.holds(&at, &board(50)).await;
-    stage.close().await;
 }
 
 #[tokio::test]
@@ -161,5 +155,4 @@ async fn a_redis_whose_memory_is_full_is_freed_by_the_archive() {
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Archived), ("2026-W46", Outcome::Archived)]);
     let report = stage.archive(NOW.after(60 * DAY)).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Ended), ("2026-W46", Outcome::Ended)]);
-    stage.close().await;
 }

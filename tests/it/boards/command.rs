@@ -64,7 +64,6 @@ async fn boards_are_listed_and_shown_from_wherever_they_are() {
         ]
     );
     assert!(list.lines().nth(1).unwrap().contains("  in "), "{list}");
-    world.close().await;
 }
 
 #[tokio::test]
@@ -84,5 +83,4 @@ async fn what_can_not_be_shown_is_said_and_is_a_mistake_of_usage() {
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }
-    world.close().await;
 }

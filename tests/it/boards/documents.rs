@@ -81,5 +81,4 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
     let calendar = world.config.boards[0].calendar(jiff::tz::db()).unwrap();
     let today = Period::containing(PeriodKind::Day, tallyd_base::runtime::clock::now(), &calendar).to_string();
     assert!(saved.contains(&"total".to_owned()) && saved.contains(&today), "{saved:?}");
-    world.close().await;
 }

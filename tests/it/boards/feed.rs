@@ -94,7 +94,6 @@ async fn additions_that_are_sent_again_in_other_calls_count_once() {
     }
     assert_eq!(on_board(&world, "total").await, total);
     assert_eq!([on_board(&world, "2026-11-21").await, on_board(&world, "2026-11-22").await], days);
-    world.close().await;
 }
 
 fn views(deltas: &[i64]) -> Vec<Addition> {
@@ -122,7 +121,6 @@ async fn a_call_adds_nothing_while_the_call_before_it_is_missing() {
     assert_eq!(on_board(&world, "total").await.len(), 50);
     feed(&world, &additions).await;
     assert_eq!(on_board(&world, "total").await, (1..=60).map(|member| (member.to_string(), (0, 1))).collect());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -137,7 +135,6 @@ async fn a_score_that_is_full_does_not_stop_its_neighbours() {
     // The daemon does not repeat a refused addition.
     assert_eq!(feed(&world, &views(&[1, 1 << 20, 3])).await.additions, 0);
     assert_eq!(on_board(&world, "total").await, expected);
-    world.close().await;
 }
 
 #[tokio::test]
@@ -148,5 +145,4 @@ async fn a_key_of_another_type_refuses_each_addition_of_a_call() {
     assert_eq!(refused.additions, 3);
     assert!(refused.error.unwrap().contains("WRONGTYPE"));
     assert_eq!(on_board(&world, "total").await, BTreeMap::new());
-    world.close().await;
 }

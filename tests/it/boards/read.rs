@@ -67,7 +67,7 @@ async fn filled(name: &str, members: u64) -> (World, ApiServer, Model) {
 
 #[tokio::test]
 async fn pages_have_the_places_of_the_whole_board_in_every_ranking() {
-    let (world, client, model) = filled("board_pages", 60).await;
+    let (_world, client, model) = filled("board_pages", 60).await;
     for ranking in RANKINGS {
         let whole = placed(&model, ranking);
         for (from, count) in [(1, 5), (3, 10), (28, 7), (1, 1_000), (whole.len() as u64, 3), (1_000, 5)] {
@@ -83,12 +83,11 @@ async fn pages_have_the_places_of_the_whole_board_in_every_ranking() {
     assert_eq!((none.entries, none.members), (Vec::new(), model.len() as u64));
     let all = client.board_page(TOTAL, 1, u64::MAX, Ranking::Dense).await.unwrap();
     assert_eq!(all.entries.len(), model.len());
-    world.close().await;
 }
 
 #[tokio::test]
 async fn a_member_is_found_with_its_neighbours() {
-    let (world, client, model) = filled("board_around", 40).await;
+    let (_world, client, model) = filled("board_around", 40).await;
     for ranking in RANKINGS {
         let whole = placed(&model, ranking);
         for (index, (_, member, _)) in whole.iter().enumerate() {
@@ -98,12 +97,11 @@ async fn a_member_is_found_with_its_neighbours() {
         }
     }
     assert!(client.board_around(TOTAL, b"nobody", 2, Ranking::Ordinal).await.unwrap().entries.is_empty());
-    world.close().await;
 }
 
 #[tokio::test]
 async fn a_thousand_friends_are_placed_among_themselves() {
-    let (world, client, model) = filled("board_friends", 1_500).await;
+    let (_world, client, model) = filled("board_friends", 1_500).await;
     let mut friends: Vec<Vec<u8>> = (0..1_500).step_by(2).map(|id| format!("m{id}").into_bytes()).collect();
     friends.extend((2_000..2_250).map(|id| format!("m{id}").into_bytes()));
     friends.push(friends[0].clone());
@@ -114,7 +112,6 @@ async fn a_thousand_friends_are_placed_among_themselves() {
         assert_eq!(shown(&entries), placed(&among, ranking), "{ranking:?}");
     }
     assert_eq!(client.board_of(TOTAL, &[], Ranking::Ordinal).await.unwrap(), []);
-    world.close().await;
 }
 
 #[tokio::test]
@@ -142,7 +139,6 @@ async fn a_like_counts_on_all_current_periods_of_its_boards() {
     assert!(error.contains("has no column share: its columns are like, comment"), "{error}");
     let error = client.board_page(("videos", PeriodKind::Week), 1, 1, Ranking::Ordinal).await.unwrap_err().to_string();
     assert!(error.contains("no [[board]] is named videos and has period \"week\""), "{error}");
-    world.close().await;
 }
 
 #[tokio::test]
@@ -165,5 +161,4 @@ async fn an_archived_period_reads_as_it_did_in_redis() {
             }
         }
     }
-    world.close().await;
 }

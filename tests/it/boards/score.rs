@@ -58,7 +58,6 @@ async fn lua_and_rust_pack_the_shared_vectors_the_same_way() {
             }
         }
     }
-    world.close().await;
 }
 
 #[tokio::test]
@@ -86,7 +85,6 @@ async fn any_additions_end_as_the_two_columns_say() {
             Err(error) => assert!(second >= 1 << 20, "{error}: {primary}, {second}"),
         }
     }
-    world.close().await;
 }
 
 #[tokio::test]
@@ -116,7 +114,6 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     assert!(foreign.contains("was not made by this tie"), "{foreign}");
     let () = redis.zadd(&key, "m", 0.5).await.unwrap();
     assert!(add(&mut redis, &key, (1, 0), ("second", 20), (0, 0)).await.unwrap_err().contains("was not made by"));
-    world.close().await;
 }
 
 #[tokio::test]
@@ -134,7 +131,6 @@ async fn an_addition_that_does_not_fit_one_zset_changes_none() {
     for key in &keys {
         assert!(!redis.exists::<_, bool>(key).await.unwrap());
     }
-    world.close().await;
 }
 
 #[tokio::test]
@@ -181,5 +177,4 @@ async fn what_comes_late_is_added_column_by_column() {
     assert_eq!(error.fate(), Fate::Item, "the other boards continue");
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("no longer holds what came late"));
     assert_eq!(redis.zscore::<_, _, f64>(&live, "a").await.unwrap(), pack(2, 100_000));
-    world.close().await;
 }

@@ -86,5 +86,4 @@ async fn verbose_and_quiet_override_the_level_of_the_log() {
     assert!(!logs(&["archive"], "error") && logs(&["archive", "-v"], "error") && logs(&["-vv", "archive"], "error"));
     assert!(logs(&["archive"], "") && !logs(&["archive", "-q"], "") && !logs(&["-qq", "archive"], "info"));
     assert_exits(&world.tallyd(&["archive", "-v", "-q"]), 64, "cannot be used with");
-    world.close().await;
 }

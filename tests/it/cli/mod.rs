@@ -90,7 +90,6 @@ async fn a_board_or_period_that_is_not_there_exits_with_64() {
     ] {
         assert_exits(&world.tallyd(arguments), 64, said);
     }
-    world.close().await;
 }
 
 // ---------------------------------------------------------------------------------------------- 1 and 2
@@ -110,7 +109,6 @@ async fn a_board_that_can_not_be_archived_exits_with_1() {
         "{}",
         stdout(&output)
     );
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,7 +126,6 @@ async fn a_dry_run_that_finds_drift_exits_with_2() {
     // Without --dry-run the command repairs the drift, and exits with 0.
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");
     assert_exits(&world.tallyd(&["reconcile", "--dry-run"]), 0, "");
-    world.close().await;
 }
 
 // ---------------------------------------------------------------------------------------------- 75
@@ -145,7 +142,6 @@ async fn a_lock_that_is_held_exits_with_75_and_names_its_holder() {
         assert_exits(&output, 75, "elsewhere:7 is already running this job");
         assert_eq!(stdout(&output), "");
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -175,7 +171,6 @@ async fn a_server_that_is_away_exits_with_75() {
     // Where the daemon counts all numbers, a reconcile asks RabbitMQ for nothing.
     let output = world.command().arg("reconcile").env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 0, "16 lost buckets loaded");
-    world.close().await;
 }
 
 // ---------------------------------------------------------------------------------------------- 78
@@ -195,7 +190,6 @@ async fn a_wrong_password_exits_with_78_and_ends_no_daemon() {
         daemon.logged("\"outage-begun\"").await;
         assert!(daemon.stop().success());
     }
-    world.close().await;
 }
 
 #[test]
@@ -260,7 +254,6 @@ async fn a_schema_that_is_missing_or_newer_exits_with_78_and_says_what_to_run() 
     assert_exits(&output, 0, "");
     assert!(stdout(&output).contains("up to date after"), "{}", stdout(&output));
     assert!(stdout(&world.tallyd(&["migrate"])).contains("the schema is up to date\n"));
-    world.close().await;
 }
 
 // ---------------------------------------------------------------------------------------------- what is printed
@@ -292,7 +285,6 @@ async fn check_config_asks_every_server() {
     for server in ["rabbitmq", "mysql", "redis"] {
         assert!(stdout(&output).contains(&format!("ok       {server}-answers")), "{}", stdout(&output));
     }
-    world.close().await;
 }
 
 #[test]
@@ -319,7 +311,6 @@ async fn rust_log_wins_over_the_level_in_the_file() {
     assert_eq!(logs("off"), "");
     assert!(!logs("warn").contains("job-started"));
     assert_exits(&world.command().arg("archive").env("RUST_LOG", "tallyd=loud").output().unwrap(), 78, "RUST_LOG");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -327,7 +318,6 @@ async fn logs_go_to_stderr_if_only_a_parent_writes_to_the_journal() {
     let world = World::new("cli_journal", "").await;
     let output = world.command().arg("archive").env("JOURNAL_STREAM", "1:2").output().unwrap();
     assert_exits(&output, 0, "\"event\":\"job-started\"");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -341,5 +331,4 @@ async fn reports_go_to_stdout_and_logs_to_stderr() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         assert!(line["event"].is_string() && line["message"].is_string(), "{line}");
     }
-    world.close().await;
 }

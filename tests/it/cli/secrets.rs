@@ -63,7 +63,6 @@ async fn a_password_that_the_servers_refuse_is_not_printed() {
         assert_ne!(output.status.code(), Some(0), "{section}");
         assert_silent(&output);
     }
-    world.close().await;
 }
 
 #[test]

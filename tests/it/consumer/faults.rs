@@ -28,7 +28,6 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +55,6 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     world.assert_equals(&model).await;
     assert!(second.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +73,6 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 /// If a queue is deleted and declared again, RabbitMQ does not report this to the old queue's consumer.
@@ -99,7 +96,6 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
     world.drained(&publisher).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 600);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// A trigger returns MySQL's deadlock error several times in a row, as if another session locked the same rows in the
@@ -126,7 +122,6 @@ async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
     assert_eq!(world.count("SELECT number FROM tries").await, 19);
     assert!(!daemon.log().contains("outage-begun"), "{}", daemon.log());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,7 +160,6 @@ async fn deadlocks_with_a_rival_lose_and_double_nothing() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,7 +179,6 @@ async fn connections_cut_again_and_again_lose_and_double_nothing() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 /// MySQL aborts a statement that exceeds the account's time limit. The statements of a smaller batch are fast enough.
@@ -195,7 +188,7 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&world.pool).await.unwrap();
     if !version.contains("MariaDB") {
         servers::not_run(&format!("{version} limits the time of SELECT alone"));
-        return world.close().await;
+        return;
     }
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let slow = "CREATE TRIGGER slow BEFORE INSERT ON counter FOR EACH ROW DO SLEEP(0.002)";
@@ -215,7 +208,6 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &[]).await;
-    world.close().await;
 }
 
 /// The consumer writes messages one by one if they were returned often. Later the consumer takes as many messages as
@@ -253,7 +245,6 @@ async fn what_comes_back_often_is_taken_with_care() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 #[cfg(feature = "fault-points")]
@@ -283,6 +274,5 @@ async fn a_crash_on_either_side_of_the_commit_changes_nothing() {
         world.assert_equals(&model).await;
         assert!(daemon.stop().success());
         assert_dead_letters(&world, &malformed).await;
-        world.close().await;
     }
 }

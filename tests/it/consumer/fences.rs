@@ -59,8 +59,6 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
         "a fence message must have the priority 0, because RabbitMQ 4.3 uses 4 by default"
     );
     assert_eq!(delivery.exchange.as_str(), "");
-    store.close().await;
-    world.close().await;
 }
 
 fn fences_of<'a>(world: &'a World, store: &'a Store, publisher: Publisher) -> Fences<'a> {
@@ -93,9 +91,7 @@ async fn a_fence_that_was_returned_passes_no_event_behind_it() {
     let fences = fences_of(&world, &store, publisher);
     fences.pass(number).await.unwrap();
     world.assert_equals(&model).await;
-    store.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,9 +107,7 @@ async fn a_job_sends_its_fence_again_to_the_next_consumer() {
     });
     passed.unwrap();
     daemon.logged("\"consuming\"").await;
-    store.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// RabbitMQ 4.3 delivers messages with a higher priority first, and many clients set the priority 0.
@@ -135,7 +129,6 @@ async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// RabbitMQ sets the header `x-delivery-count` when it redelivers a message. If a first delivery has this header, the
@@ -156,7 +149,6 @@ async fn returns_that_a_publisher_claims_slow_nothing_down() {
     let prefetches: Vec<u64> = daemon.log().lines().filter_map(prefetch_of).collect();
     assert_eq!(prefetches, [1, 100], "the second session must receive all messages");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,7 +166,5 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     // The forged fence did not pass, so a fence with the same number can still pass.
     fences.pass(number_of(run, 1)).await.unwrap();
     assert_eq!(world.count("SELECT CAST(fence AS SIGNED) FROM partition_fence").await, number_of(run, 1).cast_signed());
-    store.close().await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

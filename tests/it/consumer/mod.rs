@@ -97,7 +97,6 @@ async fn events_in_any_order_end_as_the_model_says() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,7 +111,6 @@ async fn four_partitions_share_the_work_and_end_as_the_model_says() {
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     assert_eq!(world.count("SELECT COUNT(DISTINCT slot) FROM counter").await, 4);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +136,6 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
-    world.close().await;
 }
 
 #[tokio::test]
@@ -163,7 +160,6 @@ async fn few_likes_are_written_without_waiting_for_more() {
     }
     assert!(began.elapsed() < LINGER * LIKES / 3, "{LIKES} likes took {:?}", began.elapsed());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,7 +188,6 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     let reasons = world
         .count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database' AND error LIKE '%not this one%'");
     assert_eq!(reasons.await, 2);
-    world.close().await;
 }
 
 /// When a consumer starts, it tests MySQL with an update of a row of kind 0. A trigger undoes the update of this row's
@@ -218,7 +213,6 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     assert!(daemon.stop().success());
     assert_dead_letters(&world, &malformed).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 0").await, 0);
-    world.close().await;
 }
 
 /// After a restart the broker can route a user to another partition, so two partitions write the same rows. In this
@@ -252,7 +246,6 @@ async fn two_writers_on_the_same_rows_stay_exact() {
         world.drained(&publisher).await;
         world.assert_equals(&model).await;
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -288,7 +281,6 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     expected.sort();
     expected.dedup();
     assert_dead_letters(&world, &expected).await;
-    world.close().await;
 }
 
 /// Hundreds of thousands of events are queued, in lists of a thousand events. The daemon keeps only a few batches in
@@ -323,7 +315,6 @@ async fn memory_is_bounded_under_a_backlog_of_many_events() {
     let events = i64::try_from(number * 1_000).unwrap();
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, events);
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, events);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -344,5 +335,4 @@ async fn a_slow_batch_is_logged_with_the_traces_of_its_messages() {
     assert_eq!((&line["level"], &line["traceparents"]), (&"WARN".into(), &TRACE.into()), "{line}");
     assert!(line["seconds"].as_f64().unwrap() > 2.0 && line["events"] == 1, "{line}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

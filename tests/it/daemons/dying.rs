@@ -91,5 +91,4 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     for host in hosts {
         assert!(host.daemon.stop().success());
     }
-    world.close().await;
 }

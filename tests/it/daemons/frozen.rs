@@ -55,5 +55,4 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     assert!(frozen.stop().success());
     assert_eq!(sums().await, before.0);
     assert!(other.stop().success());
-    world.close().await;
 }

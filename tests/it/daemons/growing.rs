@@ -99,5 +99,4 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
     fewer.logged("\"consuming\"").await;
     assert!(fewer.stop().success());
     assert_bound_once(&world).await;
-    world.close().await;
 }

@@ -80,7 +80,6 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     assert_eq!(world.count(archived).await, 500_000_500);
     let sum = "SELECT CAST(SUM(score) AS SIGNED) FROM leaderboard_archive WHERE period = '2026-W40'";
     assert_eq!(world.count(sum).await, (1..=500).map(|member| member % 7 + 1).sum::<i64>());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,5 +98,4 @@ async fn a_job_that_panics_is_a_failed_run_and_the_daemon_goes_on() {
     assert!(world.tallyd(&["archive"]).status.success());
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'archive' AND outcome = 'failed'").await, 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }

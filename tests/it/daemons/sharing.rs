@@ -57,7 +57,6 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     assert!(fewer.stop().success());
     site.end(&world).await;
     assert!(third.stop().success());
-    world.close().await;
 }
 
 /// Returns the owner and the epoch of each partition that has an owner.
@@ -94,5 +93,4 @@ async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_
         }
         assert!(daemon.stop().success());
     }
-    world.close().await;
 }

@@ -75,7 +75,6 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     assert_eq!(ids(&world).await, [(1, false), (2, true)]);
     assert_eq!(world.tallyd(&["dead", "show", "2", "--raw"]).stdout, b"1");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,5 +93,4 @@ async fn a_body_that_is_left_as_it_is_is_sent_byte_by_byte() {
     let (delivery, _) = take(&world, 1).await.pop().unwrap();
     assert_eq!(String::from_utf8(delivery.data).unwrap(), body);
     assert_eq!(delivery.routing_key.as_str(), "5");
-    world.close().await;
 }

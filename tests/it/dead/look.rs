@@ -57,7 +57,6 @@ async fn dead_letters_are_listed_newest_first_and_do_nothing_to_a_terminal() {
     assert_eq!(reasons, [("malformed-json", 3), ("unknown-kind", 1)]);
     assert_exits(&world.tallyd(&["dead", "list", "--summary"]), 0, "unknown-kind");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,7 +91,6 @@ async fn a_list_is_of_a_reason_of_a_time_of_what_is_open_and_not_too_long() {
     let text = stdout(&world.tallyd(&["dead", "list", "--no-returned", "--limit", "5"]));
     assert!(text.contains("there are more") && !text.contains("  replayed 2"), "{text}");
     assert_exits(&world.tallyd(&["dead", "list", "--no-returned", "--reason", "too-large"]), 0, "no dead letters");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,7 +129,6 @@ async fn a_letter_is_shown_whole_and_judged_by_todays_configuration() {
     let now = json!({ "taken": 1, "refused": 0, "words": "would be accepted", "routing_key": "7" });
     assert_eq!(shown[0]["now"], now);
     assert_exits(&world.tallyd(&["dead", "show", "1"]), 0, "now         would be accepted");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -162,7 +159,6 @@ async fn a_command_line_that_is_wrong_exits_with_64() {
     for command in ["list", "show", "replay", "purge"] {
         assert_exits(&world.tallyd(&["dead", command, "--help"]), 0, "--format");
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +184,6 @@ async fn servers_that_are_away_are_said() {
     let output = world.tallyd(&["dead", "replay", "1", "--force"]);
     assert!(matches!(output.status.code(), Some(1 | 75)), "{}", stderr(&output));
     assert_eq!(super::open(&world).await, 1);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,5 +211,4 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
         assert_eq!(stdout(&world.tallyd(&command)).matches(&traceparent).count(), 1, "{command:?}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -48,7 +48,6 @@ async fn what_was_never_replayed_is_deleted_only_by_number_or_with_open() {
     assert_eq!(purge(&["--replayed"]), report(false, 4, 4));
     assert_eq!(open(&world).await, 4);
     assert_eq!(ids(&world).await.len(), 4);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,7 +64,6 @@ async fn a_purge_that_is_killed_is_gone_on_with() {
     assert_eq!(ids(&world).await.len(), 900, "one statement must delete a hundred letters");
     assert_exits(&world.tallyd(&["dead", "purge", "--yes", "--replayed"]), 0, "400 dead letters deleted");
     assert_eq!((open(&world).await, ids(&world).await.len()), (500, 500));
-    world.close().await;
 }
 
 /// Runs a command in a terminal, and types `answers`.
@@ -95,5 +93,4 @@ async fn on_a_terminal_it_is_asked_first() {
     let output = on_a_terminal(&world, "dead purge --replayed --yes", "");
     assert_exits(&output, 0, "2 dead letters deleted");
     assert_eq!(ids(&world).await, []);
-    world.close().await;
 }

@@ -76,7 +76,6 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 150);
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "0 of 0");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,7 +106,6 @@ async fn a_letter_goes_to_the_partition_that_its_producer_would_choose() {
     put_bodies(&world, Reason::UnknownKind, &bodies.into_iter().map(|(_, body)| body).collect::<Vec<_>>()).await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "12 of 12");
     assert_eq!(taken().await, expected);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,7 +161,6 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     assert_eq!(state(5), ("unknown-kind", 1, true));
     assert_eq!(world.counters().await[&target(1)], 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Starts a command, and waits until it has stopped itself at its pause point after the first confirms.
@@ -196,7 +193,6 @@ async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
     let sent = take(&world, 64).await.len();
     assert_eq!(open(&world).await, 150 - i64::try_from(sent).unwrap());
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "86 of 86");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,7 +209,6 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     assert_exits(&output, 1, "1 of the replayed letters were immediately refused again");
     assert_eq!(ids(&world).await, [(1, true)]);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -231,7 +226,6 @@ async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     world.drained(&world.publisher().await).await;
     assert_eq!(open(&world).await, 3_000);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -243,7 +237,6 @@ async fn replayed_likes_are_said_to_be_missing_in_filters() {
     put_bodies(&world, Reason::ReturnedByBroker, &[like, view(1, "a", tallyd_base::runtime::clock::now())]).await;
     assert!(!stdout(&world.tallyd(&["dead", "replay", "2"])).contains("filters rebuild"));
     assert_exits(&world.tallyd(&["dead", "replay", "1"]), 0, "run `tallyd admin filters rebuild`");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,5 +250,4 @@ async fn a_replay_that_no_queue_takes_fails_and_leaves_the_letter_open() {
     put_bodies(&world, Reason::ReturnedByBroker, &[like]).await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 1, "no queue is bound for it");
     assert_eq!(open(&world).await, 1);
-    world.close().await;
 }

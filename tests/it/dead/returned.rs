@@ -93,7 +93,6 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     assert_exits(&world.tallyd(&["dead", "list"]), 0, "1 message was moved from");
     assert_eq!(super::open(&world).await, 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Takes a message from the queue and closes the channel, because RabbitMQ 4.3 does not count a reject with requeue.
@@ -131,7 +130,6 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     assert_eq!(world.counters().await[&target(42)], 1);
     assert_eq!(ids(&world).await, [(1, false)]);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,7 +162,6 @@ async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
     waits(&world, 1).await;
     assert_eq!(stderr(&world.tallyd(&["dead", "list"])), "");
     waits(&world, 0).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,5 +176,4 @@ async fn a_returned_message_that_mysql_refuses_keeps_none_of_its_neighbours() {
     assert!(listed["returned"]["problem"].is_string(), "{listed}");
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 4);
     waits(&world, 1).await;
-    world.close().await;
 }

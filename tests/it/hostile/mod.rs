@@ -129,7 +129,6 @@ async fn whatever_comes_as_a_message_the_daemon_lives_and_its_neighbours_are_wri
     world.assert_equals(&expected.model).await;
     expected.assert_letters(&world).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// A recursive parser would need some megabytes of stack for such headers, and a stack overflow would end the process.
@@ -151,7 +150,6 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let headers: String = sqlx::query_scalar("SELECT headers FROM dead_letter").fetch_one(&world.pool).await.unwrap();
     assert!(headers.contains("nested too deep"), "{headers}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// RabbitMQ accepts headers that fill the payload of a frame. When RabbitMQ delivers this message, the frame is larger
@@ -193,7 +191,6 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     let said = format!("{}{}", stdout(&listed), stderr(&listed));
     assert!(said.contains("could not be read"), "{said}");
     eventually("only this message is left", || depth(1)).await;
-    world.close().await;
 }
 
 /// A like of a kind that is not configured.
@@ -247,7 +244,6 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     world.drained(&publisher).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 800, "no like must be lost");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// The quota for dead letters and the queue of returned messages are both full. The daemon stops reading this partition
@@ -279,5 +275,4 @@ async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     assert!(world.tallyd(&["dead", "list"]).status.success());
     assert_eq!(letters(&world).await[&(world.broker.queue(0), "unknown-kind".to_owned())], 100, "none is lost");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -127,5 +127,4 @@ async fn numbers_at_their_edges_and_code_where_a_name_belongs_are_counted_or_ref
     let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done", "{report}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

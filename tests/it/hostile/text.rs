@@ -64,7 +64,6 @@ async fn bytes_that_are_no_text_stop_no_partition_of_either_type() {
         let kept: String = sqlx::query_scalar("SELECT headers FROM dead_letter").fetch_one(&world.pool).await.unwrap();
         assert_shows(&serde_json::from_str(&kept).unwrap());
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -91,5 +90,4 @@ async fn a_returned_message_with_bytes_that_are_no_text_is_replayed() {
     world.drained(&publisher).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 2);
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -101,7 +101,6 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         assert_eq!(again, format!("{}: 0 keys deleted\n", name(from)));
         assert_read(&world, &model).await;
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -133,7 +132,6 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
     daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,7 +157,6 @@ async fn what_an_api_server_counts_in_one_layout_alone_is_found_and_mended() {
     daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,7 +189,6 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -231,7 +227,6 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
     daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -262,7 +257,6 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     world.drained(&publisher).await;
     world.assert_rows_equal(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -286,7 +280,6 @@ async fn layouts_that_are_not_in_the_configuration_are_refused_with_what_to_do()
     }
     assert!(refused(&["admin", "layout", "drop", "hash:3"], &world).contains("write packed:BITS"));
     assert!(refused(&["admin", "layout", "drop", "string:4", "--counter-key", "x"], &world).contains("lacks {id}"));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,5 +306,4 @@ async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
     assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 0);
     assert_read(&world, &model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

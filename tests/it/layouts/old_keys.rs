@@ -96,7 +96,6 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     world.outbox_added().await;
     assert_eq!(ask::<String>(&mut redis, &["GET", &key(&world, 2)]).await, "4");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,7 +141,6 @@ async fn old_servers_that_still_count_are_named_in_the_third_run() {
     let report = world.reconcile("--full").await;
     assert_eq!((&report["drifted"], &report["exact"]), (&0.into(), &STILL_COUNTED.into()), "{report}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,5 +172,4 @@ async fn one_metric_that_stops_leaves_the_repairs_of_others_and_force() {
     assert!(forced.status.success(), "{}", stderr(&forced));
     assert_eq!(ask::<i64>(&mut world.redis().await, &["GET", &key(&world, 7)]).await, 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }

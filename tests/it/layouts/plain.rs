@@ -33,7 +33,6 @@ async fn numbers_are_under_the_names_that_sites_give_them() {
         world.drained(&publisher).await;
         assert_read(&world, &model).await;
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -91,7 +90,6 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         .await;
         assert_all_equal(&world, &publisher, &model).await;
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -117,5 +115,4 @@ async fn a_key_that_holds_something_else_is_left_alone_and_said() {
     let left: String = redis::cmd("GET").arg(&place.key).query_async(&mut redis).await.unwrap();
     assert_eq!(left, "many");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -25,7 +25,6 @@ async fn a_page_has_all_numbers_in_every_layout() {
         assert_eq!((of(0), of(1)), ([redis(0), redis(0), None], [redis(1), redis(9), None]), "{layout}");
         assert!(client.read(&vec![target(1); 1_001]).await.is_err());
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -51,5 +50,4 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let numbers = client.read(&[target(2)]).await.unwrap();
     assert_eq!(numbers[0].get(Metric(1)), None);
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -29,7 +29,6 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
     // the right number, so the recommended value can differ by one.
     let suited = ["6", "7", "8"].map(|bits| format!("targets, which need bucket_bits = {bits}"));
     assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
-    world.close().await;
 }
 
 #[tokio::test]
@@ -73,5 +72,4 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
         assert_eq!(report["checks"].as_array().unwrap().iter().any(found), warns, "{name} {value}: {report:#}");
     }
     drop(server);
-    world.close().await;
 }

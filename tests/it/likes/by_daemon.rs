@@ -64,7 +64,6 @@ async fn end(world: World, publisher: &Publisher, daemon: Daemon, clicks: &Click
     world.drained(publisher).await;
     world.assert_equals(&clicks.model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -102,7 +101,6 @@ async fn the_rust_client_only_publishes_likes() {
     settle(&world, &publisher).await;
     assert_eq!((world.redis_counters().await[&target(42)], world.counters().await[&target(42)]), (3, 3));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -118,7 +116,6 @@ async fn an_event_that_was_not_confirmed_is_published_again_by_the_rust_client()
     settle(&world, &publisher).await;
     assert_eq!(world.redis_counters().await[&target(42)], 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -131,7 +128,6 @@ async fn the_rust_client_publishes_no_click_of_a_user_who_clicks_too_often() {
     let limited = client.unlike(target(1), UserId(7)).await.unwrap();
     assert!(matches!(limited, Clicked::Limited { wait } if wait <= Duration::from_secs(3_600)), "{limited:?}");
     assert!(matches!(client.like(target(1), UserId(8)).await.unwrap(), Clicked::Published(_)));
-    world.close().await;
 }
 
 #[tokio::test]
@@ -157,7 +153,6 @@ async fn the_rust_client_refuses_what_api_servers_count_and_publishes_it_with_th
     model.apply(&counted.event);
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -217,7 +212,6 @@ async fn a_changed_run_lists_likes_and_counts_of_a_late_clock() {
     assert_eq!((&report["checked"], &report["repaired"]), (&5.into(), &2.into()), "{report}");
     assert_eq!(world.redis_counters().await, world.counters().await);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -272,5 +266,4 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     let again = world.report(&["reconcile", "--full"]);
     assert_eq!((&again["counters_off"], &again["drifted"]), (&0.into(), &0.into()), "{again}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

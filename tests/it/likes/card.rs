@@ -65,7 +65,6 @@ async fn a_client_with_only_addresses_publishes_and_reads_on_any_site() {
         assert_eq!(unknown, "unknown kind \"viedo\": the site card has post, video");
         assert!(matches!(client.metric("x").await, Err(ClientError::UnknownName { what: "metric", .. })));
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -99,7 +98,6 @@ async fn a_new_name_is_found_without_a_restart_and_a_lost_card_changes_nothing()
         })
         .await;
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,7 +131,6 @@ async fn what_a_newer_card_allows_is_published_at_once() {
     client.like(target, UserId(7)).await.unwrap();
     assert_eq!(gateway.post(&posted).await.verdicts(), ["confirmed"; 2]);
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +185,6 @@ async fn a_client_without_a_card_publishes_and_every_number_is_unknown() {
     }
     link.channel.queue_delete(queue.as_str().into(), Default::default()).await.unwrap();
     drop(link);
-    world.close().await;
 }
 
 /// Takes the next message out of the queue.

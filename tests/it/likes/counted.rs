@@ -93,7 +93,6 @@ async fn a_number_that_api_servers_count_is_in_redis_at_once_and_in_mysql_with_i
         );
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -113,7 +112,6 @@ async fn a_number_is_set_whatever_it_was() {
             assert_eq!(held(&world, &world.cache, target(42), BALANCE).await, value, "{layout}");
         }
         assert_eq!(held(&world, &world.cache, target(42), VIEW).await, 0, "the target's other counter must not change");
-        world.close().await;
     }
 }
 
@@ -140,7 +138,6 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
         assert_eq!(blind.count, None);
         assert_eq!(held(&world, &world.cache, target(42), VIEW).await, -1);
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -172,7 +169,6 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         assert_eq!(changed.change, Change::Add { delta: -9, event_id: "b".to_owned() });
         client.republish(&changed, taken_back).await.unwrap();
         assert_eq!(both().await, (6, 6));
-        world.close().await;
     }
 }
 
@@ -190,7 +186,6 @@ async fn what_the_daemon_counts_is_only_published() {
     world.drained(&publisher).await;
     assert_eq!(stored(&world, SHARE).await, 3);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,7 +212,6 @@ async fn what_tallyd_would_refuse_is_not_counted() {
     let mut redis = world.redis().await;
     let keys: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     assert_eq!(keys, Vec::<String>::new());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,7 +235,6 @@ async fn what_is_no_number_or_would_not_be_exact_is_left_as_it_is() {
             let failed = client.add(target(7), VIEW, 1, "a").await.unwrap_err();
             assert!(format!("{:#}", anyhow::Error::from(failed)).contains("holds no number"), "{layout} {junk}");
         }
-        world.close().await;
     }
 }
 
@@ -276,6 +269,5 @@ async fn many_tasks_that_count_up_and_down_end_as_their_answers_say_and_are_neve
         world.drained(&publisher).await;
         assert_eq!((held(&world, &world.cache, target(42), VIEW).await, stored(&world, VIEW).await), (sum, sum));
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }

@@ -43,7 +43,6 @@ async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
     model.apply(&first.event);
     model.apply(&second.event);
     world.assert_equals(&model).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +59,6 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
     assert!(redis.hexists::<_, _, bool>(&recent[0], "42:7").await.unwrap(), "Redis must remember the click");
     assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(0));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,7 +112,6 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     let report = world.report(&["reconcile"]);
     assert_eq!(report["drifted"], 0, "{report}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -145,7 +142,6 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     assert_eq!(older(KEEP / 2).await, (false, false), "twice the time");
     let lives: i64 = world.redis().await.ttl(&recent).await.unwrap();
     assert!((2 * KEEP..=3 * KEEP).contains(&lives), "{lives}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,7 +162,6 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     );
     let began: i64 = redis.hget(&recent, "_").await.unwrap();
     assert!(began < first.event.at.0 / 1_000_000 + 3_600, "{began}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,7 +177,6 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
     let () = redis.hset(&recent, "42:7", format!("{ahead}+")).await.unwrap();
     let second = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert_eq!(second.event.at.0, ahead + 1);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,7 +204,6 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let likers = "SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0 AND user_id IN (8, 9)";
     assert_eq!((world.count(likers).await, world.counters().await[&target(42)]), (2, 2));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -222,7 +215,6 @@ async fn without_mysql_a_click_counts_all_the_same() {
     let client = ApiServer::new(&settings);
     assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, None);
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,5 +234,4 @@ async fn who_clicks_too_often_is_told_how_long_to_wait() {
     );
     let again = async || client.like(target(4), UserId(7), &[]).await.unwrap().counted().is_some();
     eventually("the window ends", again).await;
-    world.close().await;
 }

@@ -61,7 +61,6 @@ async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
     world.drained(&publisher).await;
     assert_eq!(both(&world, VIEW).await, (16, 16));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,7 +86,6 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     world.drained(&publisher).await;
     eventually("the daemon counts the share", || async { both(&world, SHARE).await == (3, 3) }).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,6 +117,5 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();
         assert!(changed.at < hour, "{layout}");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }

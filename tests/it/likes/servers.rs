@@ -42,7 +42,6 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,5 +79,4 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(6)]);
     assert_eq!(world.counters().await, model.counters());
     assert!(daemon.stop().success());
-    world.close().await;
 }

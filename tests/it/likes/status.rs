@@ -40,7 +40,6 @@ async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
     assert_eq!(client.liked(UserId(8), &targets).await.unwrap(), vec![false; 500]);
     assert_eq!(client.liked(user, &[]).await.unwrap(), Vec::<bool>::new());
     assert!(client.liked(user, &vec![target(1); 501]).await.is_err());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,5 +64,4 @@ async fn who_likes_a_target_is_read_page_by_page() {
     let expected: Vec<UserId> = (1..=25).filter(|user| *user != 5).map(|user| UserId(user * 10)).collect();
     assert_eq!(users, expected);
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -131,7 +131,6 @@ async fn end(world: World, users: Users, daemon: Daemon) {
     world.assert_equals(&model).await;
     assert_readers_know(&world, &model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,5 +178,4 @@ async fn a_reload_that_would_change_who_counts_is_refused() {
     let log = daemon.log();
     assert!(log.contains("the writer of video:like") && log.contains("docs/counters.md"), "{log}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

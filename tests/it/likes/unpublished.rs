@@ -37,7 +37,6 @@ async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
         assert_eq!(redis.hget::<_, _, i64>(&key, "42").await.unwrap(), 1);
         assert_eq!(points(&world).await, Some(1.0));
     }
-    world.close().await;
 }
 
 fn taken_back(clicked: Result<Clicked, LikeError>) -> TakenBack {
@@ -66,7 +65,6 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
     assert_eq!(client.liked(UserId(7), &[target(42)]).await.unwrap(), [true]);
     assert_eq!(points(&world).await, Some(1.0));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,7 +92,6 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     assert_eq!(taken_back(second.await.unwrap()), TakenBack::Yes);
     world.assert_redis_equals(&Model::default()).await;
     assert_eq!(points(&world).await, None);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,7 +113,6 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
     world.assert_equals(&model).await;
     assert_eq!(points(&world).await, Some(1.0));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +136,6 @@ async fn what_a_newer_click_has_overtaken_is_left_to_it() {
         None,
         "the like and the unlike must cancel each other"
     );
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,7 +156,6 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     model.apply(&lost.event);
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,5 +173,4 @@ async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 1").await, 1);
     assert_eq!(client.liked(UserId(7), &[like.event.target]).await.unwrap(), [false]);
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -43,7 +43,6 @@ async fn headers_larger_than_a_usual_frame_do_not_stop_a_partition() {
         assert_eq!(daemon.stop().code(), Some(0));
     }
     drop(lifted);
-    world.close().await;
 }
 
 async fn publish_with_large_headers(world: &World, events: &[LikeEvent]) {

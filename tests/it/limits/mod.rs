@@ -131,7 +131,6 @@ async fn stays_under_memory_max(
     }
     cell.was_never_full();
     assert_eq!(daemon.stop().code(), Some(0));
-    world.close().await;
 }
 
 async fn publish_lists(world: &World, events: &[LikeEvent]) {
@@ -176,7 +175,6 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
     assert_eq!(letters, i64::from(LARGE));
     assert!(daemon.log().contains("\"prefetch-lowered\""), "{}", daemon.log());
     assert_eq!(daemon.stop().code(), Some(0));
-    world.close().await;
 }
 
 /// The messages have small bodies and large headers. The headers of each message must fit into a frame of 128 KiB.
@@ -226,5 +224,4 @@ async fn memory_stays_bounded_while_lost_buckets_are_loaded() {
     assert!(peak < limit, "{peak} MiB");
     cell.was_never_full();
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -85,7 +85,6 @@ impl Site {
             let _ = channel.queue_delete(queue.into(), Default::default()).await;
         }
         channel.exchange_delete(self.exchange.as_str().into(), Default::default()).await.unwrap();
-        self.world.close().await;
     }
 }
 

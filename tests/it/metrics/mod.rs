@@ -149,6 +149,5 @@ impl Product {
 
     async fn close(self) {
         assert!(self.daemon.unwrap().stop().success());
-        self.world.close().await;
     }
 }

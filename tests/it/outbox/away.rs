@@ -44,7 +44,6 @@ async fn calls_that_time_out_and_run_late_add_nothing_twice() {
     }
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -62,7 +61,6 @@ async fn connections_that_are_cut_again_and_again_lose_and_double_nothing() {
     }
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +84,6 @@ async fn a_redis_that_is_frozen_gets_everything_once_when_it_goes_on() {
     }
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Limits the server's memory. The server refuses all writes with the limit 1, and no write with 0.
@@ -114,7 +111,6 @@ async fn a_redis_whose_memory_is_full_gets_everything_once_when_it_has_room() {
     limit_memory(&redis, "0").await;
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[cfg(feature = "fault-points")]
@@ -139,5 +135,4 @@ async fn a_board_gets_rows_that_it_could_not_take_at_first() {
     let score: Option<i64> = score.query_async(&mut redis.connect().await).await.unwrap();
     assert_eq!(score, Some(1));
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -23,7 +23,6 @@ async fn killed_everywhere(name: &str, settings: &str) {
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -58,7 +57,6 @@ async fn daemons_that_take_over_from_each_other_add_each_count_once() {
     }
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -81,7 +79,6 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     assert!(frozen.stop().success());
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// The test saves and restores these tables, as a restore of MySQL does. The marks in Redis refer to rows of these
@@ -122,7 +119,6 @@ async fn restored(name: &str, lives: bool) {
     }
     daemon.logged("mysql-went-back").await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]

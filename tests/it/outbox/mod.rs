@@ -157,7 +157,6 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     assert_exact(&world, &publisher, &counts).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM outbox").await, rows);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -176,7 +175,6 @@ async fn two_layouts_get_the_same_numbers() {
     assert_exact(&world, &publisher, &counts).await;
     assert_eq!(in_redis(&world, &second, counts.targets).await, counts.by_daemon());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -195,7 +193,6 @@ async fn drift_of_what_the_daemon_counts_is_repaired_at_once() {
         assert_eq!(world.redis_counters().await.get(&target(1)), Some(&(round as i64 + 1)));
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -217,5 +214,4 @@ async fn what_is_committed_at_the_stop_is_added_before_the_end() {
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -96,7 +96,6 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
     let gone = world.tallyd(&["pause", "consumer"]);
     assert_eq!(gone.status.code(), Some(75));
     assert!(stderr(&gone).contains("no daemon answers at"), "{}", stderr(&gone));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,5 +138,4 @@ async fn a_paused_outbox_resumes_automatically_once_its_time_is_over() {
     for daemon in [second, third] {
         assert!(daemon.stop().success());
     }
-    world.close().await;
 }

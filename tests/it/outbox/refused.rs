@@ -89,5 +89,4 @@ async fn a_key_of_another_type_holds_up_no_other_key() {
         assert!(log.contains(event), "{event} is missing in {log}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }

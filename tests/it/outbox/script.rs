@@ -71,7 +71,6 @@ async fn rows_once(name: &str, settings: &str) {
     // missing.
     let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
     assert_eq!(sizes, [Size { fields: targets + 12, numbers }]);
-    world.close().await;
 }
 
 #[tokio::test]
@@ -114,7 +113,6 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     apply(&world, &world.cache, 0, &[(6, vec![add(first, VIEW, 1)])]).await;
     let found = in_redis(&world, &world.cache, 20).await;
     assert_eq!(found, [((first, 3), 1), ((second, 3), 10)].into());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -134,7 +132,6 @@ async fn what_is_no_number_is_left_alone_and_its_neighbours_are_added() {
         Addition { target: tallyd_core::model::Target { kind: Kind(99), ..target(1) }, metric: VIEW, delta: 1 };
     let left = apply(&world, &world.cache, 0, &[(2, vec![of_nobody])]).await;
     assert_eq!(left, Left { unknown: 1, ..Left::default() });
-    world.close().await;
 }
 
 /// Damages a bucket in several ways. Another bucket must get its numbers.
@@ -163,7 +160,6 @@ async fn damaged_buckets(name: &str, settings: &str) {
     }
     let numbers = in_redis(&world, &world.cache, damaged.max(other)).await;
     assert_eq!(numbers, [((other, VIEW.0), 3)].into());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -190,7 +186,6 @@ async fn largest_numbers(name: &str, settings: &str) {
         expected.retain(|_, value| *value != 0);
         assert_eq!(in_redis(&world, &world.cache, 2).await, expected);
     }
-    world.close().await;
 }
 
 #[tokio::test]
@@ -208,7 +203,6 @@ async fn a_bucket_of_thousands_is_added_whole() {
     apply(&world, &world.cache, 0, &rows).await;
     let expected: Numbers = (1..=5_000_u64).map(|id| ((id, 3), 9 * (1 + (id % 3).cast_signed()))).collect();
     assert_eq!(in_redis(&world, &world.cache, 5_000).await, expected);
-    world.close().await;
 }
 
 /// Makes rows with up to five additions each, to random targets out of sixty.
@@ -275,7 +269,6 @@ async fn passes_that_overlap_break_off_or_run_late_add_rows_once() {
         expected.retain(|_, sum| *sum != 0);
         assert_eq!(in_redis(&world, &world.cache, 60).await, expected, "partition {partition}");
     }
-    world.close().await;
 }
 
 #[tokio::test]
@@ -295,7 +288,6 @@ async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
     let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
     apply(&world, &world.cache, 0, &huge).await;
     assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -310,5 +302,4 @@ async fn a_load_raises_the_marks_of_maps_and_keeps_what_is_higher() {
     // The load includes row 7, so only row 8 is added.
     apply(&world, &world.cache, 60_099, &[(7, vec![add(1, VIEW, 1)]), (8, vec![add(1, VIEW, 1)])]).await;
     assert_eq!(in_redis(&world, &world.cache, 1).await, Numbers::from([((1, 3), 3)]));
-    world.close().await;
 }

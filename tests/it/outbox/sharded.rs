@@ -40,7 +40,6 @@ async fn shards_behind_one_address_get_one_bucket_with_each_script() {
     assert!(daemon.stop().success());
     // The node ends with the test, and needs no clean-up.
     world.config.redis.cluster = true;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,5 +52,4 @@ async fn a_layout_with_many_keys_is_refused_where_shards_share_an_address() {
     let mut world = World::new("plain_sharded", &settings).await;
     assert_checks(&world, 78, "which is only possible with the layout packed");
     world.config.redis.cluster = true;
-    world.close().await;
 }

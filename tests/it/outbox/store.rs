@@ -38,7 +38,6 @@ async fn corrections_are_added_beside_the_partitions() {
     // A reconcile must also succeed after the daemon has added these outbox rows to Redis.
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 async fn pruned(world: &World) -> u64 {
@@ -108,5 +107,4 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert_eq!(since(0).await, []);
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -110,7 +110,6 @@ impl Stage {
         let report = self.world.report(&["reconcile"]);
         assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("counters_off", 0), ("unknown", 0)]);
         assert!(self.daemon.stop().success());
-        self.world.close().await;
     }
 }
 

@@ -55,7 +55,6 @@ impl Site {
     async fn close(self) {
         self.world.assert_equals(&self.model).await;
         assert!(self.daemon.stop().success());
-        self.world.close().await;
     }
 }
 
@@ -110,7 +109,6 @@ async fn a_load_beside_a_paused_outbox_with_a_long_backlog_ends() {
     site.publish(1..=20, 9).await;
     assert_numbers(&run.report().await, &[("buckets_loaded", 16), ("drifted", 0), ("undecided", 0)]);
     assert!(site.daemon.stop().success());
-    site.world.close().await;
 }
 
 /// Loads all counters into Redis again. Returns the field of target 1, and the number of buckets that are not loaded.

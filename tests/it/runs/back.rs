@@ -40,7 +40,6 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     let again = world.report(&["reconcile", "--changed"]);
     assert_eq!(again["checked"], 0, "the run must note its cut again: {again}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +59,6 @@ async fn an_older_redis_is_repaired_within_the_default_limits() {
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&150.into(), &150.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +74,6 @@ async fn a_redis_that_lost_all_is_not_compared_from_the_first_target_on() {
     assert_eq!((&report["buckets_loaded"], &report["checked"]), (&16.into(), &0.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,7 +87,6 @@ async fn a_cut_from_the_future_is_void_for_changed_runs() {
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &4.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Returns the cuts of all completed `changed` runs, in order. A cut is the time up to which a run has compared all
@@ -122,7 +118,6 @@ async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
         "the run must delete the hint, because the counter is right"
     );
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,5 +148,4 @@ async fn a_settable_number_is_repaired_while_it_is_counted() {
     let field: String = redis::cmd("HGET").arg(&key).arg(1).query_async(&mut redis).await.unwrap();
     assert_eq!(field, format!("0,0,0,{}", 7 + added));
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -69,7 +69,6 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     assert_eq!((&report["undecided"], &report["repaired"]), (&0.into(), &1.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,5 +86,4 @@ async fn a_redis_whose_clock_is_ahead_hides_no_change_from_runs() {
     let report = world.reconcile("--changed").await;
     assert_eq!((&report["checked"], &report["repaired"]), (&1.into(), &1.into()), "{report}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

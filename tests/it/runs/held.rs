@@ -41,7 +41,6 @@ async fn a_full_run_of_the_schedule_ends_where_redis_is_lost() {
     eventually("the run is resumed and ends", || async { world.count(later).await > 0 }).await;
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +69,6 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,7 +90,6 @@ async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let due = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND started_at < NOW(6)";
     eventually("a full run is due", || async { world.count(due).await > 0 }).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,7 +114,6 @@ async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
     assert_eq!(outcomes, [("done".to_owned(), 1), ("failed".to_owned(), 1)]);
     assert_eq!(world.count(full).await, 1, "the job must not delete the full run's row");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -151,8 +147,6 @@ async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
     assert_eq!(ids, (501..=1_000).rev().collect::<Vec<_>>());
     let rows = read().await - counted;
     assert!(rows <= 501, "{rows} rows were read for a page of 500");
-    store.close().await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,7 +166,6 @@ async fn rows_of_an_old_watch_that_cannot_be_deleted_fail_no_run() {
     world.report(&["reconcile", "--changed"]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_target").await, 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -189,7 +182,6 @@ async fn a_reload_makes_most_wrong_numbers_right_at_once() {
     world.assert_redis_equals(&model).await;
     assert_eq!(world.tallyd(&["reconcile", "--reload", "--full"]).status.code(), Some(64));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,5 +209,4 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
     assert_eq!(world.reconcile("--changed").await["buckets_loaded"], 1);
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -27,7 +27,6 @@ async fn many_drifts_that_were_seen_are_few_of_what_a_run_compares() {
     );
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,7 +48,6 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
     assert_eq!(kept().await, 0, "the run must delete the hint");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,5 +66,4 @@ async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

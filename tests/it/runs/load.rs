@@ -27,5 +27,4 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     assert!(run.wait().unwrap().success());
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

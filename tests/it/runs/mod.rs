@@ -55,7 +55,6 @@ async fn a_run_that_would_change_a_counter_by_too_much_brakes_and_force_goes_on(
     assert_eq!(world.report(&["reconcile", "--force", "--yes"])["repaired"], 1);
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +70,6 @@ async fn a_run_that_would_change_too_many_targets_brakes() {
     assert_eq!(world.report(&["reconcile"])["repaired"], 120, "120 of 200 are allowed");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +103,6 @@ async fn every_repair_is_noted_with_what_was_before() {
     assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 3);
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -129,7 +126,6 @@ async fn a_full_run_whose_time_is_over_is_resumed_where_it_ended() {
     assert_eq!((&third["checked"], &third["resumed_run"]), (&100.into(), &serde_json::Value::Null), "{third}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +152,6 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     assert!(resumed["checked"].as_u64().unwrap() < 100, "{resumed}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,7 +182,6 @@ async fn a_run_waits_while_a_partition_has_much_to_do() {
     world.drained(&world.publisher().await).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -211,7 +205,6 @@ async fn a_daemon_loads_what_redis_has_lost_within_seconds() {
     .await;
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,7 +233,6 @@ async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     clicker.await.unwrap();
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -269,7 +261,6 @@ async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     }
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,7 +275,6 @@ async fn a_run_that_ends_in_the_first_of_two_kinds_is_resumed_there() {
     assert_eq!((checked(&first) + checked(&second), &second["repaired"]), (60, &1.into()), "{first} {second}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -295,5 +285,4 @@ async fn a_dry_run_on_a_lost_redis_says_that_it_is_lost() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stdout(&output).contains("3 unknown"), "{}", stdout(&output));
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -35,5 +35,4 @@ async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
     assert_eq!((&report["checked"], &report["repaired"]), (&60.into(), &6.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

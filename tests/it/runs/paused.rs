@@ -42,7 +42,6 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
         began.elapsed()
     );
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,5 +76,4 @@ async fn a_running_reconcile_obeys_a_throttle_and_its_end() {
         assert_eq!(world.tallyd(wrong).status.code(), Some(64), "{wrong:?}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -182,5 +182,4 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let checked = world.tallyd(&["config", "check"]);
     assert!(stderr(&checked).contains("the replica 127.0.0.1:"), "{}", stderr(&checked));
     let _kept = (primary.folder.path(), world.folder.path());
-    world.close().await;
 }

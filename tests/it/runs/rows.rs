@@ -63,7 +63,6 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +75,6 @@ async fn a_page_of_counters_reads_no_more_rows_than_it_has() {
     assert_eq!((range.counters.len(), range.until), (100, TargetId(7_100)));
     let read = rows_read(&world).await - before;
     assert!(read <= 102, "{read} rows");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,7 +87,6 @@ async fn a_target_with_more_rows_than_a_page_is_read_whole() {
     assert_eq!((first.until, read), (TargetId(5), vec![(1, 50), (2, 50)]));
     let second = store.list_range(Kind(1), first.until, 30).await.unwrap();
     assert_eq!((second.counters.len(), second.rows(), second.until.0), (2, 20, i64::MAX.unsigned_abs()));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,5 +98,4 @@ async fn a_search_of_the_buckets_ends_when_its_time_is_over() {
     let report = world.report(&["reconcile", "--full", "--run-time", "2s"]);
     assert_eq!((&report["ended"], &report["cut"]), (&"time-over".into(), &serde_json::Value::Null), "{report}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -48,7 +48,6 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
     world.assert_redis_equals(&model).await;
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,7 +62,6 @@ async fn a_scrub_that_is_cut_short_stays_where_the_last_one_ended() {
     assert_eq!(next["slice"]["after"], place, "{next}");
     assert!(next["checked"].as_u64().unwrap() > 0, "{next}");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,5 +76,4 @@ async fn the_daemon_scrubs_by_its_schedule() {
     .await;
     world.assert_redis_equals(&model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -39,7 +39,6 @@ async fn the_report_for_programs_is_stable() {
         ]
     );
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,5 +58,4 @@ async fn a_terminal_shows_how_far_a_run_is() {
     let report = shown.lines().rev().find(|line| line.contains("full: 30 counters checked, 30 exact")).unwrap();
     assert!(report.rsplit('\r').next().unwrap().trim_start_matches("\u{1b}[2K").starts_with("full: "), "{report:?}");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -252,7 +252,6 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
     world.write(&text.replace(&format!("tls_key_file = \"{key}\""), &format!("tls_key_file = \"{certificate}\"")));
     shown.run(&world, &["config", "check"], &[]);
     shown.assert_clean(&of_key);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,7 +280,6 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     assert!(sent.success());
     let status = child.wait().unwrap();
     assert_eq!((status.signal(), status.core_dumped()), (Some(6), false));
-    world.close().await;
 }
 
 /// Runs the program without root's special rights, because root can read every file.
@@ -326,5 +324,4 @@ async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_dae
         assert!(!is_readable(&daemon.0, file), "{file}");
     }
     drop(daemon);
-    world.close().await;
 }

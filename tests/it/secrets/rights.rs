@@ -54,7 +54,6 @@ async fn in_mysql_the_daemon_changes_no_table_and_an_api_server_no_row() {
     ] {
         is_denied(&api, sql).await;
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +94,6 @@ async fn in_redis_nobody_does_what_administrators_do_or_reads_the_keys_of_others
             assert!(error.contains("permission") || error.contains("can't run this command"), "{words:?}: {error}");
         }
     }
-    world.close().await;
 }
 
 async fn linked(url: String) -> Link {
@@ -133,5 +131,4 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
     publisher.publish(&exchange, "1", b"{}").await.unwrap();
     // An API server's account can't publish directly to a queue. Only the daemon does this, for fence messages.
     assert!(publisher.publish("", &queue, b"{}").await.is_err());
-    world.close().await;
 }

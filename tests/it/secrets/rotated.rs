@@ -71,5 +71,4 @@ async fn passwords_that_change_in_their_files_need_no_restart() {
     assert!(!daemon.log().contains("Access denied"), "{}", daemon.log());
     assert!(daemon.stop().success());
     world.set("");
-    world.close().await;
 }

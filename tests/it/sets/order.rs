@@ -50,7 +50,6 @@ async fn sets_and_counts_end_the_same_in_any_order_on_two_partitions() {
     assert_eq!(unread(&world).await, model(&events), "the same events again must change nothing");
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -78,7 +77,6 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
     world.drained(&publisher).await;
     assert_eq!(unread(&world).await, model(&[events, more].concat()));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -110,7 +108,6 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     world.drained(&publisher).await;
     assert_eq!(unread(&world).await, model(&events));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Locks the counters from the last to the first. The daemon locks the counters from the first to the last. This
@@ -158,5 +155,4 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     assert_eq!(slots, 2, "both partitions have written");
     assert!(daemon.log().contains("\"contention\""), "MySQL must have aborted a batch because of a deadlock");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -58,7 +58,6 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     }
     assert_eq!(unread(&world).await.get(&2), Some(&106));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -81,7 +80,6 @@ async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
     );
     assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta").await, 1);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -101,7 +99,6 @@ async fn what_was_counted_before_a_number_became_settable_goes_with_the_first_se
     }
     assert_eq!(unread(&world).await, BTreeMap::from([(1, 101)]));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -138,7 +135,6 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
     assert_eq!(world.count(other).await, 5);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -183,5 +179,4 @@ async fn sets_that_can_never_be_applied_are_set_aside_alone() {
     assert_eq!(letters, expected.map(|(reason, count)| (reason.to_owned(), count)).into());
     let numbers = unread(&world).await;
     assert_eq!((numbers.get(&1), numbers.get(&4)), (Some(&5), Some(&6)));
-    world.close().await;
 }

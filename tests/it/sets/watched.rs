@@ -95,7 +95,6 @@ async fn what_changes_a_watched_number_is_logged_once() {
     assert_eq!([5, 6, 7].map(|second| clock.value(second, now, &counts)), [None, Some(0), Some(-1)]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_event").await, 0, "the run must not watch likes");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test]
@@ -140,5 +139,4 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
         assert_eq!(world.count(table).await, 0, "{table}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }

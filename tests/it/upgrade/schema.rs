@@ -88,7 +88,6 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +103,6 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert!(stderr(&output).contains("another session has locked a table"), "{}", stderr(&output));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,7 +124,6 @@ async fn a_migrate_renews_its_lease_while_a_step_waits_for_a_table() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert!(world.count(seconds_left).await <= 0, "the lock must be free");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,7 +149,6 @@ async fn a_migrate_takes_over_from_one_that_is_frozen_in_a_step() {
     let output = second.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,7 +173,6 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
         assert!(!daemon.log().contains("\"ERROR\""), "{}", daemon.log());
         assert_eq!(daemon.stop().code(), Some(0));
     }
-    world.close().await;
 }
 
 /// The steps of the next version run while daemons of this version write. These steps add a column to each table that
@@ -225,5 +220,4 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
         stderr(&refused)
     );
     assert_eq!(second.stop().code(), Some(0));
-    world.close().await;
 }

@@ -303,7 +303,6 @@ impl Mover {
         // When the test environment closes, it scans keys in Redis. The Redis account in this
         // address may scan keys.
         self.world.set(&format!("[redis]\nurl = \"{}\"\n", self.site.redis.url()));
-        self.world.close().await;
         self.site.close().await;
     }
 }

@@ -90,7 +90,6 @@ impl Stage {
             model.rows.len()
         );
         assert!(daemon.stop().success());
-        world.close().await;
         drop(self.cluster);
     }
 }

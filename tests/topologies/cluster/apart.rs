@@ -65,7 +65,6 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
     assert!(slowest < TIMEOUT / 2, "{slowest:?}");
     assert!(frozen.await.unwrap().is_err());
     nodes.signal(1, "-CONT");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +84,6 @@ async fn a_like_follows_its_slot_to_a_node_that_had_none() {
     let asked = nodes.errors(0, "ASK").await;
     client.count(target, UserId(2), true, &[]).await.unwrap();
     assert!(nodes.errors(0, "ASK").await > asked);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,5 +99,4 @@ async fn a_dead_master_fails_every_question_to_all_masters() {
         assert!(cache.read(&names, &[tallyd_core::model::Metric(1)], &[target]).await.is_err());
         assert!(cache.ping().await.is_err() && cache.now().await.is_err() && cache.data_set().await.is_err());
     }
-    world.close().await;
 }

@@ -70,7 +70,6 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
             assert_eq!(shown, placed(&among, ranking), "{ranking:?}, {period}");
         }
     }
-    world.close().await;
 }
 
 async fn archive(world: &World, servers: &Servers, now: Micros) -> Report {
@@ -122,8 +121,6 @@ async fn a_closed_board_on_a_cluster_is_archived_merged_with_what_came_late_and_
     for key in [&key, &world.cache.keys.frozen_board(&at.board, &at.period)] {
         assert_eq!(nodes.command(redis::cmd("EXISTS").arg(key)).await, Value::Int(0));
     }
-    servers.store.close().await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,5 +144,4 @@ async fn a_board_that_a_cluster_lost_is_restored_with_what_was_added_since() {
     assert!(world.tallyd(&["board", "restore", "videos", "total", "--yes"]).status.success());
     assert_eq!(nodes.command(redis::cmd("ZREM").arg(&total).arg("new")).await, Value::Int(1));
     assert_eq!(nodes.command(redis::cmd("ZRANGE").arg(&total).arg(0).arg(-1).arg("WITHSCORES")).await, before);
-    world.close().await;
 }

@@ -85,7 +85,6 @@ async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
         // When the node resumed, Redis either ran the late call or rejected it as too late.
         assert!((2..=3).contains(&number), "{number}");
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +107,6 @@ async fn a_like_whose_answer_was_lost_on_the_way_is_never_sent_again() {
     assert!(liked.await.unwrap().is_err());
     client.count(target, UserId(3), true, &[]).await.unwrap();
     assert_eq!(number().await, 3);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,5 +126,4 @@ async fn any_seed_will_do() {
     let error = Chain(&error).to_string();
     assert!(error.contains("refused"), "{error}");
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(75));
-    world.close().await;
 }

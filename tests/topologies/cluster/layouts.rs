@@ -52,7 +52,6 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     assert!(apart > 50, "{apart}");
     stage.is_exact("--full").await;
     assert!(stage.daemon.stop().success());
-    stage.world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,5 +67,4 @@ async fn a_client_with_one_nodes_address_needs_no_other_setting() {
     stage.world.outbox_added().await;
     assert_eq!(redis_likes(&client, &targets).await, vec![Some(1); targets.len()]);
     assert!(stage.daemon.stop().success());
-    stage.world.close().await;
 }

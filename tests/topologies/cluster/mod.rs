@@ -81,6 +81,5 @@ impl Stage {
         self.nodes.assert_equal(&self.world, model).await;
         self.is_exact("--full").await;
         assert!(self.daemon.stop().success());
-        self.world.close().await;
     }
 }

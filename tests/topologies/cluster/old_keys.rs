@@ -37,5 +37,4 @@ async fn keys_of_an_older_site_are_read_from_every_master() {
     assert_eq!(report(&world, &["import", "views", "--verify"])["differing"], 0);
     let compared = report(&world, &["admin", "compare", "--keys", &keys, "--metric", "view"]);
     assert_eq!((&compared["checked"], &compared["equal"]), (&KEYS.into(), &KEYS.into()), "{compared}");
-    world.close().await;
 }

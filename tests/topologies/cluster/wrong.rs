@@ -36,7 +36,6 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
         Cache::new(&redis, &world.config.metrics).unwrap().read(&names, &[Metric(1)], &targets).await.unwrap_err();
     assert_eq!(error.fate(), Fate::Misconfigured, "{error:?}");
     assert_eq!(nodes.api_server(&world).read(&targets).await.unwrap().len(), 100);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,5 +47,4 @@ async fn one_server_that_is_configured_as_a_cluster_is_an_error_of_the_configura
     for arguments in [&["config", "check"][..], &["reconcile"], &[]] {
         is_refused(&world.command().envs(missaid).args(arguments).output().unwrap(), said);
     }
-    world.close().await;
 }

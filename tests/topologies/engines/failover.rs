@@ -103,7 +103,6 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     eventually("no connection uses the old server", || async { number(&stage.pair.primary_pool, &there).await == 0 })
         .await;
     assert!(daemon.stop().success());
-    stage.world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,7 +113,6 @@ async fn a_server_that_only_says_that_it_is_read_only_is_left() {
     assert!(!store.clock().await.unwrap().1, "the server must report that it is read-only");
     stage.promote().await;
     assert!(store.clock().await.unwrap().1, "the pool still uses its connection to the old server");
-    stage.world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,7 +145,6 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
     stage.world.drained(&publisher).await;
     stage.world.assert_equals(&model).await;
     assert!(daemon.stop().success());
-    stage.world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +181,6 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
     stage.world.assert_redis_equals(&kept).await;
     assert!(daemon.stop().success());
-    stage.world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,5 +196,4 @@ async fn fences_and_counters_are_not_read_from_a_read_only_server() {
     let truths = store.truths(&[(target(1), Metric(1))], None, None).await;
     assert!(truths.is_err_and(|error| error.is_of_no_primary()));
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 0").await;
-    stage.world.close().await;
 }

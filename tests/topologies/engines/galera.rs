@@ -171,7 +171,6 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
         "the first node must have the data of the other nodes"
     );
     assert!(one.stop().success() && two.stop().success());
-    world.close().await;
 }
 
 /// A daemon has begun a transaction on the first node when another daemon takes over on the second node. This
@@ -230,7 +229,6 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         .await;
     }
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 0);
-    world.close().await;
 }
 
 /// Another node writes the partition's row every few milliseconds, so many batches are rolled back between two statements.
@@ -281,7 +279,6 @@ async fn a_batch_that_a_commit_elsewhere_aborts_leaves_no_part() {
     let rows = of("SELECT COUNT(*) FROM {}.outbox").await;
     assert!((100..TRIES as i64 - 100).contains(&committed), "{committed}");
     assert_eq!((counted, rows), (committed, committed));
-    world.close().await;
 }
 
 /// Retries, because the other node can see the new end of the lease only a moment later.

@@ -34,7 +34,6 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
         "the partition must be released"
     );
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 1);
-    world.close().await;
 }
 
 /// Runs `statement` in all later sessions, to change their clock as if the server's clock had changed.
@@ -76,5 +75,4 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     eventually("the current like is written", || async { count(likes).await == 2 }).await;
     assert!(daemon.stop().success());
     pool.close().await;
-    world.close().await;
 }

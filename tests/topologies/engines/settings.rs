@@ -24,7 +24,6 @@ async fn every_table_has_long_keys_where_compact_rows_are_the_default() {
     let compact = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() \
                    AND row_format <> 'Dynamic' AND table_name <> '_sqlx_migrations'";
     assert_eq!(world.count(compact).await, 0);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +46,6 @@ async fn a_full_run_takes_its_time_where_the_server_limits_statements() {
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     assert!(daemon.stop().success());
     run(&admin, "SET GLOBAL max_statement_time = 0").await;
-    world.close().await;
 }
 
 /// Asserts that the program ended because an operator must correct something, and said so.
@@ -69,7 +67,6 @@ async fn a_binary_log_of_statements_is_refused_before_any_write() {
     assert_refused(&world.tallyd(&["reconcile"]), "BINLOG_FORMAT = STATEMENT");
     run(&admin, &format!("DROP TABLE {}._sqlx_migrations", world.name)).await;
     assert_refused(&world.tallyd(&["migrate"]), SENTENCE);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,5 +81,4 @@ async fn an_account_with_an_unknown_plugin_is_refused_by_its_name() {
         assert_refused(&world.tallyd(arguments), SENTENCE);
     }
     world.set("");
-    world.close().await;
 }

@@ -57,5 +57,4 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
         "all likes of a target came through one partition"
     );
     assert!(daemon.stop().success());
-    world.close().await;
 }

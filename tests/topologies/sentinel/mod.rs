@@ -78,6 +78,5 @@ impl Stage {
             assert_eq!(report[number], 0, "{number}: {report}");
         }
         assert!(self.daemon.stop().success());
-        self.world.close().await;
     }
 }

@@ -59,5 +59,4 @@ async fn what_is_wrong_with_sentinels_is_said() {
         output.status.code() == Some(75) && stderr(&output).contains(&said)
     })
     .await;
-    world.close().await;
 }

@@ -43,5 +43,4 @@ async fn all_filters_are_dropped_once_nobody_keeps_them() {
     assert_eq!(world.cache.filter_epoch().await.unwrap(), "");
     let (code, said) = dropped(&world, &[]);
     assert!(code == 0 && said.contains("0 keys deleted"), "{said}");
-    world.close().await;
 }

@@ -38,7 +38,6 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
         assert!(daemon.stop().success());
         let mut redis = world.redis().await;
         assert!(!redis.exists::<_, bool>(world.cache.keys.next_filter("video", target(42))).await.unwrap(), "{point}");
-        world.close().await;
     }
 }
 
@@ -72,7 +71,6 @@ async fn flushed_at(point: &str) {
     eventually(&format!("the filter is built after {point}"), built).await;
     assert_eq!(refused(&world, target(42)).await, 1_000);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Waits until a daemon has stopped itself at its pause point.
@@ -119,7 +117,6 @@ async fn overtaken_at(point: &str) {
     // The filter answers "no" for users who never liked the target.
     assert!(refused(&world, target(42)).await > 990, "{point}");
     assert!(other.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,5 +156,4 @@ async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_an
         let () = redis.del(&recent).await.unwrap();
         let () = redis.del(&[&filter, &config, &added]).await.unwrap();
     }
-    world.close().await;
 }

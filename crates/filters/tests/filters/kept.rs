@@ -51,7 +51,6 @@ async fn a_filter_is_what_redisson_reads() {
     assert_eq!(state(&world, target(43)).await, None, "one like is missing");
     let report = run(&world).await;
     assert_eq!((report.built, report.folded, report.dropped), (0, 0, 0), "an up-to-date filter must not change");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +79,6 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
         assert_eq!(client.liked(UserId(2_000), &[target(43), target(42)]).await.unwrap(), [false, false]);
     }
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,7 +110,6 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     assert_eq!((report.built, report.folded), (0, 1));
     assert_no_false_no(&world, target(42), 1_001..=1_252).await;
     assert_eq!(refused(&world, target(42)).await, 1_000);
-    world.close().await;
 }
 
 /// The program that counts the likes of a task. If the task itself counts them, it passes the filter's bits or its keys.
@@ -239,8 +236,6 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
     let rows = world.counters().await;
     assert_eq!(world.redis_counters().await, rows.into_iter().filter(|(_, likes)| *likes != 0).collect());
     assert!(daemon.stop().success());
-    let Ok(load) = Arc::try_unwrap(load) else { panic!("a task is left") };
-    load.world.close().await;
 }
 
 /// Runs the job at least twelve times. Returns how many filters it has built, and how many users it has added to them.
@@ -313,7 +308,6 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     world.config.filter.likes_min = 200;
     assert_eq!(run(&world).await.dropped, 1, "a filter for far too few likes must not stay");
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 async fn refused_of(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) -> usize {
@@ -342,7 +336,6 @@ async fn without_filters_no_key_of_one_is_made() {
     let found: Vec<String> = redis.keys(format!("{}:filter:*", world.name)).await.unwrap();
     assert_eq!(found, Vec::<String>::new());
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'filters'").await, 0);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -396,5 +389,4 @@ async fn the_documented_rights_are_enough_for_filters() {
     for (name, _) in &login {
         let () = redis::cmd("ACL").arg("DELUSER").arg(name).query_async(&mut redis).await.unwrap();
     }
-    world.close().await;
 }

@@ -28,7 +28,6 @@ async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
     let () = world.redis().await.del(&recent).await.unwrap();
     assert_no_false_no(&world, target(42), 1..=30).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +42,6 @@ async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
     assert_no_false_no(&world, target(42), (1..=30).chain(1_001..=1_030)).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +78,6 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (0, 0), "the run must write the epoch again");
     assert_eq!(refused(&world, target(42)).await, 1_000);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,7 +104,6 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
         .await;
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,7 +118,6 @@ async fn a_mark_from_the_future_has_all_targets_looked_at() {
     assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);
     seed(&world, target(43), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,7 +146,6 @@ async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted()
     world.set(BY_HAND);
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,5 +171,4 @@ async fn likes_that_are_counted_blindly_are_noted() {
     run(&world).await;
     assert_no_false_no(&world, target(42), (1..=30).chain(100..110)).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

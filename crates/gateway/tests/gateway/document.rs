@@ -56,5 +56,4 @@ async fn the_samples_of_the_document_are_answered_as_it_says() {
     assert_eq!(listed, found);
     assert!(gateway.process.stop().success());
     assert!(daemon.stop().success());
-    world.close().await;
 }

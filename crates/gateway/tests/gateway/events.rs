@@ -37,7 +37,6 @@ async fn events_are_accepted_once_the_broker_has_them_all() {
     .await;
     assert!(gateway.process.stop().success());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,7 +57,6 @@ async fn each_event_of_a_list_has_its_verdict_in_its_place() {
     assert_eq!(told[1], json!({ "verdict": "refused", "reason": "no-type", "message": message }));
     assert_eq!(world.unconsumed(&world.broker.queue(0)).await, 2, "accepted events are published");
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +93,6 @@ async fn what_api_servers_count_is_published_with_the_scripts_at_and_refused_wit
     world.assert_equals(&model).await;
     assert!(gateway.process.stop().success());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +107,6 @@ async fn where_api_servers_count_their_recent_clicks_come_before_mysql() {
     ]);
     assert_eq!(likes, json!({ "user": "8", "kind": "video", "likes": expected }));
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,7 +137,6 @@ async fn messages_name_the_trace_of_the_request_that_made_them() {
     let [first, second] = traces;
     assert_eq!(named, [Some(first), None, Some(second), None]);
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,5 +163,4 @@ async fn a_gateway_starts_without_a_card_and_learns_each_later_one() {
     eventually("the new kind is known", || async { gateway.post(&article).await.status == 202 }).await;
     assert!(gateway.process.stop().success());
     drop(publisher);
-    world.close().await;
 }

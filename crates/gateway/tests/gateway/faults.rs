@@ -49,7 +49,6 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     proxy.cut();
     assert_eq!(gateway.post(&count(1, "a")).await.status, 202);
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,7 +80,6 @@ async fn a_refused_login_is_told_at_once_and_shows_no_password() {
         assert!(!ready.body.contains(words), "without the token the answer must show no cause: {ready:?}");
         assert!(gateway.process.stop().success() && guarded.process.stop().success());
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,7 +97,6 @@ async fn a_message_that_no_queue_takes_is_not_confirmed() {
     drop(world.publisher().await);
     assert_eq!(gateway.post(&count(1, "a")).await.status, 202, "the next request is accepted");
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,7 +121,6 @@ async fn the_stop_answers_requests_in_flight_and_takes_no_more() {
     assert_eq!(read(&mut flying).await.status, 202);
     assert!(gateway.process.wait().success());
     drop(idle);
-    world.close().await;
 }
 
 /// Sends requests without reading their answers.
@@ -187,7 +183,6 @@ async fn a_silent_mysql_stops_no_event_and_a_silent_broker_stops_no_read() {
         assert!(matches!(read(stream).await.status, 202 | 503));
     }
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,5 +210,4 @@ async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     let live = world.tallyd(&["admin", "healthcheck", "--live", "--url", &format!("http://{}", gateway.address)]);
     assert_eq!(live.status.code(), Some(0), "{}{}", stdout(&live), stderr(&live));
     assert!(gateway.process.stop().success());
-    world.close().await;
 }

@@ -55,7 +55,6 @@ async fn a_request_that_is_wrong_is_refused_with_its_code() {
         assert!(asked.body.contains(line), "{line}: {}", asked.body);
     }
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,7 +86,6 @@ async fn whoever_lacks_the_token_reads_and_publishes_nothing() {
     }
     assert!(!gateway.process.log().contains("0123456789"), "{}", gateway.process.log());
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +102,6 @@ async fn a_socket_in_the_file_system_takes_events() {
     assert_eq!((answer.status, answer.verdicts()), (202, vec!["confirmed".to_owned()]));
     assert!(gateway.process.stop().success());
     assert!(!path.exists());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,7 +131,6 @@ async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     let answer = read(&mut slow[2]).await;
     assert_eq!((answer.status, answer.code().as_str()), (408, "request-timeout"));
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,7 +154,6 @@ async fn more_requests_than_the_limit_are_told_to_come_again() {
     assert_eq!(read(&mut slow).await.status, 202);
     assert_eq!(gateway.post(&count(1, "other")).await.status, 202);
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,5 +174,4 @@ async fn a_user_who_clicks_too_often_is_told_how_long_to_wait() {
     let other = retried.replacen("\"like\"", "\"unlike\"", 1);
     assert_eq!(gateway.post(&other).await.verdicts(), ["limited"], "an unlike of the same instant is a further click");
     assert!(gateway.process.stop().success());
-    world.close().await;
 }

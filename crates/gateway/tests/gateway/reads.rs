@@ -38,7 +38,6 @@ async fn numbers_that_redis_lost_come_from_mysql_or_are_unknown() {
     assert!(!silent.process.log().contains("gateway-redis-away"), "{}", silent.process.log());
     assert!(silent.process.stop().success());
     assert!(gateway.process.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,5 +79,4 @@ async fn a_board_has_its_first_members_and_a_members_neighbours() {
         assert_eq!((answer.status, answer.code().as_str()), (status, code), "{path}: {answer:?}");
     }
     assert!(gateway.process.stop().success());
-    world.close().await;
 }

@@ -91,7 +91,6 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +120,6 @@ async fn an_event_in_flight_at_the_first_look_is_no_difference() {
     let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(numbers(&report, ["transient", "differ", "drift_sum"]), [2, 1, 1], "{report}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,5 +142,4 @@ async fn a_comparison_that_is_stopped_before_its_second_look_is_not_done() {
     let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["ended"]), (Some(1), &json!("stopped")), "{report}");
-    world.close().await;
 }

@@ -103,7 +103,6 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
         "{text}"
     );
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,7 +147,6 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     assert_eq!(output.status.code(), Some(0));
     assert!(stdout(&output).contains("ended early: it was stopped: --resume continues"), "{}", stdout(&output));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,5 +183,4 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     world.write(&HARD.replace("= :user", "= :user; DROP TABLE old_likes"));
     refused(&["old", "--since", "1h"], 78, "[[export]] old: delete has more than one statement");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -98,5 +98,4 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     let taken_back: BTreeMap<u64, i64> = injected.iter().map(|(video, by)| (*video, -by)).collect();
     assert_eq!(added(&world).await, taken_back, "the recounts must add exactly the injected amounts");
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -48,7 +48,6 @@ async fn counters_become_what_the_query_says_and_each_change_is_noted() {
         assert_eq!(newest().await, before, "no event was applied");
         let again = &world.report(&["admin", "recount", "video:comment"])["recounts"][0];
         assert_eq!((&again["drifted"], &again["exact"]), (&json!(0), &json!(8)));
-        world.close().await;
     }
 }
 
@@ -67,7 +66,6 @@ async fn a_dry_run_tells_and_changes_nothing() {
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 0);
     assert!(world.tallyd(&["admin", "recount"]).status.success());
     assert!(world.tallyd(&["admin", "recount", "--dry-run"]).status.success(), "no drift is left");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +96,6 @@ async fn what_is_too_much_to_be_true_changes_nothing_until_it_is_forced() {
     assert!(world.tallyd(&["admin", "recount", "--force", "--yes"]).status.success());
     assert_eq!(added(&world).await, BTreeMap::from([(7, -52), (101, 1)]));
     assert_eq!(counters(&world).await, comments(&world).await);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,7 +123,6 @@ async fn a_table_of_another_database_a_sum_and_no_row_at_all_are_right_too() {
     assert!(world.tallyd(&["admin", "recount"]).status.success());
     assert_eq!(counters(&world).await, BTreeMap::from([(3, -4), (9, 2)]));
     run(&world, &format!("DROP DATABASE {name}")).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,6 +151,5 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         eventually(&format!("Redis has the corrected counts, written by {writer}"), read).await;
         assert!(world.tallyd(&["reconcile", "--dry-run"]).status.success(), "no count is added twice");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }

@@ -91,7 +91,6 @@ async fn what_is_wrong_with_a_query_is_said_and_nothing_is_changed() {
     }
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND outcome = 'refused'").await, 16);
     assert_eq!(world.count("SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '%SLEEP(5)%' AND id <> CONNECTION_ID()").await, 0, "the server has ended it");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,7 +122,6 @@ async fn a_query_that_may_not_read_its_table_is_told_what_right_it_lacks() {
     run(&world, &format!("GRANT SELECT ON {name}_shop.comment TO '{user}'@'%'")).await;
     assert!(tallyd(&["admin", "recount"]).status.success());
     run(&world, &format!("DROP USER '{user}'@'%'; DROP DATABASE {name}_shop")).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,7 +146,6 @@ async fn check_config_asks_mysql_how_it_would_run_the_query() {
         offline.status.success()
             && stdout(&offline).contains("recount   video:comment only with `tallyd admin recount`")
     );
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,5 +162,4 @@ async fn what_is_not_there_to_be_recounted_is_said() {
     let nothing = world.tallyd(&["admin", "recount"]);
     assert_eq!(nothing.status.code(), Some(64));
     assert!(stderr(&nothing).contains("the configuration has no [[recount]]"), "{}", stderr(&nothing));
-    world.close().await;
 }

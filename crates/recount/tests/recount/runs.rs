@@ -31,7 +31,6 @@ async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is
         expected.insert(7, 2 - 100);
         expected.insert(160, -5);
         assert_eq!(added(&world).await, expected, "{point}");
-        world.close().await;
     }
 }
 
@@ -58,7 +57,6 @@ async fn of_two_at_once_one_is_told_to_try_later() {
     let ended = first.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(75), "another run took over");
     assert_eq!(added(&world).await, BTreeMap::from([(1, 3)]), "once");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,7 +71,6 @@ async fn a_daemon_recounts_by_its_schedule_and_tells() {
     let done = "SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND mode = 'video:comment' AND outcome = 'done'";
     eventually("the recount has run twice", || async { world.count(done).await > 1 }).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,7 +91,6 @@ async fn a_recount_that_comes_with_a_reload_is_done_and_one_that_goes_is_not() {
     daemon.logged("\"consuming\"").await;
     assert!(daemon.stop().success());
     assert_eq!(world.count(runs).await, before);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,7 +107,6 @@ async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
     assert_eq!(counters(&world).await, BTreeMap::from([(1, 3)]));
     let waits = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:share' AND outcome = 'refused'";
     assert_eq!(world.count(waits).await, 1, "the failed recount must wait for its next scheduled time");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,7 +120,6 @@ async fn a_recount_that_is_new_waits_for_its_time() {
     eventually("the other recount is done", || async { world.count(done).await > 1 }).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'video:share'").await, 0);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// When the daemon gets SIGTERM, it has received some events but has not written them. A fence message must not pass
@@ -193,5 +187,4 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     world.drained(&publisher).await;
     assert_eq!((counters(&world).await, added(&world).await), (comments(&world).await, BTreeMap::new()), "{report}");
     assert!(second.stop().success());
-    world.close().await;
 }

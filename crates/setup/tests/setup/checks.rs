@@ -48,7 +48,7 @@ async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
         sqlx::query_as("SELECT VERSION(), @@datadir").fetch_one(&world.pool).await.unwrap();
     if version.contains("MariaDB") {
         servers::not_run(&format!("{version} does not write its CA to a file"));
-        return world.close().await;
+        return;
     }
     let (own, url) = (format!("{folder}/ca.pem"), world.config.mysql.url.expose().to_owned());
     let by_authority = format!("{url}?ssl-mode=VERIFY_CA");
@@ -66,7 +66,6 @@ async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
         let (_, report) = check(&world, &[("TALLYD__MYSQL__TLS_CA_FILE", authority), ("TALLYD__MYSQL__URL", url)]);
         assert_is(&report, "mysql-answers", status, found);
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +94,6 @@ async fn all_is_looked_at_and_nothing_changed() {
     assert_is(&report, "rabbitmq-exchanges", "ok", &world.broker.exchange());
     assert_is(&report, "rabbitmq-permissions", "ok", "can publish to amq.default and ");
     assert_eq!(world.unconsumed(&world.broker.queue(0)).await, 1);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +119,6 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
         stderr(&text)
     );
     assert!(stdout(&text).contains("ok       mysql-schema          up to date"), "{}", stdout(&text));
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,7 +156,6 @@ async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
             assert!(advice.contains("memory or disk alarm"), "{advice}");
         }
     }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,7 +172,6 @@ async fn a_queue_with_other_arguments_is_an_error_and_left_alone() {
     assert_eq!(code, Some(78), "the other queues are missing: {report:#}");
     assert_is(&report, "rabbitmq-queues", "error", &format!("[amqp] declare is false: {}.returned", world.name));
     link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,7 +219,6 @@ async fn rights_that_an_account_lacks_are_named() {
     assert_is(&report, "mysql-answers", "error", "Access denied");
     sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{user}'@'%'"))).execute(&world.pool).await.unwrap();
     drop(server);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -243,7 +237,6 @@ async fn a_redis_that_refuses_the_scripts_of_tallyd_is_an_error() {
     assert_eq!(code, Some(78));
     assert_is(&report, "redis-scripts", "error", "whose keys are not written as KEYS[1]");
     assert!(report.to_string().contains("script_check_enable = 0"), "{report}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,7 +249,6 @@ async fn a_proxy_that_keeps_the_sessions_of_mysql_open_is_reported() {
     assert_eq!(code, Some(0));
     assert_is(&report, "mysql-answers", "warning", "a proxy ignores SET wait_timeout");
     assert!(report.to_string().contains("freezes for 99 s"), "{report}");
-    world.close().await;
 }
 
 #[test]

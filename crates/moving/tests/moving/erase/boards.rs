@@ -122,7 +122,6 @@ async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
 
     let live: Vec<String> = redis.zrange(world.cache.keys.board(&open.board, &open.period), 0, -1).await.unwrap();
     assert_eq!(live.len(), SCORES.len() - 2, "the other users stay on the open board");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,5 +138,4 @@ async fn an_archive_that_was_changed_loses_the_name_and_stays_wrong() {
     let (members, checksum) = tally(&world, &closed).await;
     assert_eq!(members.members, SCORES.len() as u64);
     assert_ne!(members.checksum, checksum, "the erase must not hide the change");
-    world.close().await;
 }

@@ -53,7 +53,6 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         let places = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = '0' AND place = 3";
         assert_eq!(world.count(places).await, 1, "{point}");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -86,7 +85,6 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     assert_eq!((&resumed["rows"], &resumed["unlikes"]), (&json!(2_500), &json!(2_500)));
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +108,6 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
     assert_eq!(report(&erase(&world, &["--target", &name]), 0)["rows"], 1);
     assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +136,6 @@ async fn a_pause_of_the_consumers_ends_an_erase_and_resume_continues_it() {
     assert_eq!((&rest["ended"], &rest["rows"]), (&json!("done"), &json!(2_500)), "{rest}");
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Starts an erase, and waits until it has stopped itself at the pause point.

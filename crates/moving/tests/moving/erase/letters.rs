@@ -64,7 +64,6 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);
     assert_eq!((&erased["letters_deleted"], &erased["letters_rewritten"]), (&json!(1), &json!(1)));
     assert_eq!(bodies(&world).await, [other.clone(), format!("[{other}]")]);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,7 +77,6 @@ async fn a_dead_letter_that_only_a_person_can_read_is_named() {
     let left = erased["left"].to_string();
     assert!(left.contains("`tallyd dead show 1 2`"), "{left}");
     assert_eq!(bodies(&world).await, letters);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,5 +90,4 @@ async fn what_waits_in_queues_is_counted_and_named() {
     let erased = report(&erase(&world, &["--user", &USER.to_string()]), 1);
     assert_eq!(erased["waiting"], json!([{ "queue": returned, "messages": 3 }]));
     assert!(erased["left"].to_string().contains("3 messages wait in"), "{erased}");
-    world.close().await;
 }

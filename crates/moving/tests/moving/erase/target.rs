@@ -63,7 +63,6 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
         assert_eq!(again[count], 0, "{count}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,5 +83,4 @@ async fn what_can_not_be_erased_is_refused_before_anything_is() {
     assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
     assert!(stderr(&output).contains("no board is named hot"), "{}", stderr(&output));
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'erase'").await, 0);
-    world.close().await;
 }

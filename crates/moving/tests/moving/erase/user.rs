@@ -105,7 +105,6 @@ async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
         assert_eq!(again[count], 0, "{count}");
     }
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,7 +124,6 @@ async fn an_index_by_user_is_used_and_finds_the_same() {
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
     world.assert_equals(&likes.model).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +155,6 @@ async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     let clicked = client.like(target(1), USER, &[]).await.unwrap();
     assert!(clicked.counted().is_some());
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,7 +178,6 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     run_filters(&world).await;
     assert_eq!(by_filter(&world).await, Some(Seen::Known(false)));
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 /// Waits until no other run holds the lock. Then runs the filters' job once.

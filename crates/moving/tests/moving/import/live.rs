@@ -45,7 +45,6 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
         assert_eq!((&found["rows"], &found["added"], &found["kept"]), (&100.into(), &90.into(), &10.into()), "{found}");
         assert_brought_over(&world).await;
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -103,7 +102,6 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
         let exact = world.reconcile("--full").await;
         assert_eq!((&exact["drifted"], &exact["counters_off"]), (&0.into(), &0.into()), "{exact}");
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -128,5 +126,4 @@ async fn verify_finds_nothing_while_both_sides_change() {
     world.drained(&publisher).await;
     assert_eq!(here(&world).await, on_site(&world).await);
     assert!(daemon.stop().success());
-    world.close().await;
 }

@@ -35,7 +35,6 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         report(&world, 0, &[]);
         assert_eq!(here(&world).await, expected);
         assert!(daemon.stop().success());
-        world.close().await;
     }
 }
 
@@ -66,7 +65,6 @@ async fn a_table_that_lost_most_rows_takes_no_like_with_it() {
     assert_eq!((&back["changed"], &back["counted"]), (&170.into(), &170.into()), "{back}");
     assert_eq!(here(&world).await, all);
     counters_equal_rows(&world).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +78,6 @@ async fn a_row_that_comes_back_between_the_looks_stays() {
     let done = resumed(import);
     assert_eq!((&done["missed"], &done["taken_out"]), (&2.into(), &1.into()), "{done}");
     assert_brought_over(&world).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,5 +96,4 @@ async fn a_row_that_an_event_changes_after_the_looks_stays() {
     assert!(here(&world).await.contains(&(5, 7)));
     counters_equal_rows(&world).await;
     assert!(daemon.stop().success());
-    world.close().await;
 }

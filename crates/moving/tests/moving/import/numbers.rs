@@ -54,7 +54,6 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     assert_eq!((&reconciled["drifted"], &reconciled["counters_off"]), (&0.into(), &0.into()), "{reconciled}");
     assert_eq!(views(&world).await, [(1, 110), (2, 17), (9, 3_000_000)]);
     assert!(daemon.stop().success());
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,7 +72,6 @@ async fn numbers_are_imported_though_nobody_reads_the_queues() {
         assert_eq!((&report["ended"], &report["rows"]), (&"done".into(), &2.into()), "{report}");
     }
     assert_eq!(views(&world).await, [(1, 100), (2, 7)]);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,5 +100,4 @@ async fn numbers_of_keys_in_redis_are_found_by_their_pattern() {
     let output = world.tallyd(&["import"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("post:views:40 does not hold a whole number >= 0"), "{}", stderr(&output));
-    world.close().await;
 }

@@ -65,7 +65,6 @@ async fn what_can_not_be_imported_is_refused_by_name() {
     assert!(checked.status.success() && stdout(&checked).contains("warning  mysql-imports"), "{}", stdout(&checked));
     // The import has written at most the two pages before the invalid row.
     assert!(here(&world).await.len() <= 2);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +85,6 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
     run(&world, &format!("GRANT SELECT ON {other}.old_like TO {account}")).await;
     assert_eq!(report(&world, 0, &[])["added"], 1);
     run(&world, &format!("DROP DATABASE {other}")).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,5 +102,4 @@ async fn names_and_options_that_do_not_fit_are_refused() {
     }
     world.set("");
     assert!(stderr(&world.tallyd(&["import"])).contains("move.toml beside the configuration has no [[import]]"));
-    world.close().await;
 }

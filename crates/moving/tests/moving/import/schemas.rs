@@ -24,7 +24,6 @@ async fn a_table_of_each_schema_is_brought_over_whole() {
         );
         assert_brought_over(&world).await;
         assert_eq!(world.count("SELECT COUNT(*) FROM outbox").await, 0);
-        world.close().await;
     }
 }
 
@@ -53,7 +52,6 @@ async fn what_changed_in_a_table_with_times_follows_in_the_next_run() {
     report(&world, 0, &[]);
     assert_eq!(here(&world).await, (1..=20).map(|user| (7, user)).collect());
     counters_equal_rows(&world).await;
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,7 +66,6 @@ async fn only_an_empty_page_is_the_end_of_the_table() {
     assert_brought_over(&world).await;
     run(&world, "DELETE FROM like_record WHERE target_id = 6 AND user_id = 6").await;
     assert_eq!(report(&world, 2, &["--verify"])["differing"], 1);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,7 +94,6 @@ async fn a_dry_run_says_what_it_found_and_writes_nothing() {
     assert!(warned.contains("without an index") && warned.contains("again: return each row once"), "{twice}");
     assert!(here(&world).await.is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM counter").await, 0);
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,5 +116,4 @@ async fn a_table_of_another_server_with_text_ids_is_read() {
     let checked = world.tallyd(&["config", "check"]);
     let text = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(text.contains("mysql-imports") && text.contains("reads the table old_text without an index"), "{text}");
-    world.close().await;
 }

@@ -42,7 +42,6 @@ async fn each_injected_difference_is_found_and_named() {
     run(&world, "INSERT INTO like_record SELECT 1, 100 + seq, 1, 0, NOW(6) FROM (SELECT post_id AS seq FROM old_like GROUP BY post_id) AS posts").await;
     let many = report(&world, 2, &["--verify"]);
     assert_eq!((&many["differing"], many["targets"].as_array().unwrap().len()), (&40.into(), 20), "{many}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,7 +66,6 @@ async fn a_checksum_tells_swapped_users_of_two_targets_apart() {
     let one = report(&world, 2, &["--verify"]);
     assert_eq!((&one["differing"], &one["rows"], &one["here"]), (&2.into(), &2.into(), &2.into()), "{one}");
     assert_eq!((&one["targets"][0]["missing"], &one["targets"][0]["extra"]), (&1.into(), &1.into()), "{one}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +78,6 @@ async fn rows_are_read_only_where_the_checksums_differ() {
     let read = found["read"].as_u64().unwrap();
     assert_eq!((&found["differing"], &found["rows"]), (&2.into(), &8_000.into()), "{found}");
     assert!((4..1_000).contains(&read), "{read} rows were read: {found}");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,7 +130,6 @@ async fn each_way_to_write_a_query_and_its_values_is_summed() {
     }
     run(&world, "DELETE FROM like_record WHERE target_id = 8 AND user_id = 7").await;
     assert_eq!(report(&world, 2, &["--verify"])["targets"][0]["target"], "video:8");
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,5 +187,4 @@ async fn what_can_not_be_compared_ends_in_a_sentence() {
         assert_eq!(output.status.code(), Some(1), "{query}: {said} {}", stdout(&output));
         assert!(said.contains("[[import]] old: ") && said.contains(why), "{query}: {said}");
     }
-    world.close().await;
 }
