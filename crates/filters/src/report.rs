@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
+use tallyd_base::jobs::run::{Ended, RunHead, RunReport, has_run_head};
 use tallyd_base::jobs::runner::Outcome;
 use tallyd_base::runtime::progress::RunProgress;
 
@@ -37,13 +37,7 @@ pub struct Mark {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 
     fn outcome(&self) -> Outcome {
         if self.head.ended == Ended::Done && self.left_because.is_some() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::jobs::run::{RunHead, RunReport, has_run_head};
 use tallyd_base::runtime::progress::{RunProgress, rate};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -41,13 +41,7 @@ pub struct TargetReport {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 }
 
 /// Writes one line for the log. With `{:#}` it writes several lines for an operator.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tracing::info;
 
 use super::Reason;
-use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
+use tallyd_base::jobs::run::{Ended, RunHead, RunReport, has_run_head};
 use tallyd_base::jobs::runner::Outcome as RunOutcome;
 use tallyd_base::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
@@ -124,13 +124,7 @@ impl PeriodReport {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 
     fn outcome(&self) -> RunOutcome {
         let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::fence::{self, Fences};
 use super::pages::Pages;
-pub use super::run_report::{Ended, RunHead, RunReport, Waited, Waits};
+pub use super::run_report::{Ended, RunHead, RunReport, Waited, Waits, has_run_head};
 use super::runner::{LockRequest, Ran, run_once};
 use super::schedule::RetryAfter;
 use super::{JobError, Work};

@@ -27,6 +27,21 @@ pub trait RunReport: Serialize + fmt::Display + Send {
     }
 }
 
+/// Implements the accessors of [`RunReport`] for a report whose field `head` is its [`RunHead`].
+#[macro_export]
+macro_rules! has_run_head {
+    () => {
+        fn head(&self) -> &$crate::jobs::run::RunHead {
+            &self.head
+        }
+
+        fn head_mut(&mut self) -> &mut $crate::jobs::run::RunHead {
+            &mut self.head
+        }
+    };
+}
+pub use has_run_head;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ended {

@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::Subject;
 use super::sides::Look;
-use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::jobs::run::{RunHead, RunReport, has_run_head};
 use tallyd_base::runtime::progress::{RunProgress, rate};
 use tallyd_core::model::TargetId;
 use tallyd_core::repair_limits::confirmed_delta;
@@ -79,13 +79,7 @@ impl Report {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 }
 
 /// Writes one line for the log. `{:#}` adds details on further lines.

@@ -17,7 +17,7 @@ use crate::sql;
 use crate::sql::erase::boards::{Moved, Place};
 use tallyd_base::config::Rules;
 use tallyd_base::jobs::JobError;
-use tallyd_base::jobs::run::{KEEP, RunHead, RunReport};
+use tallyd_base::jobs::run::{KEEP, RunHead, RunReport, has_run_head};
 use tallyd_base::jobs::runner::{LockRequest, Ran, run_once};
 use tallyd_base::runtime::fault;
 use tallyd_core::archive::{PeriodRow, PeriodState};
@@ -217,13 +217,7 @@ fn taken(changed: Changed) -> Result<u64> {
 }
 
 impl RunReport for Members {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 }
 
 impl fmt::Display for Members {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use tallyd_base::jobs::run::{Ended, RunHead, RunReport};
+use tallyd_base::jobs::run::{Ended, RunHead, RunReport, has_run_head};
 use tallyd_base::runtime::progress::{RunProgress, rate};
 
 const BEYOND: [&str; 4] = [
@@ -63,13 +63,7 @@ impl Report {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 }
 
 /// Writes one line for the log. `{:#}` adds details on further lines.

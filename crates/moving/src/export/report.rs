@@ -8,7 +8,7 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::config::Export;
-use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::jobs::run::{RunHead, RunReport, has_run_head};
 use tallyd_base::runtime::progress::{RunProgress, rate, spoken};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -34,13 +34,7 @@ impl Report {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 }
 
 fn shown(at: i64) -> impl fmt::Display {

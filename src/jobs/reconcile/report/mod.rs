@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Mode;
 pub(super) use tallyd_base::jobs::run::LISTED_MAX;
-use tallyd_base::jobs::run::{RunHead, RunReport};
+use tallyd_base::jobs::run::{RunHead, RunReport, has_run_head};
 pub use tallyd_base::telemetry::Verdict;
 use tallyd_core::model::Micros;
 use tallyd_core::sizes::Sizes;
@@ -173,13 +173,7 @@ impl TargetReport {
 }
 
 impl RunReport for Report {
-    fn head(&self) -> &RunHead {
-        &self.head
-    }
-
-    fn head_mut(&mut self) -> &mut RunHead {
-        &mut self.head
-    }
+    has_run_head!();
 
     fn cut(&self) -> Option<Micros> {
         self.cut.map(Micros)
