@@ -54,7 +54,7 @@ async fn keep(servers: &Servers, own: &Card, decides: &mut bool) -> Result<()> {
     let in_redis = servers.cache.site_card().await;
     let row = row(servers, own, *decides).await?;
     *decides = false;
-    tell(own, &row);
+    warn_differences(own, &row);
     if in_redis?.as_deref() != Some(row.text.as_str()) {
         servers.cache.write_site_card(&row.text).await?;
     }
@@ -88,7 +88,7 @@ fn differences(own: &Card, row: &CardRow) -> Option<Vec<String>> {
     }
 }
 
-fn tell(own: &Card, row: &CardRow) {
+fn warn_differences(own: &Card, row: &CardRow) {
     let fields = differences(own, row).unwrap_or_default().join(", ");
     let how = (!fields.is_empty()).then(|| format!("{fields} (card of {})", row.by));
     if telemetry().site_differs(how) {

@@ -22,7 +22,7 @@ use tallyd_base::config::{Config, ConfigHandle};
 use tallyd_base::runtime::liveness::Liveness;
 use tallyd_base::runtime::{shutdown, systemd};
 use tallyd_base::servers::Servers;
-use tallyd_base::telemetry::{telemetry, tell_status};
+use tallyd_base::telemetry::{report_status, telemetry};
 use tallyd_base::version;
 use tasks::{Running, TaskName, Tasks};
 
@@ -52,7 +52,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let reloader = Reloader { path, sender, store: servers.store.clone(), hangups };
     running.start(TaskName::Reloader, reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
-    tokio::spawn(tell_status(drained));
+    tokio::spawn(report_status(drained));
     let tasks = Tasks { live: live.clone(), servers: servers.clone(), stop: stop.clone() };
     let ended = tokio::select! {
         ready = startup::servers_are_ready(&servers, &live) => match ready {

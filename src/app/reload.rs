@@ -55,7 +55,7 @@ impl Reloader {
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
             let noted = code_registry::agree(&self.store, &config).await;
-            startup::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
+            startup::log_changes(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
                 false => anyhow!("the meaning of codes could not be read from MySQL: {error:#}"),
             })?);

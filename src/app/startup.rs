@@ -59,7 +59,7 @@ async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
     let changes = code_registry::agree(&servers.store, config).await?;
     let also = servers.cache.also(&config.redis, &config.metrics)?.map(|also| also.keys.layout().full_name());
     servers.store.note_daemon_layouts(&servers.cache.keys.layout().full_name(), also.as_deref()).await?;
-    tell(&changes);
+    log_changes(&changes);
     info!(event = "mysql", version, "MySQL is {version}");
     for warning in warnings {
         warn!(event = "mysql-not-durable", "{warning}");
@@ -77,7 +77,7 @@ async fn look_at_schema(servers: &Servers) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn tell(changes: &[Change]) {
+pub(super) fn log_changes(changes: &[Change]) {
     if !changes.is_empty() {
         let changes: Vec<String> = changes.iter().map(Change::to_string).collect();
         let changes = changes.join(", ");

@@ -122,7 +122,7 @@ impl From<RareControl> for Ordered {
 pub(super) async fn run(config: &Path, (task, command, lasts): Ordered) -> Result<u8> {
     let (lasts_s, reason) = lasts.map_or_else(Default::default, |it| (Some(it.time.as_secs()), it.reason));
     let done = order(config, &Wanted { task, command, lasts_s, by: user(), reason }).await?;
-    writeln!(std::io::stdout(), "{}", said(task, command, &done)).context("print")?;
+    writeln!(std::io::stdout(), "{}", sentence(task, command, &done)).context("print")?;
     Ok(EXIT_DONE)
 }
 
@@ -151,7 +151,7 @@ fn reason(body: &str) -> String {
     error.replace(char::is_control, " ")
 }
 
-fn said(task: Task, command: Command, Done { before, now }: &Done) -> String {
+fn sentence(task: Task, command: Command, Done { before, now }: &Done) -> String {
     let (is, was) = match command {
         Command::Pause => ("paused", "resumes"),
         Command::Throttle { .. } => ("throttled", "is no longer throttled"),

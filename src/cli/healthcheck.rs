@@ -25,14 +25,14 @@ pub(super) struct HealthcheckArgs {
 pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     let port = args.port.port(config)?;
     let answer = ask::get(&port, if args.live { "/livez" } else { "/readyz" }).await?;
-    let told = if answer.body.is_empty() {
+    let checked = if answer.body.is_empty() {
         Ok(code_lines(answer.status, if args.live { "live" } else { "ready" }))
     } else if args.live {
         serde_json::from_str(&answer.body).map(|Live { live, stuck }| live_lines(live, &stuck))
     } else {
         serde_json::from_str(&answer.body).map(|ready: Ready| ready_lines(&ready))
     };
-    let (well, lines) = told.unwrap_or_else(|_| (false, vec![refusal(&port, &answer)]));
+    let (well, lines) = checked.unwrap_or_else(|_| (false, vec![refusal(&port, &answer)]));
     let mut out = std::io::stdout();
     lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line))).context("print")?;
     Ok(if well { EXIT_DONE } else { EXIT_FAILED })
@@ -53,12 +53,12 @@ fn live_lines(live: bool, stuck: &[String]) -> (bool, Vec<String>) {
     (live, if live { vec!["live".to_owned()] } else { lines.collect() })
 }
 
-fn ready_lines(told: &Ready) -> (bool, Vec<String>) {
-    if !told.ready {
-        return (false, told.reasons.clone());
+fn ready_lines(ready: &Ready) -> (bool, Vec<String>) {
+    if !ready.ready {
+        return (false, ready.reasons.clone());
     }
     // A daemon can be ready although a server is unreachable.
-    let away = told.servers.iter().filter(|server| !server.up);
+    let away = ready.servers.iter().filter(|server| !server.up);
     let away = away.map(|server| format!("{} is unreachable: {}", server.server.name(), server.why()));
     (true, std::iter::once("ready".to_owned()).chain(away).collect())
 }

@@ -188,12 +188,12 @@ impl fmt::Display for Report {
 
 async fn resume(config: &Config, name: &str) -> Result<u8> {
     let store = Servers::checked(config).await?.store;
-    let said = match store.resume_map(name).await? {
+    let state = match store.resume_map(name).await? {
         None => return Err(unknown(name, &store.noted_maps().await?).into()),
         Some(true) => "is resumed: the daemons consume its queue again within a minute",
         Some(false) => "is not stopped",
     };
-    writeln!(std::io::stdout(), "the map {name} {said}").context("print")?;
+    writeln!(std::io::stdout(), "the map {name} {state}").context("print")?;
     Ok(EXIT_DONE)
 }
 

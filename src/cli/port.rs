@@ -103,14 +103,14 @@ mod tests {
     fn only_addresses_of_plain_http_and_sockets_are_taken() {
         assert_eq!(parse("http://tallyd.example.com:8255").unwrap().to_string(), "http://tallyd.example.com:8255/");
         assert_eq!(parse("unix:/run/tallyd/admin.sock").unwrap(), At::Socket("/run/tallyd/admin.sock".into()));
-        for (wrong, said) in [
+        for (wrong, expected) in [
             ("127.0.0.1:8255", "write an address"),
             ("https://localhost", "doesn't support https"),
             ("unix:admin.sock", "write the absolute path"),
             ("http://user:secret@localhost", "the token with --token-file"),
         ] {
             let error = parse(wrong).unwrap_err();
-            assert!(error.contains(said) && !error.contains("secret"), "{error}");
+            assert!(error.contains(expected) && !error.contains("secret"), "{error}");
         }
     }
 }

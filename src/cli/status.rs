@@ -51,11 +51,11 @@ pub(super) async fn run(config: &Path, args: &StatusArgs) -> Result<u8> {
 
 async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
     let answer = ask::get(port, "/v1/status").await?;
-    let told: Option<Status> = serde_json::from_str(&answer.body).ok().filter(|_| answer.status == StatusCode::OK);
-    let told = told.ok_or_else(|| anyhow!(refusal(port, &answer)))?;
+    let status: Option<Status> = serde_json::from_str(&answer.body).ok().filter(|_| answer.status == StatusCode::OK);
+    let status = status.ok_or_else(|| anyhow!(refusal(port, &answer)))?;
     Ok(match format {
         Format::Json => format!("{}\n", answer.body.trim_end()),
-        Format::Text => Text { status: &told, colour }.to_string(),
+        Format::Text => Text { status: &status, colour }.to_string(),
     })
 }
 

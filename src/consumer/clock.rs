@@ -26,7 +26,7 @@ impl Clock {
     }
 
     /// Compares all recorded readings, and this machine's current time, with MySQL's clock.
-    pub(super) fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
+    pub(super) fn check(mut self, mysql: Micros) -> Result<(), StoreError> {
         self.note(tallyd_base::runtime::clock::now());
         let (least, most) = self.0.unwrap_or_default();
         let apart_s = |ahead: i64| (ahead - ahead_of_steady(mysql)) / 1_000_000;
@@ -50,12 +50,12 @@ mod tests {
     #[test]
     fn a_clock_that_was_stepped_while_events_were_decoded_shows() {
         let now = tallyd_base::runtime::clock::now();
-        assert!(Clock::default().hold(now).is_ok());
+        assert!(Clock::default().check(now).is_ok());
         for step in [Duration::from_secs(50), Duration::from_secs(70)] {
             for wrong in [now.before(step), now.after(step)] {
                 let mut clock = Clock::default();
                 [now, wrong, now].into_iter().for_each(|now| clock.note(now));
-                assert_eq!(clock.hold(now).is_ok(), step.as_secs() < 60, "{step:?}");
+                assert_eq!(clock.check(now).is_ok(), step.as_secs() < 60, "{step:?}");
             }
         }
     }

@@ -27,7 +27,7 @@ pub(crate) async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop:
             // MySQL's clock decides which days are old, so a daemon's wrong clock does no harm. Nothing is deleted
             // while this machine's clock differs from MySQL's.
             let (now, _) = store.clock().await?;
-            if Clock::default().hold(now).is_ok() { store.forget_applied(now, keep).await } else { Ok(0) }
+            if Clock::default().check(now).is_ok() { store.forget_applied(now, keep).await } else { Ok(0) }
         };
         let pause = match beat.during(emptied).await {
             Ok(days) => {

@@ -249,7 +249,7 @@ impl Partition {
         }
         let (now, writable) = self.store.clock().await?;
         ensure!(writable, "MySQL is read-only");
-        Clock::default().hold(now)?;
+        Clock::default().check(now)?;
         if !learned.reads_first {
             learned.reads_first = !self.upserts_in_order().await?;
         }

@@ -17,7 +17,7 @@ use tallyd_base::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::mapping::Trial;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
-use tallyd_core::partition::{Hold, PartitionName};
+use tallyd_core::partition::{Claim, PartitionName};
 use tallyd_mysql::{Store, StoreError, Text, changed, fences, letters, likes, maps, outbox, partitions};
 
 /// Maximum number of hints (counters that the next reconcile must check) that one batch records.
@@ -81,7 +81,7 @@ impl Transaction {
     pub(super) async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
         let rules = Arc::clone(self.rules.get());
         let owner = self.ownership.begin(tx).await?;
-        batch.clock.hold(owner.now)?;
+        batch.clock.check(owner.now)?;
         if batch.events.iter().any(|received| received.event.is_before(owner.ledger_floor)) {
             return Err(StoreError::Forgotten(owner.ledger_floor));
         }
@@ -187,13 +187,13 @@ impl Ownership {
             partitions::make_owner(tx, self.partition).await?;
             row = partitions::lock_owner(tx, self.partition).await?;
         }
-        match row.map(|row| (row, Hold::of(row.epoch, self.epoch))) {
-            Some((row, Hold::Keeps)) => Ok(row),
-            Some((row, Hold::Takes(epoch))) => {
+        match row.map(|row| (row, Claim::of(row.epoch, self.epoch))) {
+            Some((row, Claim::Keeps)) => Ok(row),
+            Some((row, Claim::Takes(epoch))) => {
                 partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
                 Ok(partitions::Ownership { epoch, ..row })
             }
-            Some((_, Hold::TakenOver)) | None => Err(StoreError::TakenOver(self.name.to_string())),
+            Some((_, Claim::TakenOver)) | None => Err(StoreError::TakenOver(self.name.to_string())),
         }
     }
 

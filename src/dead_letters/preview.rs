@@ -79,7 +79,7 @@ pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Preview {
 fn preview(terms: &Terms, decode: impl FnOnce(&mut dyn FnMut(Result<Message, Refusal>, Range<usize>))) -> Preview {
     let mut preview = Preview::default();
     let mut key = None;
-    decode(&mut |said, _| match said {
+    decode(&mut |decoded, _| match decoded {
         Ok(Message::Fence(_)) => preview.is_fence = true,
         Ok(Message::Like(event)) => {
             preview.taken += 1;

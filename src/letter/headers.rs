@@ -107,8 +107,8 @@ fn kept(all: &Map<String, Value>) -> Headers {
     }
     // These headers are stored with each refused event of a list. Headers that fill a frame would need a hundred times
     // as much space as the events.
-    let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
-    let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
+    let problem = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
+    let mut kept = Map::from_iter([("(left out)".to_owned(), json!(problem))]);
     let mut sized: Vec<(usize, &String, &Value)> =
         all.iter().map(|(name, value)| (name.len() + value.to_string().len(), name, value)).collect();
     sized.sort_unstable_by_key(|(bytes, ..)| *bytes);
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_made_to_fill_the_table_are_left_out_and_that_is_said() {
+    fn headers_that_are_made_to_fill_the_table_are_left_out_and_that_is_reported() {
         let mut fields = FieldTable::default();
         fields.insert("x".into(), AMQPValue::LongString(vec![b'x'; HEADERS_BYTES_MAX].into()));
         fields.insert(HEADER.into(), AMQPValue::LongString(TRACEPARENT.into()));
-        let said = headers(&BasicProperties::default().with_headers(fields));
-        assert!(said.json.len() < 200 && said.json.contains("(left out)"), "{said:?}");
-        assert!(said.json.contains(&format!("\"traceparent\":\"{TRACEPARENT}\"")), "{said:?}");
-        assert!(said.bytes > HEADERS_BYTES_MAX);
+        let stored = headers(&BasicProperties::default().with_headers(fields));
+        assert!(stored.json.len() < 200 && stored.json.contains("(left out)"), "{stored:?}");
+        assert!(stored.json.contains(&format!("\"traceparent\":\"{TRACEPARENT}\"")), "{stored:?}");
+        assert!(stored.bytes > HEADERS_BYTES_MAX);
     }
 }

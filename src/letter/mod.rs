@@ -50,11 +50,11 @@ const ERROR_CHARS_MAX: usize = 1_000;
 /// properties.
 pub fn properties(letter: &DeadLetter) -> BasicProperties {
     let text = |text: &str| AMQPValue::LongString(text.into());
-    let mut said = FieldTable::default();
-    said.insert("queue".into(), text(&letter.queue));
-    said.insert("reason".into(), text(letter.reason));
-    said.insert("error".into(), text(&letter.error.chars().take(ERROR_CHARS_MAX).collect::<String>()));
-    said.insert("first_seen".into(), AMQPValue::LongLongInt(letter.first_seen.0));
+    let mut table = FieldTable::default();
+    table.insert("queue".into(), text(&letter.queue));
+    table.insert("reason".into(), text(letter.reason));
+    table.insert("error".into(), text(&letter.error.chars().take(ERROR_CHARS_MAX).collect::<String>()));
+    table.insert("first_seen".into(), AMQPValue::LongLongInt(letter.first_seen.0));
     let mut headers = FieldTable::default();
     let kept: Map<String, Value> = serde_json::from_str(&letter.headers).unwrap_or_default();
     for (name, value) in &kept {
@@ -66,19 +66,19 @@ pub fn properties(letter: &DeadLetter) -> BasicProperties {
         };
         headers.insert(name.as_str().into(), value);
     }
-    headers.insert(LETTER.into(), AMQPValue::FieldTable(said));
+    headers.insert(LETTER.into(), AMQPValue::FieldTable(table));
     BasicProperties::default().with_headers(headers)
 }
 
 fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Option<DeadLetter> {
     let mut fields = properties.headers().as_ref()?.inner().clone();
-    let Some(AMQPValue::FieldTable(said)) = fields.remove(LETTER) else { return None };
-    let text = |name: &str| match said.inner().get(name) {
+    let Some(AMQPValue::FieldTable(table)) = fields.remove(LETTER) else { return None };
+    let text = |name: &str| match table.inner().get(name) {
         Some(AMQPValue::LongString(text)) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
         _ => None,
     };
     let reason = text("reason").and_then(|code| Reason::ALL.into_iter().find(|reason| reason.code() == code))?;
-    let first_seen = match said.inner().get("first_seen") {
+    let first_seen = match table.inner().get("first_seen") {
         Some(AMQPValue::LongLongInt(at)) if (1..=now.0).contains(at) => Micros(*at),
         _ => now,
     };
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_body_is_cut_and_that_is_said() {
+    fn a_huge_body_is_cut_and_that_is_reported() {
         let refusal = Refusal { reason: Reason::TooLarge, error: "large".to_owned() };
         let letter = refused(refusal, &vec![b'x'; KEPT_BYTES_MAX + 1], &Arc::default(), "q", Micros(1));
         assert_eq!((letter.body.len(), &*letter.headers), (KEPT_BYTES_MAX, "{}"));

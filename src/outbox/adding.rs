@@ -157,9 +157,9 @@ impl Outbox {
                 true => failed = failed.and(error),
                 false => unanswered = unanswered.and(error),
             }
-            say_left(left, state);
+            log_left(left, state);
             if left.unknown_marks > 0 {
-                super::say_went_back(partition, state);
+                super::log_went_back(partition, state);
             }
         }
         unanswered?;
@@ -215,7 +215,7 @@ impl Window {
     }
 }
 
-fn say_left(left: Left, state: &mut State) {
+fn log_left(left: Left, state: &mut State) {
     let Left { unknown, no_numbers, no_buckets, .. } = left;
     if let Some(times) = state.left.note(unknown + no_numbers + no_buckets, Instant::now()) {
         warn!(

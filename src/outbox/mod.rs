@@ -179,7 +179,7 @@ impl Outbox {
             let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);
             state.noted = applied;
             if let Some((partition, _)) = lost {
-                say_went_back(partition, state);
+                log_went_back(partition, state);
             }
         }
         let (mut failed, outboxes) = (Ok(()), self.store.outbox_ends().await?);
@@ -241,7 +241,7 @@ impl State {
     }
 }
 
-fn say_went_back(partition: u16, state: &mut State) {
+fn log_went_back(partition: u16, state: &mut State) {
     telemetry().mysql_went_back();
     if let Some(times) = state.went_back.note(1, Instant::now()) {
         warn!(

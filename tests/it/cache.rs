@@ -45,7 +45,7 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     }
     let lost =
         world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
-    assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
+    assert_eq!(lost.values, [((target(1), LIKE), 2)].into());
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
     let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();

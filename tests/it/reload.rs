@@ -382,7 +382,7 @@ async fn whether_a_metric_has_numbers_is_asked_for_no_longer_than_allowed() {
     }
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let long = Duration::from_secs(60);
-    assert_eq!(store.holds_metric(Metric(1), long).await.unwrap(), Some(true));
-    assert_eq!(store.holds_metric(Metric(2), long).await.unwrap(), Some(false));
-    assert_eq!(store.holds_metric(Metric(2), Duration::from_millis(1)).await.unwrap(), None);
+    assert_eq!(store.is_metric_in_use(Metric(1), long).await.unwrap(), Some(true));
+    assert_eq!(store.is_metric_in_use(Metric(2), long).await.unwrap(), Some(false));
+    assert_eq!(store.is_metric_in_use(Metric(2), Duration::from_millis(1)).await.unwrap(), None);
 }

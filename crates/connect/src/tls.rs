@@ -50,9 +50,9 @@ static SYSTEMS: LazyLock<String> = LazyLock::new(|| {
 });
 
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{said}")]
+#[error("{message}")]
 pub struct TlsFault {
-    said: String,
+    message: String,
     is_nameless: bool,
 }
 
@@ -74,7 +74,7 @@ impl TlsFault {
     pub fn of(error: &(dyn Error + 'static), server: Server<'_>) -> Option<Self> {
         let Server { name, address, section, has_certificate } = server;
         let error = within(error)?;
-        let said = match error {
+        let message = match error {
             rustls::Error::InvalidCertificate(wrong) => {
                 format!("{name} at {address} shows a certificate {}", of_certificate(wrong, server))
             }
@@ -90,7 +90,7 @@ impl TlsFault {
             }
             other => format!("{name} at {address}: TLS failed: {other}"),
         };
-        Some(Self { said, is_nameless: is_nameless(error) })
+        Some(Self { message, is_nameless: is_nameless(error) })
     }
 
     /// Returns true if the server's certificate is trusted but contains no server name. MySQL generates such
@@ -102,10 +102,10 @@ impl TlsFault {
     /// Builds the error for a server that does not support TLS. `plain` says how to allow a connection without TLS.
     pub fn without_tls(server: Server<'_>, plain: &str) -> Self {
         let Server { name, address, section, .. } = server;
-        let said = format!(
+        let message = format!(
             "{name} at {address} does not support TLS: enable TLS there, or {plain} in [{section}] url for plain text"
         );
-        Self { said, is_nameless: false }
+        Self { message, is_nameless: false }
     }
 }
 
@@ -200,17 +200,17 @@ mod tests {
     #[test]
     fn what_is_wrong_is_found_inside_and_said_with_what_to_do() {
         let server = Server { name: "Redis", address: "db:1", section: "redis", has_certificate: false };
-        let said = |error: rustls::Error| {
+        let message = |error: rustls::Error| {
             let outer = io::Error::other(io::Error::new(io::ErrorKind::InvalidData, error));
             TlsFault::of(&outer, server).unwrap().to_string()
         };
         assert_eq!(
-            said(CertificateError::UnknownIssuer.into()),
+            message(CertificateError::UnknownIssuer.into()),
             "Redis at db:1 shows a certificate from an authority that is not trusted here: set [redis] tls_ca_file to a file with \
              that authority's certificate"
         );
         assert!(
-            said(rustls::Error::AlertReceived(AlertDescription::CertificateRequired))
+            message(rustls::Error::AlertReceived(AlertDescription::CertificateRequired))
                 .contains("set [redis] tls_cert_file")
         );
         assert!(TlsFault::of(&io::Error::other("no"), server).is_none());

@@ -317,23 +317,24 @@ mod tests {
                 at: Micros(*at),
                 id: EventId([0; 16]),
             });
-            let settled = resolve(&newest(sets), counts.collect(), &self.known);
+            let resolved = resolve(&newest(sets), counts.collect(), &self.known);
             let standing = |(number, set): &(_, LastSet)| {
                 let since =
                     self.recent.iter().filter(|(at, _)| *at > set.at).map(|(_, delta)| i128::from(*delta)).sum();
                 (*number, Standing { counted: self.value.into(), since, update_at: None })
             };
-            let standing = settled.won.iter().map(standing).collect();
-            self.value += settled.differences(&standing).unwrap().iter().map(|it| it.delta).sum::<i64>();
-            let added = settled.live.iter().map(|it| WatchedCount {
+            let standing = resolved.won.iter().map(standing).collect();
+            self.value += resolved.differences(&standing).unwrap().iter().map(|it| it.delta).sum::<i64>();
+            let added = resolved.live.iter().map(|it| WatchedCount {
                 number: (target, it.metric),
                 at: it.at,
                 delta: Some(it.delta),
             });
-            let set = settled.won.iter().map(|(number, set)| WatchedCount { number: *number, at: set.at, delta: None });
+            let set =
+                resolved.won.iter().map(|(number, set)| WatchedCount { number: *number, at: set.at, delta: None });
             let logged = added.chain(set).collect();
-            self.recent.extend(settled.live.iter().map(|it| (it.at, it.delta)));
-            self.known.extend(settled.won);
+            self.recent.extend(resolved.live.iter().map(|it| (it.at, it.delta)));
+            self.known.extend(resolved.won);
             logged
         }
     }

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_name_the_subject_in_another_way_is_told() {
+    fn what_may_name_the_subject_in_another_way_is_reported() {
         for body in [r#"{"actor":{"id":7}}"#, r#"{"user_id":7"#, "user 7 likes", r#"[{"uid":"7"}]"#, "[7"] {
             assert_eq!(cleared(&USER, body), (0, Some(body.to_owned()), true), "{body}");
         }

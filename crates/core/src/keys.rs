@@ -270,10 +270,10 @@ mod tests {
             let Place { key, part, bucket } = keys(form).place("video", target, Metric(1));
             (key, part, bucket.unwrap_or_default())
         };
-        let told = |key: &str, part: &str, bucket: &str| (key.to_owned(), part.to_owned(), bucket.to_owned());
-        assert_eq!(place(Form::Packed), told("app:c:{video:3088}", "1", ""));
-        assert_eq!(place(Form::Entity), told("app:counter:video:42", "entity:like", "app:c:{video:h3088}"));
-        assert_eq!(place(Form::String), told("app:counter:42:like", "string", "app:c:{video:s3088}"));
+        let expected = |key: &str, part: &str, bucket: &str| (key.to_owned(), part.to_owned(), bucket.to_owned());
+        assert_eq!(place(Form::Packed), expected("app:c:{video:3088}", "1", ""));
+        assert_eq!(place(Form::Entity), expected("app:counter:video:42", "entity:like", "app:c:{video:h3088}"));
+        assert_eq!(place(Form::String), expected("app:counter:42:like", "string", "app:c:{video:s3088}"));
         let keys = keys(Form::String);
         assert_eq!(keys.pattern("video", Metric(1)).unwrap(), "app:counter:*:like");
         assert_eq!(keys.target("app:counter:42:like", ("video", Kind(1)), Metric(1)), Some(target));

@@ -243,7 +243,7 @@ mod tests {
             added in prop::collection::vec(0..40_u64, 4),
             noted in prop::collection::vec(0..40_u64, 2),
         ) {
-            let (mut counters, mut held) = (HashMap::new(), HashMap::new());
+            let (mut counters, mut in_redis) = (HashMap::new(), HashMap::new());
             let (mut rows, mut last, mut offsets) = (Vec::new(), [0; 2], [OutboxOffsets::default(), OutboxOffsets::default()]);
             for (partition, id, delta) in batches {
                 last[usize::from(partition)] += 1;
@@ -251,7 +251,7 @@ mod tests {
                 *counters.entry(id).or_insert(0) += delta;
                 let bucket = (id % 2) as usize;
                 if number <= added[bucket * 2 + usize::from(partition)] {
-                    *held.entry(id).or_insert(0) += delta;
+                    *in_redis.entry(id).or_insert(0) += delta;
                     offsets[bucket].raise(partition, number);
                 }
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
@@ -268,13 +268,13 @@ mod tests {
             for (id, counted) in counters {
                 let number = (target(id), Metric(2));
                 let lacks = lag.of(number, of(number));
-                prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(held.get(&id).copied().unwrap_or(0)));
+                prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(in_redis.get(&id).copied().unwrap_or(0)));
             }
         }
     }
 
     #[test]
-    fn where_rows_are_deleted_that_would_tell_nothing_is_said() {
+    fn where_rows_are_deleted_that_would_tell_nothing_is_reported() {
         let offsets = |text| OutboxOffsets::parse(text).unwrap();
         let mut lag = OutboxLag::after(offsets("0:3"));
         lag.note_pruned(offsets("0:5"));

@@ -83,7 +83,7 @@ impl PartitionBy {
 
 /// Whether a daemon may write to a partition, according to the partition's row in MySQL. The row is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
+pub enum Claim {
     Keeps,
     /// The daemon takes over the partition with this epoch.
     Takes(u64),
@@ -91,7 +91,7 @@ pub enum Hold {
     TakenOver,
 }
 
-impl Hold {
+impl Claim {
     /// `row` is the epoch in the partition's row. `ours` is the epoch of the session's first batch; `None` before it.
     pub fn of(row: u64, ours: Option<u64>) -> Self {
         match ours {

@@ -89,11 +89,11 @@ mod tests {
     fn what_was_left_is_said_and_stays_due() {
         let report = Report { looked_at: 9, built: 2, users: 500, ..Report::default() };
         assert!(report.is_done());
-        let said = "9 targets checked, 2 filters built with 500 users, 0 users added to filters, 0 filters removed";
-        assert_eq!(report.to_string(), said);
+        let text = "9 targets checked, 2 filters built with 500 users, 0 users added to filters, 0 filters removed";
+        assert_eq!(report.to_string(), text);
         let left_because = Some("no time".to_owned());
         let left = Report { left: 1, left_because, ..report };
         assert!(!left.is_done());
-        assert_eq!(left.to_string(), format!("{said}, 1 left for the next run (no time)"));
+        assert_eq!(left.to_string(), format!("{text}, 1 left for the next run (no time)"));
     }
 }

@@ -121,7 +121,7 @@ fn problems(gateway: &mut Gateway, found: &mut Faults) {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> String {
+    fn error_of(text: &str) -> String {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let name = format!("{}:", file.path().display());
@@ -141,7 +141,7 @@ mod tests {
 
         let text = "[consumer]\nlinger_ms = 1\n[redis]\nbucket_bits = 13\n[redis.also]\nbucket_bits = 14\n\
                     [amqp]\nprefetch = 1\nprefech = 1\n[gateway]\nlisten = \"\"\nrate_window = \"1ms\"\n";
-        let error = said(text);
+        let error = error_of(text);
         for problem in [
             "1:2: [consumer] belongs in the daemon's config.toml",
             "4:1: [redis] bucket_bits belongs in the daemon's config.toml",
@@ -158,8 +158,8 @@ mod tests {
 
     #[test]
     fn the_gateway_finds_a_redis_cluster_by_its_seeds() {
-        assert_eq!(said("[redis]\nseeds = [\"h:6379\"]\n"), "");
-        assert!(said("[redis]\nseeds = [\"h\"]\n").contains("[redis] seeds: \"h\" is not HOST:PORT"));
+        assert_eq!(error_of("[redis]\nseeds = [\"h:6379\"]\n"), "");
+        assert!(error_of("[redis]\nseeds = [\"h\"]\n").contains("[redis] seeds: \"h\" is not HOST:PORT"));
     }
 
     #[test]

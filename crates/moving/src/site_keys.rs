@@ -4,7 +4,7 @@ use tallyd_core::event::ID_MAX;
 use tallyd_core::model::{Kind, TargetId};
 use tallyd_core::template::Template;
 
-use tallyd_redis::scan::{Held, ScanCursor};
+use tallyd_redis::scan::{ScanCursor, SiteValue};
 use tallyd_redis::{Cache, Result};
 
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +41,12 @@ pub(crate) async fn site_numbers(
 ) -> Result<(Vec<(TargetId, i64)>, Option<String>)> {
     let names: Vec<String> = targets.iter().map(|target| keys.name(*target)).collect();
     let (mut numbers, mut fault) = (Vec::with_capacity(targets.len()), None);
-    for ((target, name), held) in targets.iter().zip(&names).zip(cache.read_held(&names).await?) {
-        match held {
+    for ((target, name), value) in targets.iter().zip(&names).zip(cache.read_site_values(&names).await?) {
+        match value {
             // The key has expired since the scan found it.
-            Held::Nothing => {}
-            Held::Number(number) if number >= 0 => numbers.push((*target, number)),
-            Held::Number(_) | Held::Other => {
+            SiteValue::Nothing => {}
+            SiteValue::Number(number) if number >= 0 => numbers.push((*target, number)),
+            SiteValue::Number(_) | SiteValue::Other => {
                 fault.get_or_insert_with(|| format!("the key {name} does not hold a whole number >= 0"));
             }
         }

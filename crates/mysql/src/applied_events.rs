@@ -90,8 +90,8 @@ impl Store {
             let of = |table: &'static str| over(now, keep).into_iter().map(move |partition| (table, partition));
             for (table, partition) in of("applied_event").chain(of("recent_delta")) {
                 let sql = format!("SELECT 1 FROM {table} PARTITION (p{partition}) LIMIT 1");
-                let held = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.context(ACTION)?;
-                if held.is_none() {
+                let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.context(ACTION)?;
+                if row.is_none() {
                     continue;
                 }
                 // This ALTER waits for transactions that use the table, and later statements wait for the ALTER. If the

@@ -84,7 +84,7 @@ impl Store {
             }
             // If the job's row were locked first, the parallel transactions of a run would wait for each other. Nothing
             // is committed without this lock, and the lock ends with the commit.
-            jobs::hold(&mut tx, JOB, run).await?;
+            jobs::require_lock(&mut tx, JOB, run).await?;
             tx.commit().await.context(ACTION)
         })
         .await

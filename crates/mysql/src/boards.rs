@@ -73,7 +73,7 @@ impl Store {
         .await
     }
 
-    pub async fn held_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+    pub async fn fenced_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         const ACTION: &str = "read a board's state";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
@@ -205,7 +205,7 @@ pub async fn begin<'c>(
     action: &'static str,
 ) -> Result<Transaction<'c, MySql>> {
     let mut tx = connection.begin().await.context(action)?;
-    jobs::hold(&mut tx, JOB, run).await?;
+    jobs::require_lock(&mut tx, JOB, run).await?;
     Ok(tx)
 }
 

@@ -114,7 +114,7 @@ impl Store {
         .await
     }
 
-    pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
+    pub async fn is_kind_in_use(&self, kind: Kind) -> Result<bool> {
         const ACTION: &str = "check whether a kind is in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
@@ -133,7 +133,7 @@ impl Store {
 
     /// `None` after `limit`. No index begins with the metric, so the query reads the narrowest index that contains it,
     /// from the latest changes on.
-    pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
+    pub async fn is_metric_in_use(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;
         // In MySQL and MariaDB, zero means that there is no limit.

@@ -85,7 +85,7 @@ impl Store {
     pub async fn renew_job(&self, job: &str, run: u64) -> Result<()> {
         let mut conn = self.acquire().await?;
         conn.limit("renew the job's lease", |connection| async move {
-            hold(connection, job, run).await?;
+            require_lock(connection, job, run).await?;
             sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
                 .bind(run)
                 .execute(connection)
@@ -202,10 +202,10 @@ impl Store {
 
 /// A job must call this in every transaction whose writes must not happen twice. The row is written and not only
 /// locked: the header of `partitions` says why.
-pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
+pub async fn require_lock(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
     const SQL: &str = "UPDATE job_lock SET writes = writes + 1, lease_until = NOW(6) + INTERVAL ? SECOND \
                        WHERE job = ? AND run = ? AND token = ?";
-    let held = sqlx::query(SQL)
+    let renewed = sqlx::query(SQL)
         .bind(LEASE.as_secs())
         .bind(job)
         .bind(run)
@@ -213,7 +213,7 @@ pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Resu
         .execute(connection)
         .await
         .context("check the job's lock")?;
-    if held.rows_affected() == 0 { Err(taken_over(job)) } else { Ok(()) }
+    if renewed.rows_affected() == 0 { Err(taken_over(job)) } else { Ok(()) }
 }
 
 async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option<Micros>> {

@@ -179,13 +179,13 @@ impl Store {
     /// ended, the connection is closed instead.
     pub async fn acquire(&self) -> Result<Conn> {
         self.renew_password();
-        let lent = tokio::select! {
-            lent = self.pool.acquire() => lent,
+        let acquired = tokio::select! {
+            acquired = self.pool.acquire() => acquired,
             refused = self.refused() => Err(refused),
         };
-        let connection = match lent {
+        let connection = match acquired {
             Err(sqlx::Error::PoolTimedOut) => Err(self.refusal().await),
-            lent => lent,
+            acquired => acquired,
         };
         let connection = connection.map_err(|source| self.explain(source))?;
         Ok(Conn { connection, limit: self.transaction_max, broken: false })

@@ -22,14 +22,15 @@ pub(super) fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let Mysql { url, login, .. } = config;
     let tls = &login.tls;
     let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
-    let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
+    let has_mode =
+        url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
     // The library must not log slow or failed statements, because the caller logs them.
     let mut options = options.disable_statement_logging();
     if let Some(Identity { certificate, key }) = &tls.identity {
         options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
     }
     let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
-    let mode = match said {
+    let mode = match has_mode {
         true => options.get_ssl_mode(),
         // This mode uses TLS if the server supports TLS, and does not check the server's identity. Without TLS, MySQL
         // accepts the password only if the password is in the server's cache.

@@ -47,7 +47,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
-            jobs::hold(&mut tx, job, run).await?;
+            jobs::require_lock(&mut tx, job, run).await?;
             insert(&mut tx, run, pass, "redis", None, intents).await?;
             tx.commit().await.context(ACTION)
         })
@@ -169,8 +169,8 @@ async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHi
     for row in &rows {
         let number = (target(row, 0).context(ACTION)?, Metric(row.try_get(2).context(ACTION)?));
         let by = row.try_get::<i64, _>(3).context(ACTION)?.unsigned_abs();
-        let held: bool = row.try_get(4).context(ACTION)?;
-        found.insert(number, TooHigh { by, left: if held { by } else { 0 } });
+        let is_left: bool = row.try_get(4).context(ACTION)?;
+        found.insert(number, TooHigh { by, left: if is_left { by } else { 0 } });
     }
     Ok(found)
 }
@@ -183,7 +183,7 @@ async fn correct(
 ) -> Result<u64> {
     const ACTION: &str = "correct counters";
     let mut tx = connection.begin().await.context(ACTION)?;
-    jobs::hold(&mut tx, job, run).await?;
+    jobs::require_lock(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
         // The statement adds to the value instead of setting it. So the statement does not overwrite concurrent
         // additions by consumers. A new row gets a time that is earlier than the time of every event.
@@ -199,14 +199,18 @@ async fn correct(
         query.execute(&mut *tx).await.context(ACTION)?;
     }
     insert(&mut tx, run, pass, "mysql", Some("done"), intents).await?;
-    let untold = tell_redis(&mut tx, follows, intents).await?;
+    let without_hint = propagate_to_redis(&mut tx, follows, intents).await?;
     tx.commit().await.context(ACTION)?;
-    Ok(untold)
+    Ok(without_hint)
 }
 
 /// Ensures that Redis gets the corrections. This function runs in the transaction that corrects `counter`. Returns the
 /// number of counters that got no hint for the next reconcile.
-async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
+async fn propagate_to_redis(
+    connection: &mut MySqlConnection,
+    follows: RedisFollows,
+    intents: &[Intent],
+) -> Result<u64> {
     match follows {
         RedisFollows::Outbox => {
             let addition = |Intent { number: (target, metric), added, .. }: &Intent| Addition {

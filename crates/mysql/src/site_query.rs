@@ -39,15 +39,15 @@ pub struct Statement {
 
 impl Statement {
     pub fn error(&self, error: sqlx::Error) -> QueryError {
-        let said = error.as_database_error().map_or_else(String::new, |error| error.message().to_owned());
+        let message = error.as_database_error().map_or_else(String::new, |error| error.message().to_owned());
         let error = StoreError::sql("run the query")(error);
         match error.number() {
             _ if error.is_out_of_time() => self.too_long(),
             Some(1044 | 1142 | 1143 | 1227 | 1370) => wrong(format!(
-                "the account of {} is not allowed to run the query ({said}): grant this account the right to SELECT from the table",
+                "the account of {} is not allowed to run the query ({message}): grant this account the right to SELECT from the table",
                 self.url_key
             )),
-            _ if error.is_of_statement() => wrong(format!("MySQL rejects the query ({said})")),
+            _ if error.is_of_statement() => wrong(format!("MySQL rejects the query ({message})")),
             _ => error.into(),
         }
     }
@@ -110,8 +110,8 @@ impl Display for Plan {
 }
 
 /// Moves an error of the query into the `Ok` value, so that only errors of the server close the connection.
-pub fn part<T>(told: Answered<T>) -> Result<std::result::Result<T, String>> {
-    match told {
+pub fn part<T>(result: Answered<T>) -> Result<std::result::Result<T, String>> {
+    match result {
         Ok(answer) => Ok(Ok(answer)),
         Err(QueryError::Query(sentence)) => Ok(Err(sentence)),
         Err(QueryError::Store(error)) => Err(error),

@@ -32,7 +32,7 @@ pub(super) struct Node {
 #[derive(Default)]
 struct State {
     failed: Option<Instant>,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Nodes {
@@ -96,13 +96,13 @@ impl Node {
     }
 
     fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
-        let tells = self.with(|state| {
+        let reports = self.with(|state| {
             state.failed = Some(Instant::now());
-            let tells = reached.is_some() && !state.is_told;
-            state.is_told |= tells;
-            tells
+            let reports = reached.is_some() && !state.is_reported;
+            state.is_reported |= reports;
+            reports
         });
-        if let (true, Some(reached)) = (tells, reached) {
+        if let (true, Some(reached)) = (reports, reached) {
             let (node, instead, error) = (&self.name, &reached.name, Chain(error).to_string());
             warn!(
                 event = "rabbitmq-node-away",
@@ -112,8 +112,8 @@ impl Node {
     }
 
     fn note_reached(&self) {
-        let State { is_told, .. } = self.with(std::mem::take);
-        if is_told {
+        let State { is_reported, .. } = self.with(std::mem::take);
+        if is_reported {
             info!(event = "rabbitmq-node-back", node = self.name, "RabbitMQ's node {} answers again", self.name);
         }
     }

@@ -74,7 +74,7 @@ const SUSPECTS_MAX: usize = 10_000;
 const LOOKS: usize = 4;
 
 /// Corrections wait until all targets are compared, so that a run over the safety limit changes nothing.
-const HELD_MAX: usize = 100_000;
+const INTENTS_MAX: usize = 100_000;
 
 pub fn job() -> JobEntry {
     JobEntry { name: JOB, task: "recounter", specs: Arc::new(specs), first: None }
@@ -272,7 +272,7 @@ impl Comparison<'_, '_> {
         }
         fault::point("recount:looked-again");
         self.run.report.busy += left.iter().map(|page| page.measured.len() as u64).sum::<u64>();
-        if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
+        if self.intents.len() >= INTENTS_MAX { self.correct().await } else { Ok(()) }
     }
 
     /// Returns new measurements of the suspects whose values have changed since the last one.

@@ -36,14 +36,14 @@ pub(crate) struct Answer {
 
 pub(crate) async fn explain(store: &Store, question: &Question) -> Answered<Vec<Plan>> {
     let mut conn = store.acquire().await?;
-    let told = conn.unlimited(|connection| async move {
+    let answer = conn.unlimited(|connection| async move {
         let plan = match describe(connection, question).await {
             Ok(()) => site_query::explain(connection, &question.statement).await,
             Err(error) => Err(error),
         };
         part(plan)
     });
-    told.await?.map_err(QueryError::Query)
+    answer.await?.map_err(QueryError::Query)
 }
 
 /// The page ends with the answer's last id if the answer has the maximum number of rows, otherwise with `until`, or

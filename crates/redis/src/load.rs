@@ -21,7 +21,7 @@ pub struct Lost {
     pub from: u32,
     /// By Redis' clock, from the bucket `from` on. `None` if the bucket is already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
-    pub held: HashMap<CounterKey, i64>,
+    pub values: HashMap<CounterKey, i64>,
     /// The targets whose field is not a list of numbers, because someone wrote to the field by hand.
     pub unreadable: HashSet<Target>,
 }
@@ -116,10 +116,10 @@ impl Cache {
                         lost.unreadable.insert(target);
                     }
                     let numbers = self.numbers_in(value, metrics);
-                    lost.held.extend(numbers.map(|(metric, number)| ((target, metric), number)));
+                    lost.values.extend(numbers.map(|(metric, number)| ((target, metric), number)));
                 }
             }
-            if lost.held.len() + lost.unreadable.len() > fields_max {
+            if lost.values.len() + lost.unreadable.len() > fields_max {
                 break;
             }
         }

@@ -18,8 +18,8 @@ use crate::config::Redis;
 pub(super) const PORT: u16 = 6_379;
 
 pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
-    let held: &Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
-    held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
+    let inner: &Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
+    inner.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
 }
 
 /// Returns settings with which a connection is closed if the server does not acknowledge sent data within the timeout.

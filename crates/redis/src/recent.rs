@@ -92,11 +92,11 @@ impl Cache {
             calls.push(call);
         }
         let answers = self.run(ACTION, &pipeline).await?;
-        let (mut seen, mut untold) = (Vec::with_capacity(targets.len()), None);
+        let (mut seen, mut unloaded) = (Vec::with_capacity(targets.len()), None);
         for (answers, call) in answers.chunks(commands).zip(&calls) {
             let Some((filter, clicks)) = answers.split_last() else { continue };
             let clicks = clicks.iter().cloned().collect::<RedisResult<Vec<Value>>>().context(ACTION)?;
-            untold = untold.or(Some(call).filter(|_| is_unknown_script(filter)));
+            unloaded = unloaded.or(Some(call).filter(|_| is_unknown_script(filter)));
             let by_filter = match filter {
                 Ok(Value::Int(0)) => Seen::Known(false),
                 Ok(Value::Array(parts)) => Seen::Unknown(shape(parts)),
@@ -105,7 +105,7 @@ impl Cache {
             };
             seen.push(clicks.iter().find_map(liked).map_or(by_filter, Seen::Known));
         }
-        if let Some(call) = untold {
+        if let Some(call) = unloaded {
             // The server does not know the script, so the script is loaded for the next page.
             let mut pipeline = Pipeline::new();
             pipeline.add_command(call.command(true));

@@ -16,7 +16,7 @@ pub struct ScanCursor {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum SiteValue {
     Nothing,
     Number(i64),
     Other,
@@ -64,9 +64,9 @@ impl Cache {
         Ok((keys, (!nodes.is_empty()).then_some(ScanCursor { nodes, cursor })))
     }
 
-    pub async fn read_held(&self, keys: &[String]) -> Result<Vec<Held>> {
+    pub async fn read_site_values(&self, keys: &[String]) -> Result<Vec<SiteValue>> {
         const ACTION: &str = "read the site's keys";
-        let mut held = Vec::with_capacity(keys.len());
+        let mut values = Vec::with_capacity(keys.len());
         for piece in keys.chunks(super::PIPELINE_COMMANDS_MAX) {
             // Each key is read with a separate command, because on a Cluster the keys are in many slots.
             let mut pipeline = Pipeline::with_capacity(piece.len());
@@ -74,15 +74,17 @@ impl Cache {
                 pipeline.cmd("GET").arg(key);
             }
             for answer in self.run(ACTION, &pipeline).await? {
-                held.push(match answer {
-                    Ok(Value::Nil) => Held::Nothing,
-                    Ok(value) => text(&value).and_then(|text| text.parse().ok()).map_or(Held::Other, Held::Number),
-                    Err(error) if error.code() == Some("WRONGTYPE") => Held::Other,
+                values.push(match answer {
+                    Ok(Value::Nil) => SiteValue::Nothing,
+                    Ok(value) => {
+                        text(&value).and_then(|text| text.parse().ok()).map_or(SiteValue::Other, SiteValue::Number)
+                    }
+                    Err(error) if error.code() == Some("WRONGTYPE") => SiteValue::Other,
                     Err(error) => return Err(error).context(ACTION),
                 });
             }
         }
-        Ok(held)
+        Ok(values)
     }
 }
 

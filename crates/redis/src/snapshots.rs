@@ -55,7 +55,7 @@ impl Cache {
         Ok(marks.iter().map(|mark| text(mark).and_then(|text| text.parse().ok())).collect())
     }
 
-    pub async fn tell_lost(&self, at: &BoardPeriod, mark: Option<u64>) -> Result<()> {
+    pub async fn set_board_lost(&self, at: &BoardPeriod, mark: Option<u64>) -> Result<()> {
         let mut command = redis::cmd("SET");
         command.arg(self.keys.lost_board(&at.board, &at.period)).arg(mark_text(mark)).arg("EX").arg(LOST_S);
         self.answer("tell readers that a board is lost", command).await.map(drop)

@@ -76,11 +76,11 @@ impl Browser {
     }
 
     pub async fn open(&self, url: &str) {
-        self.told("/url", json!({ "url": url })).await;
+        self.post("/url", json!({ "url": url })).await;
     }
 
     pub async fn value(&self, expression: &str) -> Value {
-        self.told("/execute/sync", json!({ "script": format!("return {expression}"), "args": [] })).await
+        self.post("/execute/sync", json!({ "script": format!("return {expression}"), "args": [] })).await
     }
 
     pub async fn text(&self, selector: &str) -> String {
@@ -105,12 +105,12 @@ impl Browser {
     }
 
     pub async fn console(&self) -> Vec<String> {
-        let entries = self.told("/se/log", json!({ "type": "browser" })).await;
+        let entries = self.post("/se/log", json!({ "type": "browser" })).await;
         entries.as_array().unwrap().iter().map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
 
     pub async fn requests(&self) -> Vec<String> {
-        let entries = self.told("/se/log", json!({ "type": "performance" })).await;
+        let entries = self.post("/se/log", json!({ "type": "performance" })).await;
         let events = entries
             .as_array()
             .unwrap()
@@ -121,10 +121,10 @@ impl Browser {
     }
 
     async fn devtools(&self, method: &str, parameters: Value) -> Value {
-        self.told("/goog/cdp/execute", json!({ "cmd": method, "params": parameters })).await
+        self.post("/goog/cdp/execute", json!({ "cmd": method, "params": parameters })).await
     }
 
-    async fn told(&self, path: &str, body: Value) -> Value {
+    async fn post(&self, path: &str, body: Value) -> Value {
         self.ask(Method::POST, &format!("{}{path}", self.session), body).await
     }
 
@@ -137,9 +137,9 @@ impl Browser {
         let answer = sender.send_request(request).await.unwrap();
         let bytes = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await.unwrap();
         connection.abort();
-        let mut told: Value = serde_json::from_slice(&bytes).unwrap();
-        assert!(told["value"]["error"].is_null(), "{path}: {told:#}");
-        told["value"].take()
+        let mut answer: Value = serde_json::from_slice(&bytes).unwrap();
+        assert!(answer["value"]["error"].is_null(), "{path}: {answer:#}");
+        answer["value"].take()
     }
 
     pub async fn close(mut self) {

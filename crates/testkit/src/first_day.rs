@@ -81,10 +81,10 @@ impl FirstDay {
         let administrators: Vec<String> = administrators.filter(|password| password != "tally").collect();
         let passwords: Vec<&str> =
             secret.iter().map(|(_, text, _)| text.trim()).chain(administrators.iter().map(String::as_str)).collect();
-        let said = format!("{}{}", stdout(&output), stderr(&output));
+        let text = format!("{}{}", stdout(&output), stderr(&output));
         for password in &passwords {
             assert!(password.len() >= 32, "a short password");
-            assert!(!said.contains(password), "a password is shown");
+            assert!(!text.contains(password), "a password is shown");
             assert!(
                 plain.iter().all(|(_, text, _)| !text.contains(password)),
                 "a file that is not a password file contains a password"
@@ -137,18 +137,18 @@ impl FirstDay {
                 .unwrap();
             (output.status.success(), stdout(&output) + &stderr(&output))
         };
-        let (is_done, said) = run();
-        assert!(is_done, "{said}");
-        let (is_done, said) = run();
-        assert!(!is_done && said.contains("exists"), "{said}");
+        let (is_done, text) = run();
+        assert!(is_done, "{text}");
+        let (is_done, text) = run();
+        assert!(!is_done && text.contains("exists"), "{text}");
     }
 
     #[track_caller]
     pub fn done(&self, file: &str, arguments: &[&str]) -> String {
         let output = self.command().arg("--config").arg(self.path(file)).args(arguments).output().unwrap();
-        let said = format!("{}{}", stdout(&output), stderr(&output));
-        assert!(output.status.success(), "{arguments:?}: {said}");
-        said
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert!(output.status.success(), "{arguments:?}: {text}");
+        text
     }
 
     fn started(&self, file: &str, command: &str, variable: (&str, &str)) -> Daemon {

@@ -31,8 +31,8 @@ impl World {
     }
 
     pub async fn no_run(&self) {
-        let held = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6)";
-        eventually("no run is active", || async { self.count(held).await == 0 }).await;
+        let active = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6)";
+        eventually("no run is active", || async { self.count(active).await == 0 }).await;
     }
 
     /// Runs a command until it succeeds. The command can fail while a daemon's run holds the lock, and while daemons take

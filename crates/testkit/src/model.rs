@@ -101,10 +101,10 @@ impl World {
         let link = self.broker.connect("test").await.unwrap();
         let mut queues: Vec<String> = (0..self.broker.partitions()).map(|number| self.broker.queue(number)).collect();
         queues.push(format!("{}.returned", self.name));
-        let mut told = format!("dead letters: {letters}");
+        let mut text = format!("dead letters: {letters}");
         for queue in queues {
-            told += &format!(", {queue}: {:?}", link.depth(&queue).await);
+            text += &format!(", {queue}: {:?}", link.depth(&queue).await);
         }
-        told
+        text
     }
 }

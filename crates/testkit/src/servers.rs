@@ -68,8 +68,8 @@ pub fn not_run(why: &str) {
 fn run(name: &str, arguments: &[&str]) {
     let output = script(name).args(arguments).output().unwrap();
     // dev/up prints its messages to stdout.
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{name} {arguments:?}: {}: {}", output.status, String::from_utf8_lossy(&said));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{name} {arguments:?}: {}: {}", output.status, String::from_utf8_lossy(&text));
 }
 
 fn script(name: &str) -> Command {

@@ -65,7 +65,7 @@ fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
                 |(_, it, now)| Some(it.oldest_s(*now)),
             ),
             ("tallyd_held_messages", "Messages that this process has received and not acknowledged", |(_, it, _)| {
-                Some(it.held() as f64)
+                Some(it.unacked_messages() as f64)
             }),
             ("tallyd_partition_active", "1 if this process writes the partition", |(_, it, _)| {
                 Some(flag(it.state() == ConsumerState::Writing))

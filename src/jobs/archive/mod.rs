@@ -184,7 +184,7 @@ impl Archiver {
         let scope = &self.scope;
         let others = self.ending_otherwise(run.store).await?;
         let steps = Steps::new(run, self.page_members);
-        let is_told = |outcome| match outcome {
+        let is_reported = |outcome| match outcome {
             Outcome::Nothing => scope.period.is_some(),
             Outcome::Waiting => scope.mode() != MODE,
             _ => true,
@@ -207,7 +207,7 @@ impl Archiver {
                     Ok(()) => steps.take(&candidate).await,
                 };
                 match taken {
-                    Ok(taken) if is_told(taken.outcome) => report.periods.push(taken),
+                    Ok(taken) if is_reported(taken.outcome) => report.periods.push(taken),
                     Ok(_) => {}
                     Err(Halt::Kept(reason)) => report.periods.push(PeriodReport::kept(&candidate.at, &reason)),
                     Err(Halt::Failed(error)) => {

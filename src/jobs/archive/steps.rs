@@ -46,15 +46,15 @@ impl<'a> Steps<'a> {
         let seconds = started.elapsed().as_secs_f32();
         match &taken {
             Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => {
-                let said = format!("{members} members archived in {seconds:.1} s, including {late_members} late ones");
+                let text = format!("{members} members archived in {seconds:.1} s, including {late_members} late ones");
                 info!(
                     event = "board-archived",
-                    board, period, members, late_members, seconds, "{board} {period}: {said}"
+                    board, period, members, late_members, seconds, "{board} {period}: {text}"
                 );
             }
             Ok(PeriodReport { outcome: Outcome::Ended, members, late_members, .. }) => {
-                let said = format!("{members} members are in MySQL and no longer in Redis");
-                info!(event = "board-ended", board, period, members, late_members, seconds, "{board} {period}: {said}");
+                let text = format!("{members} members are in MySQL and no longer in Redis");
+                info!(event = "board-ended", board, period, members, late_members, seconds, "{board} {period}: {text}");
             }
             Err(Halt::Kept(reason)) => {
                 let reason = reason.to_string();
@@ -72,7 +72,7 @@ impl<'a> Steps<'a> {
         self.run.check_stop()?;
         let BoardRun { store, cache, number, now, .. } = *self.run;
         let at = &candidate.at;
-        let row = store.held_board_period(number, at).await?;
+        let row = store.fenced_board_period(number, at).await?;
         let facts = self.facts(candidate, row).await?;
         let keys = facts.keys;
         let report = |outcome| PeriodReport {

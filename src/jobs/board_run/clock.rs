@@ -22,7 +22,7 @@ pub(in crate::jobs) struct Reading {
     pub problem: Option<String>,
 }
 
-pub(in crate::jobs) fn tell(problem: &str) {
+pub(in crate::jobs) fn log_problem(problem: &str) {
     warn!(event = "clocks-differ", problem, "{problem}");
 }
 
@@ -61,8 +61,8 @@ mod tests {
         assert_eq!(apart([at(1_000), at(1_300)], at(1_001), at(1_299)), None);
         for (host, mysql, redis) in [(2_000, 1_000, 1_000), (1_000, 2_000, 1_000), (1_000, 1_000, 2_000)] {
             for (host, mysql, redis) in [(host, mysql, redis), (3_000 - host, 3_000 - mysql, 3_000 - redis)] {
-                let said = apart([at(host), at(host)], at(mysql), at(redis)).unwrap();
-                assert!(said.contains("differ by 16 min"), "{said}");
+                let problem = apart([at(host), at(host)], at(mysql), at(redis)).unwrap();
+                assert!(problem.contains("differ by 16 min"), "{problem}");
             }
         }
     }

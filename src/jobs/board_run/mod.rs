@@ -65,7 +65,7 @@ impl<'a> BoardRun<'a> {
             None => {
                 let read = clock::read(store, &run.servers.cache).await?;
                 if let Some(problem) = read.problem {
-                    clock::tell(&problem);
+                    clock::log_problem(&problem);
                     run.report.problem = Some(problem);
                     return Ok(None);
                 }

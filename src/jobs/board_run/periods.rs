@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_said() {
+    fn mistakes_are_reported() {
         let now = "2026-11-15T16:59:59Z";
         for (scope, expected) in [
             (scope(Some("like"), None), "no board is called \"like\"; configured boards: likes, posts"),

@@ -165,7 +165,7 @@ impl<'a> Comparer<'a> {
     }
 
     pub(super) fn show(&mut self, place: Option<Target>) {
-        self.tell_metrics();
+        self.publish_metrics();
         let Report { checked, drifted, .. } = self.report;
         let pending = self.suspects.len() as u64;
         let place = place.map(|place| self.run.servers.name(place));
@@ -183,7 +183,7 @@ impl<'a> Comparer<'a> {
         Ok(self.run.servers.store.note_checkpoint(self.run.base.number, text).await?)
     }
 
-    pub(super) fn tell_metrics(&mut self) {
+    pub(super) fn publish_metrics(&mut self) {
         for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);
             telemetry().repairs.compared(self.report.mode, *verdict, count.saturating_sub(*published));

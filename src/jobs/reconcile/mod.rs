@@ -148,7 +148,7 @@ impl Job for Reconciler {
         let mut comparer = Comparer::new(&context, fences, report);
         let compared = comparer.compare_mode().await;
         servers.unwatch(run.number).await;
-        comparer.tell_metrics();
+        comparer.publish_metrics();
         let mut report = comparer.into_report();
         // An exceeded safety limit has priority over other reasons, because an operator must check it.
         if report.head.ended != Ended::LimitExceeded {

@@ -37,9 +37,9 @@ impl<'a> Raised<'a> {
         for Repair { number, delta, .. } in repairs.iter().filter(|repair| repair.delta < 0) {
             raised.note(*number, delta.unsigned_abs());
         }
-        let (held, made) = repairs.into_iter().partition(|repair| raised.stops(repair.number.1).is_some());
-        self.say_stopped();
-        Ok((made, held))
+        let (stopped, made) = repairs.into_iter().partition(|repair| raised.stops(repair.number.1).is_some());
+        self.log_stopped();
+        Ok((made, stopped))
     }
 
     pub(super) fn reason(&self) -> Option<String> {
@@ -47,7 +47,7 @@ impl<'a> Raised<'a> {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    fn say_stopped(&mut self) {
+    fn log_stopped(&mut self) {
         let servers = self.run.servers;
         let Some(raised) = &self.raised else { return };
         for metric in servers.metrics.codes() {

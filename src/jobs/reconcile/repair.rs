@@ -68,8 +68,8 @@ impl<'a> Repairer<'a> {
         }
         fault::point("reconcile:agreed");
         self.check_repairs(&repairs, report).await?;
-        let (repairs, held) = self.raised.part(repairs).await?;
-        self.hold(&held, second, report).await?;
+        let (repairs, stopped) = self.raised.part(repairs).await?;
+        self.leave(&stopped, second, report).await?;
         let mut left = Vec::new();
         for (key, repaired) in self.repair(&repairs, second, report).await? {
             let (Some(delta), Some(measurement)) = (deltas.get(&key), second.get(&key)) else { continue };
@@ -218,26 +218,26 @@ impl<'a> Repairer<'a> {
     }
 
     /// The next run reads the records, and reports whether the drift grows.
-    async fn hold(
+    async fn leave(
         &mut self,
-        held: &[Repair],
+        stopped: &[Repair],
         measurements: &BTreeMap<CounterKey, Measurement>,
         report: &mut Report,
     ) -> Result<()> {
-        if held.is_empty() {
+        if stopped.is_empty() {
             return Ok(());
         }
         let (servers, pass) = (self.run.servers, self.run.base.next_number());
-        servers.store.note_repairs(JOB, self.run.base.number, pass, &intents(held, measurements)).await?;
-        let outcomes: Vec<(CounterKey, &str)> = held.iter().map(|repair| (repair.number, HELD)).collect();
+        servers.store.note_repairs(JOB, self.run.base.number, pass, &intents(stopped, measurements)).await?;
+        let outcomes: Vec<(CounterKey, &str)> = stopped.iter().map(|repair| (repair.number, HELD)).collect();
         servers.store.note_outcomes(pass, &outcomes).await?;
-        report.left += held.len() as u64;
-        for Repair { number: key, .. } in held {
+        report.left += stopped.len() as u64;
+        for Repair { number: key, .. } in stopped {
             if let Some(measurement) = measurements.get(key) {
                 measurement.list(report, servers, *key, 0, Verdict::Left);
             }
         }
-        self.keep_for_next(held.iter().map(|repair| (repair.number, repair.delta)).collect(), report).await
+        self.keep_for_next(stopped.iter().map(|repair| (repair.number, repair.delta)).collect(), report).await
     }
 
     async fn repair(

@@ -25,7 +25,7 @@ impl<'a> Throttle<'a> {
             limits: servers.limits.clone(),
             number: run.base.number,
         };
-        let job = (JOB, say as fn(&str));
+        let job = (JOB, log_wait as fn(&str));
         Self { run, pace: Pace::new(health, run.base.stop.clone(), job, servers.limits.page_targets) }
     }
 
@@ -61,6 +61,6 @@ impl<'a> Throttle<'a> {
     }
 }
 
-fn say(reason: &str) {
+fn log_wait(reason: &str) {
     info!(event = "reconcile-waiting", reason, "waiting, live traffic goes first: {reason}");
 }

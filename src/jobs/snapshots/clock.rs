@@ -70,23 +70,23 @@ impl SnapshotClock {
         let savable = savable(store, cache, boards, &Scope::default(), now).await?;
         let lost: Vec<&Savable> = savable.iter().filter(|savable| savable.is_lost()).collect();
         let on: Vec<&Savable> = savable.iter().filter(|savable| savable.is_on()).collect();
-        seen.tell_lost(lost.iter().map(|lost| lost.at.clone()).collect());
-        seen.tell_late(&on, now);
-        seen.tell_clocks(problem.as_deref());
+        seen.warn_lost(lost.iter().map(|lost| lost.at.clone()).collect());
+        seen.warn_late(&on, now);
+        seen.log_clocks(problem.as_deref());
         if problem.is_none() && on.iter().any(|savable| savable.is_due(now)) {
             self.request.make();
         }
         // A full Redis refuses these writes, so they come last.
-        let mut told = Ok(());
+        let mut result = Ok(());
         for lost in lost {
-            told = told.and(cache.tell_lost(&lost.at, lost.mark).await);
+            result = result.and(cache.set_board_lost(&lost.at, lost.mark).await);
         }
-        Ok(told?)
+        Ok(result?)
     }
 }
 
 impl Seen {
-    fn tell_lost(&mut self, lost: BTreeSet<BoardPeriod>) {
+    fn warn_lost(&mut self, lost: BTreeSet<BoardPeriod>) {
         for at in lost.difference(&self.lost) {
             let BoardPeriod { board, period } = at;
             warn!(event = "board-lost", board, period, "{board} {period}: {}", Reason::LostLive);
@@ -94,7 +94,7 @@ impl Seen {
         self.lost = lost;
     }
 
-    fn tell_late(&mut self, on: &[&Savable], now: Micros) {
+    fn warn_late(&mut self, on: &[&Savable], now: Micros) {
         let boards = self.newly_late(on, now);
         if boards > 0 {
             let wait = counted(boards as u64, "board has", "boards have");
@@ -121,9 +121,9 @@ impl Seen {
         boards
     }
 
-    fn tell_clocks(&mut self, problem: Option<&str>) {
+    fn log_clocks(&mut self, problem: Option<&str>) {
         if let Some(problem) = problem.filter(|_| !self.clocks_differ) {
-            clock::tell(problem);
+            clock::log_problem(problem);
         }
         self.clocks_differ = problem.is_some();
     }

@@ -95,12 +95,12 @@ impl Source {
         let of = |Snapshot { members, taken_at, .. }: Snapshot| {
             format!("its snapshot of {}, which has {members} members and {points} points", time(taken_at))
         };
-        let said = match self {
+        let text = match self {
             Self::Add(snapshot) | Self::Frozen(snapshot) => format!("from {}", of(snapshot)),
             Self::Raise(snapshot) => format!("raised to {} (only scores that were lower in Redis)", of(snapshot)),
             Self::Archive { row, .. } => return format!("from its archive of {}", time(row.done_at)),
         };
-        said + "; additions after that and before the loss are lost"
+        text + "; additions after that and before the loss are lost"
     }
 }
 
@@ -194,7 +194,7 @@ impl Restorer<'_> {
     async fn source(&self, candidate: &Candidate, keys: BoardKeys) -> Step<Source> {
         let BoardRun { store, number, .. } = *self.run;
         let at = &candidate.at;
-        let row = store.held_board_period(number, at).await?;
+        let row = store.fenced_board_period(number, at).await?;
         let snapshot = complete(store, at).await?;
         let no = |reason| Err(Halt::Kept(reason));
         match (row.map(|row| row.state), row, snapshot) {
@@ -233,7 +233,7 @@ impl Restorer<'_> {
     async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let BoardRun { store, cache, .. } = *self.run;
         let (live, _) = cache.count_board(at).await?;
-        let mut said = if live > 0 { format!("; Redis has {live} members of it now") } else { String::new() };
+        let mut text = if live > 0 { format!("; Redis has {live} members of it now") } else { String::new() };
         if let Source::Raise(_) = source {
             let mut rows = Rows::new(store, at, RowsOf::Snapshot);
             let mut dropped = 0.0;
@@ -243,11 +243,11 @@ impl Restorer<'_> {
                 let both = page.iter().zip(live).filter_map(|(saved, live)| Some((saved.score, live?)));
                 dropped += both.map(|(saved, live)| rule.primary(saved).min(rule.primary(live))).sum::<f64>();
             }
-            said += &format!(
+            text += &format!(
                 "; scores with a sum of {dropped} are in both Redis and the snapshot: added once (twice with --add)"
             );
         }
-        Ok(said)
+        Ok(text)
     }
 
     async fn fill(&self, to: Restoring<'_>, source: Source) -> Step<()> {

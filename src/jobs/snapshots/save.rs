@@ -146,7 +146,7 @@ impl Saver<'_> {
         let at = &savable.at;
         let generation = run.claim(&at.board).await?;
         let snapshot = savable.snapshot();
-        if store.held_board_period(number, at).await?.is_some() {
+        if store.fenced_board_period(number, at).await?.is_some() {
             return Err(Halt::Kept(Reason::NotOpen));
         }
         if let Some(snapshot) = snapshot.filter(|_| force)
@@ -288,8 +288,8 @@ fn log_saved(
 ) {
     if outcome == Outcome::Saved {
         let seconds = took.as_secs_f32();
-        let said = format!("a snapshot of {members} members was taken in {seconds:.1} s");
-        info!(event = "board-saved", board, period, members, seconds, "{board} {period}: {said}");
+        let text = format!("a snapshot of {members} members was taken in {seconds:.1} s");
+        info!(event = "board-saved", board, period, members, seconds, "{board} {period}: {text}");
     }
 }
 

@@ -94,7 +94,7 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     let outbox = OutboxOffsets::parse("0:3,2:7").unwrap();
     let lost = world.cache.begin_load(("video", Kind(1)), &[VIEW], 1, 0, 1_000, &outbox).await.unwrap();
     assert_eq!((marks(&world, first).await, marks(&world, second).await), ("0:5,2:7".to_owned(), "0:3,2:7".to_owned()));
-    assert_eq!(lost.held, [((target(first), VIEW), 5)].into());
+    assert_eq!(lost.values, [((target(first), VIEW), 5)].into());
     // These rows arrive late. MySQL committed these rows before the load, so the sums that the load read from MySQL
     // already include the rows.
     let late = [add(first, VIEW, 100), add(second, VIEW, 100)].to_vec();

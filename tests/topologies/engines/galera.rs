@@ -209,7 +209,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         let expired = "UPDATE job_lock SET lease_until = NOW(6) - INTERVAL 1 SECOND";
         sqlx::query(expired).execute(&mut one).await.unwrap();
         let mut write = one.begin().await.unwrap();
-        jobs::hold(&mut write, "reconcile", run).await.unwrap();
+        jobs::require_lock(&mut write, "reconcile", run).await.unwrap();
         let row = ((target(2), UserId(user)), State { at: Micros(1_790_000_000_000_000), liked: true });
         likes::insert_states(&mut write, &[row]).await.unwrap();
         let taken = eventually_taken(&there).await;

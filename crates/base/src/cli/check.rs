@@ -188,7 +188,7 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
-    pub fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
+    pub fn unanswered(what: What, error: impl Into<Error>, away: &str) -> Self {
         let error = error.into();
         match fate(&error) {
             Fate::Refused | Fate::Untrusted | Fate::Misconfigured => Self::unknown(what, format_args!("{error:#}")),

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_listened_on_is_said() {
+    fn what_can_not_be_listened_on_is_reported() {
         let found = |listen: &str, host: &str| {
             let admin = Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()], ..Admin::default() };
             Faults::texts(|found| problems(&admin, found)).join(" ")

@@ -13,36 +13,39 @@ pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faul
     let mut seen = BTreeSet::new();
     for (place, board) in boards.iter().enumerate() {
         let block = Key::from("board").then(place);
-        let mut say = |names: &[&str], text: String| {
+        let mut report = |names: &[&str], text: String| {
             let keys: Vec<Key> = names.iter().map(|name| block.then(name)).chain([block.clone()]).collect();
             found.between(&keys, format!("[[board]] {}{text}", board.name));
         };
         if !is_name(&board.name) {
-            say(&["name"], ": a name must have 1 to 32 characters of a-z, 0-9, - and _".to_owned());
+            report(&["name"], ": a name must have 1 to 32 characters of a-z, 0-9, - and _".to_owned());
         }
         if !seen.insert((&board.name, board.period)) {
-            say(&["period", "name"], " is configured twice with the same period: remove one block".to_owned());
+            report(&["period", "name"], " is configured twice with the same period: remove one block".to_owned());
         }
         let other = boards.iter().find(|other| other.name == board.name);
         if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
-            say(&["score", "tie"], ": the keys score and tie must have the same values in all its blocks".to_owned());
+            report(
+                &["score", "tie"],
+                ": the keys score and tie must have the same values in all its blocks".to_owned(),
+            );
         }
         let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
         if !columns.contains(&board.score.len()) {
             let it = "two are required with tie = \"second\", otherwise one";
-            say(&["score", "tie"], format!(": score has {} names: {it}", board.score.len()));
+            report(&["score", "tie"], format!(": score has {} names: {it}", board.score.len()));
         }
         for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
-            say(&["score"], format!(": score contains {name}, which is not in [metrics]"));
+            report(&["score"], format!(": score contains {name}, which is not in [metrics]"));
         }
         if board.week_starts != WeekStart::Monday && board.period != PeriodKind::Week {
-            say(&["week_starts"], ": week_starts is only for period = \"week\": remove week_starts".to_owned());
+            report(&["week_starts"], ": week_starts is only for period = \"week\": remove week_starts".to_owned());
         }
         if board.score.first() == board.score.get(1) {
-            say(&["score"], ": score contains the same metric twice".to_owned());
+            report(&["score"], ": score contains the same metric twice".to_owned());
         }
         if let Err(error) = board.calendar(jiff::tz::db()) {
-            say(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
+            report(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
         }
     }
 }
@@ -52,7 +55,7 @@ mod tests {
     use crate::config::check::tests::found;
 
     #[test]
-    fn boards_that_do_not_fit_are_said() {
+    fn boards_that_do_not_fit_are_reported() {
         for (text, expected) in [
             ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\nweek_starts = \"sunday\"", "week_starts is only for period"),

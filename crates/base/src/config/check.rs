@@ -273,7 +273,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nodes_and_sentinels_that_do_not_fit_are_said() {
+    fn nodes_and_sentinels_that_do_not_fit_are_reported() {
         for (text, expected) in [
             ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is not HOST:PORT"),
             ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is not HOST:PORT"),
@@ -290,7 +290,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn what_does_not_fit_is_reported() {
         for (text, expected) in [
             ("[amqp]\nurl = \"amqp://u@h/\"", "the vhost with the empty name"),
             ("[amqp]\nurl = \"amqp://h/%2f\"", "has no user"),

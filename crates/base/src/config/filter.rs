@@ -77,7 +77,7 @@ mod tests {
     use crate::config::check::tests::found;
 
     #[test]
-    fn filters_that_could_not_be_trusted_are_said() {
+    fn filters_that_could_not_be_trusted_are_reported() {
         for (text, expected) in [
             ("[filter]\nasked = true", "[filter] asked must be false while likes_min is 0"),
             ("[filter]\nlikes_min = 9\n[redis.also]\nbucket_bits = 14", "[filter] likes_min must be 0 while"),

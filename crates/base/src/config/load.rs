@@ -166,7 +166,7 @@ pub fn read(
     let mut origins = Origins::of_file(source, text, table.get_ref());
     let (mut faults, mut problems) = (Faults::default(), Vec::new());
     let mut whole = Value::Table(text.parse().unwrap_or_default());
-    shape::hold(&mut whole, (file.schema)(), &Key::default(), file, &mut faults);
+    shape::check(&mut whole, (file.schema)(), &Key::default(), file, &mut faults);
     let Value::Table(mut table) = whole else { return Ok(Read { table: Table::new(), origins, faults, problems }) };
     let mut variables: Vec<(String, String)> = environment.into_iter().collect();
     variables.sort_unstable();
@@ -202,7 +202,7 @@ fn set(table: &mut Table, dotted: &str, text: &str, file: File, faults: &mut Fau
         }
     }
     match known {
-        Some(known) => drop(shape::hold(&mut value, known, &key, file, faults)),
+        Some(known) => drop(shape::check(&mut value, known, &key, file, faults)),
         None => value = Value::String(text.to_owned()),
     }
     if !faults.0.is_empty() {
@@ -307,7 +307,7 @@ mod tests {
         let text = "[log]\nlevel = \"info\"\nformat = \"jsn\"\n[amqp]\nprefech = 5\n  partitions = \"many\"\nlinger_ms = 5\n\
                     [dameon]\n[kinds]\nvideo = 0\n[board]\nname = \"a\"\n[consumer]\nfuture_max = \"5\"\nlinger_ms = -1\n\
                     [[rule]]\nwriter = \"api\"\n[filter]\nfalse_positive = 0.5\n[metrics]\nview = 2\n[[archive]]\n";
-        let said = [
+        let expected = [
             "config.toml:3:1: [log] format is \"jsn\": did you mean \"json\"? allowed are \"auto\", \"text\", \"json\", \"journald\"",
             "config.toml:5:1: unknown key `prefech` in [amqp]: did you mean `prefetch`?",
             "config.toml:6:3: [amqp] partitions is \"many\": allowed are whole numbers, 1 to 256",
@@ -324,18 +324,18 @@ mod tests {
         ];
         let error = parsed(text, &[]).unwrap_err();
         let lines: Vec<&str> = error.lines().skip(1).map(str::trim).collect();
-        assert_eq!(lines, said, "{error}");
+        assert_eq!(lines, expected, "{error}");
     }
 
     #[test]
     fn a_key_without_a_section_is_told_where_it_belongs() {
         let error = parsed("partitions = 4\nnothing_like_it = 1\n[amqp.url]\nx = 1\n", &[]).unwrap_err();
-        for said in [
+        for expected in [
             "config.toml:1:1: unknown key `partitions` before any section: the key exists in [amqp]",
             "config.toml:2:1: unknown key `nothing_like_it` before any section; known: `admin`, `amqp`, `archive`",
             "config.toml:3:7: [amqp] url is a table: write a text in quotes",
         ] {
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 

@@ -128,11 +128,11 @@ mod tests {
             read_password("password_file", file.to_str().unwrap()).map(|secret| secret.expose().to_owned())
         };
         let own = fs::metadata(&file).unwrap().uid();
-        let said = read(0o644).unwrap_err();
+        let error = read(0o644).unwrap_err();
         let expected = format!(
             "has the mode 0644 and can be read by everyone: chown it to the user {own} that tallyd runs as, and chmod it to 0400"
         );
-        assert!(said.ends_with(&expected), "{said}");
+        assert!(error.ends_with(&expected), "{error}");
         assert_eq!(read(0o440), Ok("secret".to_owned()));
     }
 
@@ -141,9 +141,9 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         let places = ["credstore", "running", "secrets"].map(|name| top.path().join(name));
         let found = || found("password_file", "p", &places.each_ref().map(PathBuf::as_path));
-        let said = found().unwrap_err();
+        let error = found().unwrap_err();
         for part in [places[0].to_str().unwrap(), "password_file p is in none of ", SECRETS, "LoadCredential=p and"] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(error.contains(part), "{part}: {error}");
         }
         for place in places.iter().rev() {
             fs::create_dir(place).unwrap();

@@ -52,38 +52,38 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     for (place, recount) in config.recounts.iter().enumerate() {
         let Recount { kind, metric, query, cron, .. } = recount;
         let block = Key::from("recount").then(place);
-        let mut say =
+        let mut report =
             |key: &str, problem: &str| found.at(block.then(key), format!("[[recount]] of {kind} {metric}: {problem}"));
         let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
         if kind_code.is_none() {
-            say("kind", "the kind is not in [kinds]");
+            report("kind", "the kind is not in [kinds]");
         }
         if metric == LIKE {
-            say(
+            report(
                 "metric",
                 "likes can't be recounted here, because each full reconcile recounts them from like_record: remove the block",
             );
         } else if metric_code.is_none() {
-            say("metric", "the metric is not in [metrics]");
+            report("metric", "the metric is not in [metrics]");
         }
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say(
+            report(
                 "metric",
                 "its [[rule]] is settable, so no other table determines it: remove the block, or remove settable",
             );
         }
         if let Err(problem) = Query::parse(query, OF_RECOUNT) {
-            say("query", &problem);
+            report("query", &problem);
         }
         if !cron.is_empty()
             && let Err(error) = cron::parse(cron)
         {
-            say("cron", &format!("cron is \"{cron}\": {error:#}"));
+            report("cron", &format!("cron is \"{cron}\": {error:#}"));
         }
         if config.recounts.iter().take(place).any(|other| (&other.kind, &other.metric) == (kind, metric)) {
-            say("metric", "it is configured twice: remove one block");
+            report("metric", "it is configured twice: remove one block");
         }
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     use crate::config::parse;
 
     #[test]
-    fn recounts_that_can_not_be_are_told() {
+    fn recounts_that_can_not_be_are_reported() {
         let found = |blocks: &str| {
             let names = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\ncomment = 2\nunread = 3\n\
                          [[rule]]\nmetric = \"unread\"\nsettable = true\n";

@@ -91,16 +91,16 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
         }
     }
     let text = |secret: &Option<Secret>| secret.as_ref().map(|secret| secret.expose().to_owned());
-    let held = |tls: &Tls| {
+    let contents = |tls: &Tls| {
         let identity = tls.identity.as_ref();
         (tls.authorities.clone(), identity.map(|own| (own.certificate.clone(), own.key.expose().to_owned())))
     };
     for (name, is_new) in [
         ("[admin] token", text(&one.admin.token) != text(&other.admin.token)),
         ("[redis] sentinel_password", text(&one.redis.sentinel_password) != text(&other.redis.sentinel_password)),
-        ("[amqp] contents of the tls_ files", held(&one.amqp.login.tls) != held(&other.amqp.login.tls)),
-        ("[mysql] contents of the tls_ files", held(&one.mysql.login.tls) != held(&other.mysql.login.tls)),
-        ("[redis] contents of the tls_ files", held(&one.redis.login.tls) != held(&other.redis.login.tls)),
+        ("[amqp] contents of the tls_ files", contents(&one.amqp.login.tls) != contents(&other.amqp.login.tls)),
+        ("[mysql] contents of the tls_ files", contents(&one.mysql.login.tls) != contents(&other.mysql.login.tls)),
+        ("[redis] contents of the tls_ files", contents(&one.redis.login.tls) != contents(&other.redis.login.tls)),
     ] {
         if is_new {
             found.push(name.to_owned());

@@ -15,25 +15,25 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     };
     for (place, rule) in rules.iter().enumerate() {
         let block = Key::from("rule").then(place);
-        let mut say = |key: &str, text: &str| found.at(block.then(key), format!("{}{text}", name(rule)));
+        let mut report = |key: &str, text: &str| found.at(block.then(key), format!("{}{text}", name(rule)));
         if rule.metric == LIKE {
             if rule.settable {
-                say("settable", ": likes are counted from rows and can't be set: remove settable");
+                report("settable", ": likes are counted from rows and can't be set: remove settable");
             }
             if rule.below_zero {
-                say("below_zero", ": remove below_zero, because likes are never below zero");
+                report("below_zero", ": remove below_zero, because likes are never below zero");
             }
             if rule.board.is_some() && rule.writer == Writes::Api {
-                say(
+                report(
                     "board",
                     ": API servers that count likes also add to boards: remove board, or set writer = \"daemon\"",
                 );
             }
         } else if metrics.named(&rule.metric).is_none() {
-            say("metric", ": the metric is not in [metrics]");
+            report("metric", ": the metric is not in [metrics]");
         }
         if rule.kind.as_ref().is_some_and(|kind| kinds.named(kind).is_none()) {
-            say("kind", ": the kind is not in [kinds]");
+            report("kind", ": the kind is not in [kinds]");
         }
         if let Some(board) = &rule.board {
             let of_board = boards.iter().find(|it| it.name == *board);
@@ -43,12 +43,12 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
                 } else {
                     "does not exist: add a [[board]]"
                 };
-                say("board", &format!(": the board {board} {what}"));
+                report("board", &format!(": the board {board} {what}"));
             }
         }
         let same = |other: &Rule| (&other.metric, &other.kind) == (&rule.metric, &rule.kind);
         if rules.iter().take(place).any(same) {
-            say("metric", " is configured twice: remove one block");
+            report("metric", " is configured twice: remove one block");
         }
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         "[kinds]\nvideo = 1\ninbox = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\nscore = 4\n[[rule]]\nmetric = ";
 
     #[test]
-    fn rules_that_fit_nothing_are_told() {
+    fn rules_that_fit_nothing_are_reported() {
         let found = |rules: &str| {
             let config = parse(&format!("{NAMES}{rules}"), "test", []).unwrap();
             Faults::texts(|found| problems(&config, found))
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_board_that_several_kinds_share_is_told() {
+    fn a_board_that_several_kinds_share_is_reported() {
         let board = "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\n";
         for (rules, expected) in [
             (format!("\"like\"\n{board}"), vec![("hot".to_owned(), BTreeSet::from(["inbox", "video"]))]),

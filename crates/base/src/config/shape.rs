@@ -14,16 +14,16 @@ const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
 
-pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
+pub(super) fn check(value: &mut Value, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
     let schema = variant(schema, value);
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
     match (kind, &mut *value) {
-        ("object", Value::Table(table)) => return hold_table(table, schema, key, file, faults),
+        ("object", Value::Table(table)) => return check_table(table, schema, key, file, faults),
         ("array", Value::Array(items)) => {
             let (mut index, item) = (0, schema.get("items").unwrap_or(&Json::Null));
             items.retain_mut(|value| {
                 index += 1;
-                hold(value, item, &key.then(index - 1), file, faults)
+                check(value, item, &key.then(index - 1), file, faults)
             });
             return true;
         }
@@ -61,11 +61,11 @@ fn variant<'a>(schema: &'a Json, value: &Value) -> &'a Json {
     variants.iter().find(|variant| is_list(variant) == value.is_array()).unwrap_or(schema)
 }
 
-fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
+fn check_table(table: &mut toml::Table, schema: &Json, key: &Key, file: File, faults: &mut Faults) -> bool {
     table.retain(|name, value| {
         let key = key.then(name);
         match below(schema, name) {
-            Some(schema) => hold(value, schema, &key, file, faults),
+            Some(schema) => check(value, schema, &key, file, faults),
             None => {
                 let text = unknown(name, value, &key, schema, file);
                 faults.at(key, text);
@@ -96,10 +96,10 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, file:
         true => ("key", " before any section".to_owned()),
         false => ("key", format!(" in {above}")),
     };
-    let said = format!("unknown {what} `{name}`{of}");
+    let problem = format!("unknown {what} `{name}`{of}");
     let is_section = what == "section";
     if let Some(near) = nearest(name, names(schema)) {
-        return format!("{said}: did you mean `{near}`?");
+        return format!("{problem}: did you mean `{near}`?");
     }
     let sections = || (file.schema)().get("properties").and_then(Json::as_object).into_iter().flatten();
     let elsewhere: Vec<String> = sections()
@@ -109,10 +109,10 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, file:
         .map(|(section, _)| format!("[{section}]"))
         .collect();
     if !elsewhere.is_empty() {
-        return format!("{said}: the key exists in {}", elsewhere.join(" and "));
+        return format!("{problem}: the key exists in {}", elsewhere.join(" and "));
     }
     let known: Vec<String> = names(schema).map(|name| format!("`{name}`")).collect();
-    format!("{said}; known: {}", known.join(", "))
+    format!("{problem}; known: {}", known.join(", "))
 }
 
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {

@@ -26,21 +26,21 @@ pub(super) fn read(config: &mut Config, faults: &mut Faults) {
 }
 
 pub(super) fn read_files(block: &Key, section: &str, login: &Login, faults: &mut Faults) -> Tls {
-    let mut say = |name: &str, problem: String| faults.at(block.then(name), format!("[{section}] {problem}"));
+    let mut report = |name: &str, problem: String| faults.at(block.then(name), format!("[{section}] {problem}"));
     let authorities = login.tls_ca_file.as_ref();
     let authorities =
-        authorities.and_then(|file| read_authorities(file).map_err(|problem| say("tls_ca_file", problem)).ok());
+        authorities.and_then(|file| read_authorities(file).map_err(|problem| report("tls_ca_file", problem)).ok());
     let identity = match (&login.tls_cert_file, &login.tls_key_file) {
         (Some(certificate), Some(key)) => {
-            read_identity(certificate, key).map_err(|(name, problem)| say(name, problem)).ok()
+            read_identity(certificate, key).map_err(|(name, problem)| report(name, problem)).ok()
         }
         (None, None) => None,
         (Some(_), None) => {
-            say("tls_cert_file", "tls_cert_file needs its private key: also set tls_key_file".to_owned());
+            report("tls_cert_file", "tls_cert_file needs its private key: also set tls_key_file".to_owned());
             None
         }
         (None, Some(_)) => {
-            say("tls_key_file", "tls_key_file needs a certificate: also set tls_cert_file".to_owned());
+            report("tls_key_file", "tls_key_file needs a certificate: also set tls_cert_file".to_owned());
             None
         }
     };
@@ -216,8 +216,8 @@ mod tests {
             "VERIFY_IDENTITY&ssl-mode=PREFERRED",
             "DISABLED&sslmode=required",
         ] {
-            let said = found(&format!("[mysql]\nurl = \"mysql://u@h/t?ssl-mode={mode}\"")).join(" ");
-            assert!(said.contains("does not verify the server: write VERIFY_IDENTITY"), "{said}");
+            let problem = found(&format!("[mysql]\nurl = \"mysql://u@h/t?ssl-mode={mode}\"")).join(" ");
+            assert!(problem.contains("does not verify the server: write VERIFY_IDENTITY"), "{problem}");
         }
         assert!(found("[mysql]\nurl = \"mysql://u@h/t?sslmode=required\"").len() == 1);
         let verify_ca = "[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_CA\"\n";
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_address_is_said() {
+    fn what_does_not_fit_the_address_is_reported() {
         for (text, expected) in [
             (
                 "[amqp]\ntls_ca_file = \"/x\"",
@@ -251,8 +251,8 @@ mod tests {
                 "uses no password",
             ),
         ] {
-            let said = found(text);
-            assert!(said.iter().any(|said| said.contains(expected)), "{text}: {said:?}");
+            let problems = found(text);
+            assert!(problems.iter().any(|problem| problem.contains(expected)), "{text}: {problems:?}");
         }
     }
 
@@ -263,15 +263,15 @@ mod tests {
         for (name, text) in [("words", "s3cr3t"), ("broken", "-----BEGIN CERTIFICATE-----\n!s3cr3t\n")] {
             fs::write(path(name), text).unwrap();
         }
-        let said = |certificate: Option<&str>, authority: &str| {
+        let problem = |certificate: Option<&str>, authority: &str| {
             let (tls_ca_file, tls_cert_file) = (Some(path(authority)), certificate.map(path));
             let login = Login { tls_ca_file, tls_cert_file, tls_key_file: Some(path("words")), ..Login::default() };
             Faults::texts(|found| drop(read_files(&Key::from("redis"), "redis", &login, found))).join(" ")
         };
-        assert!(said(None, "words").contains("words: has no certificate"));
-        assert!(said(None, "broken").contains("broken: is not in PEM format"));
-        assert!(said(None, "nothing").contains("nothing: No such file"));
-        assert!(said(None, "words").contains("tls_key_file needs a certificate"));
-        assert!(!said(Some("words"), "broken").contains("s3cr3t"));
+        assert!(problem(None, "words").contains("words: has no certificate"));
+        assert!(problem(None, "broken").contains("broken: is not in PEM format"));
+        assert!(problem(None, "nothing").contains("nothing: No such file"));
+        assert!(problem(None, "words").contains("tls_key_file needs a certificate"));
+        assert!(!problem(Some("words"), "broken").contains("s3cr3t"));
     }
 }

@@ -75,7 +75,7 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, waits: &[
             epoch: row.map(|row| row.epoch),
             taken_at: row.map(|row| row.taken_at.0),
             messages: queue.map(|(messages, _)| *messages),
-            held: it.as_ref().map_or(0, |it| it.held()),
+            held: it.as_ref().map_or(0, |it| it.unacked_messages()),
             consumers: queue.map(|(_, consumers)| *consumers),
             oldest_unacked_s: it.map_or(0.0, |it| it.oldest_s(now)),
         }

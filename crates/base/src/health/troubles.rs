@@ -326,8 +326,8 @@ mod tests {
     #[test]
     fn what_fails_is_told_where_no_server_explains_it() {
         let wait = json!({ "what": "writing partition 0", "reason": "read-only" });
-        let said = sentences(json!({ "servers": [server("mysql", None)], "waits": [wait] }));
-        assert_eq!(said, ["writing partition 0 fails and is retried: read-only"]);
+        let found = sentences(json!({ "servers": [server("mysql", None)], "waits": [wait] }));
+        assert_eq!(found, ["writing partition 0 fails and is retried: read-only"]);
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_goes_by_what_is_old_says_so() {
-        let said = sentences(json!({
+        let found = sentences(json!({
             "now": 40_000_000,
             "observed_at": 1,
             "reload_refused": [2, "[kinds] is empty"],
@@ -368,6 +368,6 @@ mod tests {
             "the last reload was rejected, and the previous configuration stays in force: [kinds] is empty",
             "the servers have not been checked recently, so their data is old",
         ];
-        assert_eq!(said, expected);
+        assert_eq!(found, expected);
     }
 }

@@ -64,7 +64,7 @@ pub async fn knows_all(store: &Store, broker: &Broker) -> Result<Partitions> {
 
 const LOOK_MIN: Duration = Duration::from_millis(4);
 const LOOK_MAX: Duration = Duration::from_millis(200);
-const SAY_EVERY: Duration = Duration::from_secs(10);
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 pub struct Fences<'a> {
     pub job: &'static str,
@@ -101,16 +101,16 @@ impl Fences<'_> {
         let mut waiting = telemetry().runs.waiting(self.job, WaitsFor::Fence);
         let mut sent = BTreeMap::new();
         let mut pause = LOOK_MIN;
-        let mut said = began;
+        let mut logged_at = began;
         loop {
             let Some(reason) = self.waits_for(number, &partitions, &mut sent).await? else { return Ok(()) };
             if began.elapsed() > self.fence_max {
                 let seconds = self.fence_max.as_secs();
                 return Err(JobError::NotNow(format!("the run gave up after waiting for {seconds} s: {reason}")).into());
             }
-            if said.elapsed() > SAY_EVERY {
+            if logged_at.elapsed() > LOG_EVERY {
                 info!(event = "fence-waiting", reason, "waiting for events in flight: {reason}");
-                said = Instant::now();
+                logged_at = Instant::now();
             }
             waiting.note(reason);
             tokio::time::sleep(pause).await;

@@ -23,24 +23,24 @@ use super::lock::locked;
 /// These libraries log an error and also return it. The user's log filter can show these lines again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
-const SPEAK_EVERY: Duration = Duration::from_secs(10);
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// Logs the first event immediately, and only the count of further events.
 #[derive(Default)]
 pub struct Flood {
-    said: Option<Instant>,
-    unsaid: u64,
+    logged_at: Option<Instant>,
+    unlogged: u64,
 }
 
 impl Flood {
     /// If it is time for another line, returns the number of events since the last line.
     pub fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
-        self.unsaid += times;
-        if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
+        self.unlogged += times;
+        if self.unlogged == 0 || self.logged_at.is_some_and(|logged_at| now.duration_since(logged_at) < LOG_EVERY) {
             return None;
         }
-        self.said = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
+        self.logged_at = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -124,10 +124,10 @@ impl Format {
     }
 }
 
-/// Child processes inherit `JOURNAL_STREAM` (`told`), even if their stderr goes to a file.
-fn is_journal(told: &str, stream: BorrowedFd<'_>) -> bool {
+/// Child processes inherit `JOURNAL_STREAM` (`variable`), even if their stderr goes to a file.
+fn is_journal(variable: &str, stream: BorrowedFd<'_>) -> bool {
     let stream = stream.try_clone_to_owned().and_then(|stream| File::from(stream).metadata());
-    stream.is_ok_and(|stream| told == format!("{}:{}", stream.dev(), stream.ino()))
+    stream.is_ok_and(|stream| variable == format!("{}:{}", stream.dev(), stream.ino()))
 }
 
 pub fn override_level(level: &'static str) {
@@ -214,8 +214,8 @@ mod tests {
         let stream = File::open("/dev/null").unwrap();
         let its = stream.metadata().unwrap();
         assert!(is_journal(&format!("{}:{}", its.dev(), its.ino()), stream.as_fd()));
-        for told in ["", "1:2", &format!("{}:{}", its.dev(), its.ino() + 1)] {
-            assert!(!is_journal(told, stream.as_fd()), "{told}");
+        for variable in ["", "1:2", &format!("{}:{}", its.dev(), its.ino() + 1)] {
+            assert!(!is_journal(variable, stream.as_fd()), "{variable}");
         }
     }
 
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(flood.note(0, start), None);
         assert_eq!(flood.note(3, start), Some(3));
         assert_eq!(flood.note(4, start + Duration::from_secs(1)), None);
-        assert_eq!(flood.note(0, start + SPEAK_EVERY), Some(4));
-        assert_eq!(flood.note(0, start + 2 * SPEAK_EVERY), None);
+        assert_eq!(flood.note(0, start + LOG_EVERY), Some(4));
+        assert_eq!(flood.note(0, start + 2 * LOG_EVERY), None);
     }
 }

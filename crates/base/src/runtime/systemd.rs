@@ -14,22 +14,22 @@ pub const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The configuration is valid and the loops run, or wait for an unreachable server.
 pub fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell(&[NotifyState::Reloading, now]),
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => warn!(event = "notify-failed", "systemd could not be notified: {error}"),
     }
 }
 
 pub fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
 pub fn status(line: &str) {
-    tell(&[NotifyState::Status(line)]);
+    notify(&[NotifyState::Status(line)]);
 }
 
 /// If a loop is stuck, says nothing, so systemd restarts the process.
@@ -39,7 +39,7 @@ pub async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     while stop.run_until_cancelled(tick.tick()).await.is_some() {
         let stuck = liveness.stuck(pace(STUCK_AFTER));
         if stuck.is_empty() {
-            tell(&[NotifyState::Watchdog]);
+            notify(&[NotifyState::Watchdog]);
         } else {
             error!(
                 event = "stuck",
@@ -51,7 +51,7 @@ pub async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     }
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         warn!(event = "notify-failed", "systemd could not be notified: {error}");
     }

@@ -130,10 +130,10 @@ mod tests {
         let first = waits.begin(&Work::Writing(PartitionName { number: 3, map: None }), "refused".to_owned());
         let second = waits.begin(&"reading".into(), String::new());
         waits.again(first, "still refused".to_owned());
-        let told: Vec<_> =
+        let reported: Vec<_> =
             waits.open().into_iter().map(|wait| (wait.what.to_string(), wait.reason, wait.tries)).collect();
         let expected = [("writing partition 3", "still refused", 2), ("reading", "", 1)];
-        assert_eq!(told, expected.map(|(what, reason, tries)| (what.to_owned(), reason.to_owned(), tries)));
+        assert_eq!(reported, expected.map(|(what, reason, tries)| (what.to_owned(), reason.to_owned(), tries)));
         waits.end(first);
         waits.again(first, String::new());
         waits.end(second);

@@ -87,10 +87,10 @@ pub async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
 
 async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
     let found = match of {
-        Of::Kinds => Some(store.holds_kind(Kind(code)).await?),
+        Of::Kinds => Some(store.is_kind_in_use(Kind(code)).await?),
         Of::Metrics => {
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() { None } else { store.holds_metric(Metric(code), left).await? }
+            if left.is_zero() { None } else { store.is_metric_in_use(Metric(code), left).await? }
         }
     };
     Ok(match found {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     /// Returns the changes, and the problems that would be reported if there were rows.
-    fn said(configured: &[(&str, u8)], retired: &[&str], registered: &[Registered]) -> (Vec<String>, Vec<String>) {
+    fn judged(configured: &[(&str, u8)], retired: &[&str], registered: &[Registered]) -> (Vec<String>, Vec<String>) {
         let retired: Vec<String> = retired.iter().map(|name| (*name).to_owned()).collect();
         let (changes, doubts) = judge(Of::Metrics, &names(configured), &retired, registered);
         let rows = |doubt: &Doubt| if doubt.in_use { Rows::Soon } else { Rows::Some };
@@ -201,42 +201,42 @@ mod tests {
     #[test]
     fn what_is_new_is_noted_and_what_is_known_is_fine() {
         let both: &[(&str, u8)] = &[("like", 1), ("view", 2)];
-        let (changes, doubts) = said(both, &[], &[]);
+        let (changes, doubts) = judged(both, &[], &[]);
         assert_eq!(
             (changes.len(), doubts.len()),
             (2, 0),
             "MySQL has no codes yet, so both codes must be new, and the list of doubts must be empty"
         );
-        assert_eq!(said(both, &[], &[known(1, "like", false), known(2, "view", false)]), (vec![], vec![]));
-        let (changes, doubts) = said(both, &[], &[known(1, "like", false)]);
+        assert_eq!(judged(both, &[], &[known(1, "like", false), known(2, "view", false)]), (vec![], vec![]));
+        let (changes, doubts) = judged(both, &[], &[known(1, "like", false)]);
         assert_eq!((changes, doubts), (vec!["[metrics] view = 2 is new".to_owned()], vec![]));
-        let (changes, doubts) = said(both, &[], &[known(1, "like", false), known(2, "view", true)]);
+        let (changes, doubts) = judged(both, &[], &[known(1, "like", false), known(2, "view", true)]);
         assert_eq!((changes, doubts), (vec!["[metrics] view = 2 is back".to_owned()], vec![]));
     }
 
     #[test]
     fn a_code_that_would_change_its_meaning_is_in_doubt() {
         let (changes, doubts) =
-            said(&[("like", 1), ("post", 2)], &[], &[known(1, "like", false), known(2, "view", true)]);
+            judged(&[("like", 1), ("post", 2)], &[], &[known(1, "like", false), known(2, "view", true)]);
         assert_eq!(changes, Vec::<String>::new());
         assert_eq!(
             doubts,
             ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are rows with this code: a code must \
               not change its meaning: give post a code that was never used, or run `tallyd admin names rename` if only the name changes"]
         );
-        let (_, doubts) = said(&[("post", 2)], &[], &[known(2, "view", false)]);
+        let (_, doubts) = judged(&[("post", 2)], &[], &[known(2, "view", false)]);
         assert!(
             doubts[0].contains("2 is the code of view, and a daemon with the former name can still be running"),
             "{doubts:?}"
         );
         let swapped = [known(1, "like", false), known(2, "view", false), known(3, "share", false)];
-        assert_eq!(said(&[("like", 1), ("share", 2), ("view", 3)], &["view"], &swapped).1.len(), 2);
+        assert_eq!(judged(&[("like", 1), ("share", 2), ("view", 3)], &["view"], &swapped).1.len(), 2);
     }
 
     #[test]
     fn a_name_that_is_gone_is_in_doubt_unless_it_is_retired_or_was_gone_before() {
         let registered = [known(1, "like", false), known(2, "view", false)];
-        let (_, doubts) = said(&[("like", 1)], &[], &registered);
+        let (_, doubts) = judged(&[("like", 1)], &[], &registered);
         assert_eq!(
             doubts,
             [
@@ -244,9 +244,9 @@ mod tests {
               add it to [retired] metrics"
             ]
         );
-        assert_eq!(said(&[("like", 1)], &["view"], &registered), (vec![], vec![]));
-        assert_eq!(said(&[("like", 1)], &[], &[known(1, "like", false), known(2, "view", true)]), (vec![], vec![]));
-        let (changes, doubts) = said(&[("like", 1), ("view", 3)], &[], &registered);
+        assert_eq!(judged(&[("like", 1)], &["view"], &registered), (vec![], vec![]));
+        assert_eq!(judged(&[("like", 1)], &[], &[known(1, "like", false), known(2, "view", true)]), (vec![], vec![]));
+        let (changes, doubts) = judged(&[("like", 1), ("view", 3)], &[], &registered);
         assert_eq!(changes, ["[metrics] view = 3 is new"]);
         assert!(
             doubts[0].ends_with("in MySQL its code is 2, and there are rows with this code: give it the code 2 again")

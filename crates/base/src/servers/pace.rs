@@ -17,7 +17,7 @@ use tallyd_rabbitmq::Publisher;
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-const SAY_EVERY: Duration = Duration::from_secs(30);
+const LOG_EVERY: Duration = Duration::from_secs(30);
 
 const FRESH: Duration = Duration::from_millis(200);
 
@@ -133,17 +133,17 @@ impl Pace {
         if self.checked.is_some_and(|checked| checked.elapsed() < FRESH) {
             return Ok(());
         }
-        let (job, say) = self.job;
+        let (job, log_wait) = self.job;
         let began = Instant::now();
-        let mut said: Option<Instant> = None;
+        let mut logged_at: Option<Instant> = None;
         let mut waiting = telemetry().runs.waiting(job, WaitsFor::Pace);
         let running = &mut self.threads_running;
         let backlog = &mut self.backlog;
         while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, backlog, running)).await {
             let Some(Wait { count, words: reason }) = found? else { break };
-            if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
-                say(&reason);
-                said = Some(Instant::now());
+            if logged_at.is_none_or(|logged_at| logged_at.elapsed() > LOG_EVERY) {
+                log_wait(&reason);
+                logged_at = Some(Instant::now());
             }
             *count(&mut self.total.waits) += 1;
             self.total.waited_for = Some(reason.clone());
@@ -153,7 +153,7 @@ impl Pace {
                 break;
             }
         }
-        if said.is_some() {
+        if logged_at.is_some() {
             self.waited += began.elapsed();
         }
         self.checked = Some(Instant::now());

@@ -143,7 +143,7 @@ impl PartitionState {
         *locked(&self.unacked) = unacked;
     }
 
-    pub fn held(&self) -> u64 {
+    pub fn unacked_messages(&self) -> u64 {
         locked(&self.unacked).messages
     }
 

@@ -37,7 +37,7 @@ pub(crate) use pulse::POINT_EVERY;
 pub use pulse::{Point, Pulse};
 pub use repairs::RepairMetrics;
 pub use runs::Runs;
-pub use systemd::tell_status;
+pub use systemd::report_status;
 pub use verdict::Verdict;
 pub use words::{ConsumerState, Outcome, State};
 

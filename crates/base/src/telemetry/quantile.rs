@@ -62,11 +62,14 @@ mod tests {
         for value in [0.0, 1.0, 1.5, 4.0, 9.0] {
             histogram.observe(value);
         }
-        let held = Buckets::of(&histogram);
-        assert_eq!(held.0, [(1.0, 2), (2.0, 3), (4.0, 4), (f64::INFINITY, 5)]);
-        assert_eq!(held.since(&held).quantile(0.5), None);
-        assert_eq!(held.since(&Buckets::default()), held);
-        assert_eq!((held.quantile(0.2), held.quantile(0.6), held.quantile(1.0)), (Some(0.5), Some(2.0), Some(4.0)));
+        let buckets = Buckets::of(&histogram);
+        assert_eq!(buckets.0, [(1.0, 2), (2.0, 3), (4.0, 4), (f64::INFINITY, 5)]);
+        assert_eq!(buckets.since(&buckets).quantile(0.5), None);
+        assert_eq!(buckets.since(&Buckets::default()), buckets);
+        assert_eq!(
+            (buckets.quantile(0.2), buckets.quantile(0.6), buckets.quantile(1.0)),
+            (Some(0.5), Some(2.0), Some(4.0))
+        );
         assert_eq!(Buckets::of(&Histogram::new(BOUNDS)).quantile(0.5), None);
     }
 
@@ -79,9 +82,9 @@ mod tests {
             sorted.sort_by(f64::total_cmp);
             let rank = ((share * sorted.len() as f64).ceil() as usize).max(1);
             let exact = sorted[rank - 1].min(4.0);
-            let told = Buckets::of(&histogram).quantile(share).unwrap();
+            let estimate = Buckets::of(&histogram).quantile(share).unwrap();
             let range = |value: f64| BOUNDS.partition_point(|bound| *bound < value);
-            prop_assert!(range(told).abs_diff(range(exact)) <= usize::from(told == 4.0), "{told} for {exact}");
+            prop_assert!(range(estimate).abs_diff(range(exact)) <= usize::from(estimate == 4.0), "{estimate} for {exact}");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::runtime::waits::waits;
 
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
-pub async fn tell_status(end: CancellationToken) {
+pub async fn report_status(end: CancellationToken) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }

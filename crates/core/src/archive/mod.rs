@@ -305,9 +305,9 @@ mod tests {
             let row = PeriodRow { copy: Some(1), ..row(PeriodState::Frozen) };
             let keys = BoardKeys { live, late_members: 0, ..FACTS.keys };
             assert_eq!(decide(Facts { keys, row: Some(row), ..FACTS }), Plan::NoteEnded);
-            let said = left_over(Some(row), live).unwrap().to_string();
-            assert!(said.contains(&Reason::LostLate.to_string()), "{said}");
-            assert_eq!(said.contains(&Reason::Late.to_string()), live, "{said}");
+            let text = left_over(Some(row), live).unwrap().to_string();
+            assert!(text.contains(&Reason::LostLate.to_string()), "{text}");
+            assert_eq!(text.contains(&Reason::Late.to_string()), live, "{text}");
         }
         assert_eq!(left_over(Some(row(PeriodState::Done)), false), None);
     }

@@ -110,7 +110,7 @@ fn decode(body: &[u8], on: &On<'_>) -> Result<Option<Message>, Refusal> {
     if !TYPES.contains(&event_type) {
         let reason = if raw.event_type.text().is_some() { Reason::UnknownType } else { Reason::NoType };
         let why = no_toggle(event_type).unwrap_or("add its meaning to `values`");
-        let error = format!("{} is {}: {why}", said("type", Some(&map.event_type)), raw.event_type);
+        let error = format!("{} is {}: {why}", described("type", Some(&map.event_type)), raw.event_type);
         return Err(refuse(reason, error));
     }
     if map.at.unit.is_coarse() && matches!(event_type, "set" | "reset") {
@@ -219,7 +219,7 @@ fn at<'a>(found: Option<&Value>, time: &Time, now: Micros) -> Result<Scalar<'a>,
     Err(refuse(Reason::AtOutOfRange, error))
 }
 
-fn said(name: &str, source: Option<&Source>) -> String {
+fn described(name: &str, source: Option<&Source>) -> String {
     match source.map(|source| source.pointer.as_ref()) {
         Some(Some(places)) => format!("{name} from {places}"),
         Some(None) => format!("{name} (a constant)"),
@@ -228,11 +228,11 @@ fn said(name: &str, source: Option<&Source>) -> String {
 }
 
 fn with_place(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
-    let fields = map.fields().map(|(name, source)| (name, said(name, source)));
+    let fields = map.fields().map(|(name, source)| (name, described(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));
-    let named = fields.into_iter().chain([at]).find_map(|(name, said)| {
+    let named = fields.into_iter().chain([at]).find_map(|(name, described)| {
         let rest = error.strip_prefix(name).filter(|rest| rest.starts_with(" is "))?;
-        Some(format!("{said}{rest}"))
+        Some(format!("{described}{rest}"))
     });
     let uuid = match reason {
         Reason::TargetIdOutOfRange => raw.target_id.text().and_then(no_uuid),

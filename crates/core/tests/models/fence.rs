@@ -5,7 +5,7 @@
 
 use stateright::Property;
 use tallyd_core::fence::{Depth, Fence, Look, Next, Passed};
-use tallyd_core::partition::Hold;
+use tallyd_core::partition::Claim;
 
 use crate::{Following, size};
 
@@ -140,10 +140,10 @@ impl MySql {
 
     /// The transaction of a batch. Returns whether the session still holds the partition.
     fn commits(&mut self, session: &mut Session, messages: usize) -> bool {
-        match Hold::of(self.epoch, session.epoch) {
-            Hold::Keeps => {}
-            Hold::Takes(epoch) => (self.epoch, session.epoch) = (epoch, Some(epoch)),
-            Hold::TakenOver => return false,
+        match Claim::of(self.epoch, session.epoch) {
+            Claim::Keeps => {}
+            Claim::Takes(epoch) => (self.epoch, session.epoch) = (epoch, Some(epoch)),
+            Claim::TakenOver => return false,
         }
         for Message { body, is_returned } in &session.unacked[..messages] {
             match *body {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tallyd_core::flow::{Flow, Step};
-use tallyd_core::partition::Hold;
+use tallyd_core::partition::Claim;
 use tallyd_core::prefetch::{Limits, Prefetch};
 
 use super::queue::{Message, Queue};
@@ -33,10 +33,10 @@ impl Table {
     /// partition.
     fn write(&mut self, session: &Session, queue: &Queue) -> Option<u64> {
         let Session { channel, writing, epoch: ours, .. } = session;
-        match Hold::of(self.epoch, *ours) {
-            Hold::Keeps => {}
-            Hold::Takes(epoch) => self.epoch = epoch,
-            Hold::TakenOver => return None,
+        match Claim::of(self.epoch, *ours) {
+            Claim::Keeps => {}
+            Claim::Takes(epoch) => self.epoch = epoch,
+            Claim::TakenOver => return None,
         }
         assert!(ours.is_none() || self.writer == *channel, "a session writes after another one has taken over");
         self.writer = *channel;

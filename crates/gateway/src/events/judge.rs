@@ -83,14 +83,14 @@ mod tests {
     const NOW: Micros = Micros(1_795_251_385_004_538);
 
     fn judged(body: &str) -> Answer<Vec<Result<String, &'static str>>> {
-        let (config, mut told) = (Config::default(), Vec::new());
+        let (config, mut verdicts) = (Config::default(), Vec::new());
         for event in judge(body.as_bytes(), &Terms::from(&config), NOW)? {
-            told.push(match event {
+            verdicts.push(match event {
                 Ok(judged) => Ok(String::from_utf8(judged.body.into_owned()).unwrap()),
                 Err(refusal) => Err(refusal.reason.code()),
             });
         }
-        Ok(told)
+        Ok(verdicts)
     }
 
     #[test]
@@ -111,11 +111,11 @@ mod tests {
     #[test]
     fn of_a_list_without_instants_the_last_click_of_a_user_wins() {
         let word = |word: &str| format!(r#"{{"type":"{word}","kind":"video","target_id":42,"user_id":7}}"#);
-        let told = judged(&format!("[{},{}]", word("unlike"), word("like"))).unwrap();
+        let verdicts = judged(&format!("[{},{}]", word("unlike"), word("like"))).unwrap();
         let expected = |word: &str, at: i64| {
             Ok(format!(r#"{{"at":{at},"type":"{word}","kind":"video","target_id":42,"user_id":7}}"#))
         };
-        assert_eq!(told, [expected("unlike", NOW.0), expected("like", NOW.0 + 1)]);
+        assert_eq!(verdicts, [expected("unlike", NOW.0), expected("like", NOW.0 + 1)]);
     }
 
     #[test]
@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn an_event_of_a_list_that_is_refused_harms_no_other() {
         let like = r#"{"type":"like","kind":"video","target_id":42,"user_id":7,"at":1795251385004538}"#;
-        let told = judged(&format!("[{like}, {{}}, 3, {like}]")).unwrap();
+        let verdicts = judged(&format!("[{like}, {{}}, 3, {like}]")).unwrap();
         let (good, refused) = (Ok(like.to_owned()), |reason| Err(reason));
-        assert_eq!(told, [good.clone(), refused("no-type"), refused("malformed-json"), good]);
+        assert_eq!(verdicts, [good.clone(), refused("no-type"), refused("malformed-json"), good]);
     }
 
     #[test]

@@ -242,12 +242,12 @@ mod tests {
     #[test]
     fn the_document_is_the_one_that_the_gateway_serves() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
-        let told = serde_json::to_string_pretty(&document()).unwrap() + "\n";
+        let generated = serde_json::to_string_pretty(&document()).unwrap() + "\n";
         if std::env::var_os("TALLYD_UPDATE_SNAPSHOT").is_some() {
-            std::fs::write(&path, &told).unwrap();
+            std::fs::write(&path, &generated).unwrap();
         }
         let written = std::fs::read_to_string(&path).unwrap();
-        assert!(written == told, "write it again: TALLYD_UPDATE_SNAPSHOT=1 cargo nextest run openapi");
+        assert!(written == generated, "write it again: TALLYD_UPDATE_SNAPSHOT=1 cargo nextest run openapi");
     }
 
     #[test]

@@ -64,7 +64,7 @@ async fn a_board_has_its_first_members_and_a_members_neighbours() {
     let current = gateway.get("/v1/boards/days").await.json();
     assert_eq!((current["members"].as_array().unwrap().len(), &current["around"]), (4, &json!(null)), "{current}");
     let at = BoardPeriod { board: "days".to_owned(), period: current["period"].as_str().unwrap().to_owned() };
-    world.cache.tell_lost(&at, None).await.unwrap();
+    world.cache.set_board_lost(&at, None).await.unwrap();
     assert_eq!(gateway.get("/v1/boards/days").await.json()["lost"], json!(true));
     for (path, status, code) in [
         ("/v1/boards/cold", 404, "unknown-board"),

@@ -8,7 +8,7 @@ use super::{PAGE_TARGETS, Subject};
 use tallyd_base::servers::Servers;
 use tallyd_core::model::{CounterKey, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
-use tallyd_redis::scan::{Held, ScanCursor};
+use tallyd_redis::scan::{ScanCursor, SiteValue};
 
 const ACTION: &str = "search for the site's keys";
 
@@ -43,7 +43,7 @@ impl Sides<'_> {
         let range = self.servers.store.list_range(kind, after, limit).await?;
         let counters = range.counters.iter().filter(|counted| counted.number.1 == metric);
         let counted = counters.map(|counted| (counted.number.0.id, Some(counted.value))).collect();
-        Ok(Page { until: range.until, ..self.held(counted).await? })
+        Ok(Page { until: range.until, ..self.read_old(counted).await? })
     }
 
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
@@ -66,24 +66,24 @@ impl Sides<'_> {
         }
         let mut counted = self.counted(ids).await?;
         counted.retain(|(_, counted)| counted.is_none());
-        Ok((self.held(counted).await?, next))
+        Ok((self.read_old(counted).await?, next))
     }
 
     pub(super) async fn again(&self, suspects: &BTreeMap<TargetId, Look>) -> Result<BTreeMap<TargetId, Look>> {
         let counted = self.counted(suspects.keys().copied()).await?;
-        Ok(self.held(counted).await?.looks)
+        Ok(self.read_old(counted).await?.looks)
     }
 
-    async fn held(&self, counted: Vec<(TargetId, Option<i64>)>) -> Result<Page> {
+    async fn read_old(&self, counted: Vec<(TargetId, Option<i64>)>) -> Result<Page> {
         let Subject { keys, kind, metric } = self.subject;
         let names: Vec<String> = counted.iter().map(|(id, _)| keys.name(&kind.0, *id, &metric.0)).collect();
-        let held = self.servers.cache.read_held(&names).await?;
+        let values = self.servers.cache.read_site_values(&names).await?;
         let mut page = Page::default();
-        for ((id, counted), held) in counted.into_iter().zip(held) {
-            let old = match held {
-                Held::Nothing => None,
-                Held::Number(number) => Some(number),
-                Held::Other => {
+        for ((id, counted), value) in counted.into_iter().zip(values) {
+            let old = match value {
+                SiteValue::Nothing => None,
+                SiteValue::Number(number) => Some(number),
+                SiteValue::Other => {
                     page.unreadable += 1;
                     continue;
                 }

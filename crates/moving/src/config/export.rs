@@ -86,18 +86,18 @@ pub(super) fn problems(config: &Config, exports: &[Export], found: &mut Faults) 
     for (place, export) in exports.iter().enumerate() {
         let Export { name, kind, .. } = export;
         let block = Key::from("export").then(place);
-        let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[export]] {name}: {problem}"));
+        let mut report = |key: &str, problem: &str| found.at(block.then(key), format!("[[export]] {name}: {problem}"));
         if !is_name(name) {
-            say("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
+            report("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
         }
         if exports.iter().take(place).any(|other| other.name == *name) {
-            say("name", "another [[export]] has the same name: rename one");
+            report("name", "another [[export]] has the same name: rename one");
         }
         if config.kinds.named(kind).is_none() {
-            say("kind", &format!("the kind {kind} is not in [kinds]"));
+            report("kind", &format!("the kind {kind} is not in [kinds]"));
         }
         if let Err((key, problem)) = export.writes() {
-            say(key, &problem);
+            report(key, &problem);
         }
     }
 }

@@ -100,46 +100,49 @@ pub(super) fn problems(config: &Config, imports: &[Import], found: &mut Faults) 
     for (place, import) in imports.iter().enumerate() {
         let Import { name, kind, metric, .. } = import;
         let block = Key::from("import").then(place);
-        let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[import]] {name}: {problem}"));
+        let mut report = |key: &str, problem: &str| found.at(block.then(key), format!("[[import]] {name}: {problem}"));
         if !is_name(name) {
-            say("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
+            report("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
         }
         if imports.iter().take(place).any(|other| other.name == *name) {
-            say("name", "another [[import]] has the same name: rename one");
+            report("name", "another [[import]] has the same name: rename one");
         }
         let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
         if kind_code.is_none() {
-            say("kind", &format!("the kind {kind} is not in [kinds]"));
+            report("kind", &format!("the kind {kind} is not in [kinds]"));
         }
         if metric_code.is_none() {
-            say("metric", &format!("the metric {metric} is not in [metrics]"));
+            report("metric", &format!("the metric {metric} is not in [metrics]"));
         }
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say("metric", "its [[rule]] is settable: publish a `set` event for each counter instead");
+            report("metric", "its [[rule]] is settable: publish a `set` event for each counter instead");
         }
         if config.recounts.iter().any(|recount| (&recount.kind, &recount.metric) == (kind, metric)) {
-            say("metric", "a [[recount]] corrects this counter from another table: run `tallyd admin recount` instead");
+            report(
+                "metric",
+                "a [[recount]] corrects this counter from another table: run `tallyd admin recount` instead",
+            );
         }
         if let Err((key, problem)) = import.reads() {
-            say(key, &problem);
+            report(key, &problem);
         }
-        keys_of_likes(import, &mut say);
+        keys_of_likes(import, &mut report);
     }
 }
 
-fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
+fn keys_of_likes(import: &Import, report: &mut impl FnMut(&str, &str)) {
     if !import.is_of_likes() {
         if import.unit.is_some() {
-            say("unit", "unit is only for the time of likes: remove unit");
+            report("unit", "unit is only for the time of likes: remove unit");
         }
         if import.keeps_deleted.is_some() {
-            say("keeps_deleted", "keeps_deleted is only for likes: remove keeps_deleted");
+            report("keeps_deleted", "keeps_deleted is only for likes: remove keeps_deleted");
         }
     }
     if import.keys.is_some() && import.server.is_some() {
-        say("server", "server is only for a query, because keys are read from [redis]: remove server");
+        report("server", "server is only for a query, because keys are read from [redis]: remove server");
     }
 }
 

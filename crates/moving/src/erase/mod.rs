@@ -145,7 +145,7 @@ impl Job for Eraser {
 impl Erasing<'_, '_> {
     async fn erase(&mut self) -> Result<()> {
         self.erase_likes().await?;
-        self.settle().await?;
+        self.wait_for_outbox().await?;
         fault::point("erase:settled");
         self.erase_numbers().await?;
         fault::point("erase:numbers");
@@ -156,7 +156,7 @@ impl Erasing<'_, '_> {
         fault::point("erase:boards");
         self.count_waiting().await?;
         self.look_again().await?;
-        self.say_what_stays();
+        self.report_remaining();
         if !self.run.options.dry_run {
             self.run.servers.store.forget_marks(JOB, &self.on.mode()).await?;
         }
@@ -169,7 +169,7 @@ impl Erasing<'_, '_> {
     }
 
     /// After the wait, the rows of the outbox can be rewritten and counters deleted: no daemon adds these rows later.
-    async fn settle(&mut self) -> Result<()> {
+    async fn wait_for_outbox(&mut self) -> Result<()> {
         if self.run.options.dry_run {
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl Erasing<'_, '_> {
         Ok(())
     }
 
-    fn say_what_stays(&mut self) {
+    fn report_remaining(&mut self) {
         let rules = Rules::from(&self.on.config);
         let like = self.on.config.metrics.like();
         let by_api = self.kinds.all().any(|(kind, _)| rules.of(kind, like).writer == Writes::Api);

@@ -21,7 +21,7 @@ use tallyd_core::model::{Micros, Target};
 use tallyd_core::site_query::Query;
 
 /// The scan pauses while more rows wait for their second check.
-const HELD_MAX: usize = 100_000;
+const WAITING_MAX: usize = 100_000;
 
 /// Small, because consumers wait for the locks of the transaction.
 const TAKEN_OUT_MAX: usize = 500;
@@ -50,7 +50,7 @@ impl Importing<'_, '_> {
         let imported = sql::imports::imported_likes(&self.on.store, self.on.kind, self.on.metric).await?;
         let site = (query, &columns);
         let mut sides = Sides::new(self.on, site, (checkpoint.key(), LAST));
-        let mut held: VecDeque<Missed> = VecDeque::new();
+        let mut waiting: VecDeque<Missed> = VecDeque::new();
         let mut reached = checkpoint.key();
         loop {
             if !self.run.next_page().await? {
@@ -70,29 +70,29 @@ impl Importing<'_, '_> {
             self.run.report.pages += 1;
             self.run.report.rows += step.site.len() as u64;
             reached = step.until;
-            held.extend(self.missed(step, look_again_after, &checkpoint, &columns));
+            waiting.extend(self.missed(step, look_again_after, &checkpoint, &columns));
             let limit = self.on.limits.repair_targets_max_percent;
             self.check_limit(is_too_many(self.run.report.missed, imported, limit))?;
             self.run.note_page(count, began.elapsed());
             self.show(reached);
-            while held.len() > HELD_MAX || held.front().is_some_and(Missed::is_due) {
-                self.look_again(site, &mut held, reached, &checkpoint).await?;
+            while waiting.len() > WAITING_MAX || waiting.front().is_some_and(Missed::is_due) {
+                self.look_again(site, &mut waiting, reached, &checkpoint).await?;
             }
-            if held.is_empty() {
+            if waiting.is_empty() {
                 self.note(&Checkpoint { after: raw(reached), ..checkpoint }).await?;
             }
         }
         let is_whole = self.run.options.resume || self.run.report.rows > 0;
-        self.check_limit(!is_whole && !held.is_empty())?;
-        if !held.is_empty() {
-            let (rows, seconds) = (held.len(), look_again_after.as_secs());
+        self.check_limit(!is_whole && !waiting.is_empty())?;
+        if !waiting.is_empty() {
+            let (rows, seconds) = (waiting.len(), look_again_after.as_secs());
             info!(
                 event = "import-looks-again",
                 rows, seconds, "the site's table lacks {rows} imported rows: checking again after {seconds} s"
             );
         }
-        while !held.is_empty() && !self.run.is_over() {
-            self.look_again(site, &mut held, reached, &checkpoint).await?;
+        while !waiting.is_empty() && !self.run.is_over() {
+            self.look_again(site, &mut waiting, reached, &checkpoint).await?;
         }
         Ok(())
     }
@@ -129,19 +129,19 @@ impl Importing<'_, '_> {
     async fn look_again(
         &mut self,
         site: (&Query, &LikeColumns),
-        held: &mut VecDeque<Missed>,
+        waiting: &mut VecDeque<Missed>,
         reached: Key,
         checkpoint: &Checkpoint,
     ) -> Result<(), JobError> {
-        let Some(first) = held.front() else { return Ok(()) };
+        let Some(first) = waiting.front() else { return Ok(()) };
         self.run.unless_stopped(tokio::time::sleep_until(first.due.into())).await?;
         let mut gone: Vec<(Pair, Micros)> = Vec::new();
         let mut last = first.row.key;
         for _ in 0..TAKEN_OUT_MAX {
-            if !held.front().is_some_and(Missed::is_due) {
+            if !waiting.front().is_some_and(Missed::is_due) {
                 break;
             }
-            let Some(Missed { row, .. }) = held.pop_front() else { break };
+            let Some(Missed { row, .. }) = waiting.pop_front() else { break };
             last = row.key;
             if !self.on.has_like(site, row.key).await? {
                 let target = Target { kind: self.on.kind, id: row.key.0 };
@@ -153,7 +153,7 @@ impl Importing<'_, '_> {
             return Ok(());
         }
         // All rows that still wait are after this position.
-        let after = raw(if held.is_empty() { reached } else { last });
+        let after = raw(if waiting.is_empty() { reached } else { last });
         let done = Checkpoint { after, ..*checkpoint };
         fault::point("import:taking-out");
         let removed =

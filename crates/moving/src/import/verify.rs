@@ -234,14 +234,14 @@ impl Importing<'_, '_> {
             self.run.note_page(page.numbers.len(), began.elapsed());
             next = page.next;
             if suspects.len() >= NUMBERS_MAX {
-                self.settle_numbers(of, &mut suspects).await?;
+                self.recheck_numbers(of, &mut suspects).await?;
             }
         }
-        self.settle_numbers(of, &mut suspects).await?;
+        self.recheck_numbers(of, &mut suspects).await?;
         Ok(self.run.check_stop()?)
     }
 
-    async fn settle_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
+    async fn recheck_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();
         for _ in 0..LOOKS {

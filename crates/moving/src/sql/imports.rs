@@ -45,7 +45,7 @@ pub(crate) async fn write_import(
     const ACTION: &str = "write imported rows";
     let write = async |connection: &mut MySqlConnection| {
         let mut tx = connection.begin().await.context(ACTION)?;
-        jobs::hold(&mut tx, JOB, run).await?;
+        jobs::require_lock(&mut tx, JOB, run).await?;
         let mut met = Vec::with_capacity(rows.len());
         for piece in rows.chunks(INSERT_ROWS) {
             met.extend(write_rows(&mut tx, piece, is_signed).await?);
@@ -71,7 +71,7 @@ pub async fn take_out(
     let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
     let write = async |connection: &mut MySqlConnection| {
         let mut tx = connection.begin().await.context(ACTION)?;
-        jobs::hold(&mut tx, JOB, run).await?;
+        jobs::require_lock(&mut tx, JOB, run).await?;
         let old = likes::old_states(&mut tx, &pairs).await?;
         let is_same = |(pair, at): &&(Pair, Micros)| old.get(pair) == Some(&State { at: *at, liked: true });
         let gone: Vec<(Pair, State)> =
@@ -97,7 +97,7 @@ pub(crate) async fn level_numbers(
     const ACTION: &str = "write imported counters";
     let write = async |connection: &mut MySqlConnection| {
         let mut tx = connection.begin().await.context(ACTION)?;
-        jobs::hold(&mut tx, JOB, run).await?;
+        jobs::require_lock(&mut tx, JOB, run).await?;
         let mut changed = 0;
         for piece in in_shapes(numbers) {
             changed += level(&mut tx, (kind, metric), piece).await?;

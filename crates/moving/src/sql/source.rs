@@ -75,14 +75,14 @@ pub(crate) async fn number_columns(store: &Store, statement: &Statement) -> Answ
 
 async fn described(store: &Store, statement: &Statement) -> Answered<(Vec<Column>, Vec<Plan>)> {
     let mut conn = store.acquire().await?;
-    let told = conn.unlimited(|connection| async move {
+    let answer = conn.unlimited(|connection| async move {
         let described = async {
             let columns = site_query::columns(connection, statement).await?;
             Ok((columns, site_query::explain(connection, statement).await?))
         };
         part(described.await)
     });
-    told.await?.map_err(QueryError::Query)
+    answer.await?.map_err(QueryError::Query)
 }
 
 pub(crate) async fn site_likes(

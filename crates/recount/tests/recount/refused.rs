@@ -149,7 +149,7 @@ async fn check_config_asks_mysql_how_it_would_run_the_query() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_to_be_recounted_is_said() {
+async fn what_is_not_there_to_be_recounted_is_reported() {
     let mut world = world("recount_names", &settings(QUERY, "")).await;
     let unknown = world.tallyd(&["admin", "recount", "video:view"]);
     assert_eq!(unknown.status.code(), Some(64));

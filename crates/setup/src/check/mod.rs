@@ -41,8 +41,8 @@ struct Checked<'a> {
 }
 
 pub fn run(path: &Path, args: &CheckArgs, questions: &[Question]) -> Result<u8> {
-    let (told, checks) = match look(path, args.offline, questions) {
-        Ok((told, checks)) => (told, checks),
+    let (overview, checks) = match look(path, args.offline, questions) {
+        Ok((overview, checks)) => (overview, checks),
         Err(problems) => (String::new(), problems.into_iter().map(Check::problem).collect()),
     };
     let errors: Vec<&Check> = checks.iter().filter(|check| check.status == Status::Error).collect();
@@ -51,7 +51,7 @@ pub fn run(path: &Path, args: &CheckArgs, questions: &[Question]) -> Result<u8> 
             let text = serde_json::to_string(&Checked { valid: errors.is_empty(), checks: &checks });
             writeln!(std::io::stdout(), "{}", text.context("write the checks")?).context("print the checks")?;
         }
-        Format::Text => print(&told, &checks).context("print the checks")?,
+        Format::Text => print(&overview, &checks).context("print the checks")?,
     }
     Ok(match errors.as_slice() {
         [] => EXIT_DONE,
@@ -72,7 +72,7 @@ fn look(path: &Path, offline: bool, questions: &[Question]) -> std::result::Resu
     let runtime = start_runtime().map_err(|error| of("", format!("{error:#}")))?;
     runtime.block_on(async {
         let servers = servers(&config)?;
-        let told = told(&config, &servers);
+        let overview = overview(&config, &servers);
         let mut checks = shared_boards(&config);
         if !offline {
             checks.extend(ask_servers(&config, &servers).await);
@@ -88,7 +88,7 @@ fn look(path: &Path, offline: bool, questions: &[Question]) -> std::result::Resu
                 checks.extend((question.ask)(Asked { path, config: &config, servers: &servers }).await);
             }
         }
-        Ok((told, checks))
+        Ok((overview, checks))
     })
 }
 
@@ -116,9 +116,9 @@ pub(crate) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check
     [rabbitmq, mysql, redis].concat()
 }
 
-fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
+fn print(overview: &str, checks: &[Check]) -> std::io::Result<()> {
     let (mut out, mut wrong) = (std::io::stdout().lock(), std::io::stderr().lock());
-    write!(out, "{told}")?;
+    write!(out, "{overview}")?;
     let count = |status: Status| checks.iter().filter(|check| check.status == status).count();
     for check in checks {
         match check.status {
@@ -134,7 +134,7 @@ fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
     }
 }
 
-fn told(config: &Config, servers: &Servers) -> String {
+fn overview(config: &Config, servers: &Servers) -> String {
     let mut text = String::new();
     let mut line = |name: &str, what: String| {
         // Writing to a String can't fail.

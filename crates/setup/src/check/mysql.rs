@@ -109,14 +109,14 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             let found = format!("the account lacks {}", missing.join("; "));
             Check::error(What::MysqlPermissions, found, "GRANT the missing rights, as docs/operations/security.md says")
         }
-        Err(error) => Check::untold(What::MysqlPermissions, error, SILENT),
+        Err(error) => Check::unanswered(What::MysqlPermissions, error, SILENT),
     });
 }
 
 async fn partitions(config: &Config, servers: &Servers) -> Check {
     let here = config.amqp.partitions;
     match servers.store.noted_partitions().await {
-        Err(error) => Check::untold(What::MysqlPartitions, error, SILENT),
+        Err(error) => Check::unanswered(What::MysqlPartitions, error, SILENT),
         Ok(Some(noted)) if noted.partitions > here => Check {
             at: Some(Problem {
                 origin: None,
@@ -152,7 +152,7 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
 async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     let in_use = match servers.store.noted_maps().await {
         Ok(in_use) => in_use,
-        Err(error) => return checks.push(Check::untold(What::MysqlPartitions, error, SILENT)),
+        Err(error) => return checks.push(Check::unanswered(What::MysqlPartitions, error, SILENT)),
     };
     for map in &config.maps {
         if let Some(problem) = noted(map, &servers.broker, "").conflict(&in_use) {
@@ -189,7 +189,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
                 "SET GLOBAL binlog_format = 'ROW', and set it in the server's configuration",
             ));
         }
-        Err(error) => checks.push(Check::untold(What::MysqlDurability, error, SILENT)),
+        Err(error) => checks.push(Check::unanswered(What::MysqlDurability, error, SILENT)),
     }
     let before = tallyd_base::runtime::clock::now();
     match store.clock().await {
@@ -207,7 +207,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
             });
             checks.push(clock(What::MysqlClock, now, before, tallyd_base::runtime::clock::now()));
         }
-        Err(error) => checks.push(Check::untold(What::MysqlClock, error, SILENT)),
+        Err(error) => checks.push(Check::unanswered(What::MysqlClock, error, SILENT)),
     }
 }
 

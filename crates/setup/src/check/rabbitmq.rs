@@ -30,7 +30,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
                 format!("RabbitMQ lacks the plugin that spreads events over {} partitions", broker.partitions()),
                 "run `rabbitmq-plugins enable rabbitmq_consistent_hash_exchange`, or set [amqp] partitions = 1",
             ),
-            Err(error) => Check::untold(What::RabbitmqPlugin, error, SILENT),
+            Err(error) => Check::unanswered(What::RabbitmqPlugin, error, SILENT),
         });
     }
     let mut refused = Vec::new();
@@ -42,7 +42,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
         match found {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
             Err(error) => {
-                checks.push(Check::untold(what, error, SILENT));
+                checks.push(Check::unanswered(what, error, SILENT));
                 // The server is silent, so each remaining check would also wait until its time limit.
                 return checks;
             }
@@ -50,7 +50,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     }
     for map in &config.maps {
         if let Err(error) = of_map(config, broker, &link, map, &mut checks, &mut refused).await {
-            checks.push(Check::untold(What::RabbitmqQueues, error, SILENT));
+            checks.push(Check::unanswered(What::RabbitmqQueues, error, SILENT));
             return checks;
         }
     }
@@ -96,10 +96,10 @@ async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     }
     let names: Vec<String> = links.iter().map(|(name, _)| name.clone()).collect();
     let Some((_, link)) = links.into_iter().next() else {
-        let said = |(name, error): (String, BrokerError)| {
+        let problem = |(name, error): (String, BrokerError)| {
             Check::failed(What::RabbitmqAnswers, anyhow::Error::from(error).context(name), AWAY, REFUSED)
         };
-        return Err(failed.into_iter().map(said).collect());
+        return Err(failed.into_iter().map(problem).collect());
     };
     let found = format!("{}, vhost \"{}\"", names.join(" and "), broker.vhost());
     let mut checks = vec![Check::ok(What::RabbitmqAnswers, found)];
@@ -152,7 +152,7 @@ async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut 
             Ok(Found::Refused(text)) => refused.push(text),
             Ok(_) => may.push(if exchange.is_empty() { "amq.default" } else { exchange }),
             Err(error) => {
-                checks.push(Check::untold(What::RabbitmqPermissions, error, ALARM));
+                checks.push(Check::unanswered(What::RabbitmqPermissions, error, ALARM));
                 may.clear();
                 break;
             }

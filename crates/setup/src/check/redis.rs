@@ -39,7 +39,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = vec![Check::ok(What::RedisAnswers, found)];
     checks.push(match cache.versions().await {
         Ok(versions) => version(&versions),
-        Err(error) => Check::untold(What::RedisVersion, error, SILENT),
+        Err(error) => Check::unanswered(What::RedisVersion, error, SILENT),
     });
     let scripts = scripts(config, cache).await;
     if scripts.status == Status::Error && !scripts.passes {
@@ -65,10 +65,10 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     checks.push(match cache.clocks().await {
         Ok((slowest, fastest)) => {
             let after = tallyd_base::runtime::clock::now();
-            let [slow, fast] = [slowest, fastest].map(|told| clock(What::RedisClock, told, before, after));
+            let [slow, fast] = [slowest, fastest].map(|time| clock(What::RedisClock, time, before, after));
             if slow.status == Status::Warning { slow } else { fast }
         }
-        Err(error) => Check::untold(What::RedisClock, error, SILENT),
+        Err(error) => Check::unanswered(What::RedisClock, error, SILENT),
     });
     if cache.is_packed() {
         checks.push(listpack(config, cache).await);
@@ -100,19 +100,19 @@ async fn scripts(config: &Config, cache: &Cache) -> Check {
             "Redis runs no Lua scripts: it does not know EVAL",
             "use a Redis or Valkey with Lua",
         ),
-        Err(error) => Check::untold(What::RedisScripts, error, SILENT),
+        Err(error) => Check::unanswered(What::RedisScripts, error, SILENT),
     }
 }
 
 fn version(versions: &[String]) -> Check {
     let major = |version: &String| version.split([' ', '.']).nth(1).and_then(|major| major.parse::<u32>().ok());
-    let told = versions.join(", ");
+    let listed = versions.join(", ");
     match versions.iter().filter_map(major).min() {
         None => Check::unknown(What::RedisVersion, "Redis does not report its version"),
-        Some(VERSION_MIN..) => Check::ok(What::RedisVersion, told),
+        Some(VERSION_MIN..) => Check::ok(What::RedisVersion, listed),
         Some(_) => Check::error(
             What::RedisVersion,
-            format!("Redis {told} is too old"),
+            format!("Redis {listed} is too old"),
             "use Redis 7 or later, or Valkey 8 or later",
         ),
     }
@@ -121,7 +121,7 @@ fn version(versions: &[String]) -> Check {
 /// Checks that Redis neither evicts counters and boards nor loses them at a restart.
 async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     match cache.eviction_policies().await {
-        Err(error) => checks.push(Check::untold(What::RedisEviction, error, SILENT)),
+        Err(error) => checks.push(Check::unanswered(What::RedisEviction, error, SILENT)),
         Ok(policies) => {
             let all: Vec<&str> =
                 policies.iter().map(String::as_str).filter(|policy| policy.starts_with("allkeys-")).collect();
@@ -145,7 +145,7 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
             "CONFIG SET appendonly yes, and set it in the server's configuration",
         ),
         Ok(Persistence::Unknown) => Check::unknown(What::RedisPersistence, "the account has no right to run CONFIG GET"),
-        Err(error) => Check::untold(What::RedisPersistence, error, SILENT),
+        Err(error) => Check::unanswered(What::RedisPersistence, error, SILENT),
     });
 }
 
@@ -156,7 +156,7 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
     let (entries, bytes) = match asked.await {
         Ok((Some(entries), Some(bytes))) => (entries, bytes),
         Ok(_) => return Check::unknown(What::RedisListpack, "the account has no right to run CONFIG GET"),
-        Err(error) => return Check::untold(What::RedisListpack, error, SILENT),
+        Err(error) => return Check::unanswered(What::RedisListpack, error, SILENT),
     };
     let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.partitions());
     let longest = field_bytes(&config.metrics.codes());
@@ -198,7 +198,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
         }
         let most = match cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await {
             Ok(most) => most,
-            Err(error) => return vec![Check::untold(What::RedisBuckets, error, SILENT)],
+            Err(error) => return vec![Check::unanswered(What::RedisBuckets, error, SILENT)],
         };
         largest = most.max(largest);
         if most * 10 > limit * 8 {

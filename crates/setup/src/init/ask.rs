@@ -104,7 +104,7 @@ impl Terminal {
         Ok(Self(term))
     }
 
-    pub(super) fn say(&self, text: &str) -> Result<()> {
+    pub(super) fn print(&self, text: &str) -> Result<()> {
         self.0.write_line(text).context("write to the terminal")
     }
 
@@ -125,7 +125,7 @@ impl Terminal {
         loop {
             match self.ask(question, &default.to_string())?.replace(['_', ',', ' '], "").parse() {
                 Ok(number) => return Ok(number),
-                Err(_) => self.say("Write a number.")?,
+                Err(_) => self.print("Write a number.")?,
             }
         }
     }
@@ -138,19 +138,19 @@ impl Terminal {
             let daemon = match address(server, &text) {
                 Ok(daemon) => daemon,
                 Err(problem) => {
-                    self.say(&problem)?;
+                    self.print(&problem)?;
                     continue;
                 }
             };
             if let Some(warning) = plain_text(server, &daemon) {
-                self.say(&warning)?;
+                self.print(&warning)?;
             }
             let question = format!("Administrator of {name}, used once, never stored (USER:PASSWORD, or empty)");
             let text = self.ask_secret(&question)?;
             let admin = (!text.is_empty()).then(|| administrator(server, &daemon, &text)).transpose();
             match admin {
                 Ok(admin) => return Ok(Addresses { daemon, admin }),
-                Err(problem) => self.say(&problem)?,
+                Err(problem) => self.print(&problem)?,
             }
         }
     }
@@ -179,20 +179,20 @@ mod tests {
             (Server::Redis, "rediss://cache", None),
             (Server::Mysql, "db", None),
         ] {
-            let said = plain_text(server, &completed(server, text).unwrap());
-            assert_eq!(said.is_some(), warned.is_some(), "{text}");
-            assert!(said.is_none_or(|said| said.ends_with(warned.unwrap())), "{text}");
+            let warning = plain_text(server, &completed(server, text).unwrap());
+            assert_eq!(warning.is_some(), warned.is_some(), "{text}");
+            assert!(warning.is_none_or(|warning| warning.ends_with(warned.unwrap())), "{text}");
         }
     }
 
     #[test]
     fn an_account_or_a_password_in_the_daemons_address_is_refused() {
         for (server, text) in [(Server::Redis, "redis://default@cache"), (Server::Mysql, "mysql://root@db/site")] {
-            let said = address(server, text).unwrap_err();
-            assert!(said.contains("creates the accounts tallyd, tallyd_migrate and tallyd_api"), "{said}");
+            let problem = address(server, text).unwrap_err();
+            assert!(problem.contains("creates the accounts tallyd, tallyd_migrate and tallyd_api"), "{problem}");
         }
-        let said = address(Server::Redis, "redis://:s3cr3t@cache").unwrap_err();
-        assert!(said.contains("remove it") && said.contains("TALLYD_INIT_REDIS_URL"), "{said}");
-        assert!(!said.contains("s3cr3t"));
+        let problem = address(Server::Redis, "redis://:s3cr3t@cache").unwrap_err();
+        assert!(problem.contains("remove it") && problem.contains("TALLYD_INIT_REDIS_URL"), "{problem}");
+        assert!(!problem.contains("s3cr3t"));
     }
 }

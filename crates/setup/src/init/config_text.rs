@@ -257,7 +257,7 @@ mod tests {
         };
         let text = config(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], facts));
         assert!(settings(&text) <= 15, "{text}");
-        for said in [
+        for expected in [
             "# RabbitMQ 3.10.8. Plain text, because the server is on this machine.\nurl = \"amqp://tallyd@127.0.0.1/%2f\"\n",
             "# MariaDB 10.11.14. On this machine: TLS if the server supports it.\n",
             "# Redis 7.0.15. Plain text",
@@ -265,7 +265,7 @@ mod tests {
             "bucket_bits = 13\n",
             "partitions = 1\n",
         ] {
-            assert!(text.contains(said), "{said}\n{text}");
+            assert!(text.contains(expected), "{expected}\n{text}");
         }
     }
 

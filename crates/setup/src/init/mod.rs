@@ -94,13 +94,13 @@ async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Re
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
-        terminal.say(&format!("{error:#}"))?;
+        terminal.print(&format!("{error:#}"))?;
         if is_untrusted(&error) {
             let file = terminal.ask("File with the certificate of the server's authority (or empty)", "")?;
             match config::read_authorities(&file) {
                 Ok(authorities) => look.trust(server, &file, &authorities),
                 Err(_) if file.is_empty() => {}
-                Err(problem) => terminal.say(&problem)?,
+                Err(problem) => terminal.print(&problem)?,
             }
         }
     }
@@ -151,9 +151,9 @@ fn seen(plan: &Plan) -> String {
         (Server::Mysql, 3_306, facts.mysql.clone().unwrap_or_else(unknown) + &tls),
         (Server::Redis, 6_379, facts.redis.clone().unwrap_or_else(unknown) + &topology),
     ]
-    .map(|(server, port, said)| {
-        let said = said.replace(char::is_control, " ");
-        format!("{:<9} {}: {said}\n", server.name(), host_and_port(server.url(config), port))
+    .map(|(server, port, text)| {
+        let text = text.replace(char::is_control, " ");
+        format!("{:<9} {}: {text}\n", server.name(), host_and_port(server.url(config), port))
     })
     .concat()
 }

@@ -305,8 +305,8 @@ pub(super) mod tests {
         assert_eq!(redis.sentinels, ["s:26379", "t:26379"]);
         assert_eq!(found.redis_nodes(), ["m:6379", "r:6379"]);
         let two = [watched.clone(), Watched { name: "other".to_owned(), ..watched }];
-        let said = plan(["h", "h", "s"], facts(two.to_vec()), load()).unwrap_err();
-        assert!(said.contains("watches the masters likes, other: set TALLYD__REDIS__SENTINEL_MASTER"), "{said}");
+        let problem = plan(["h", "h", "s"], facts(two.to_vec()), load()).unwrap_err();
+        assert!(problem.contains("watches the masters likes, other: set TALLYD__REDIS__SENTINEL_MASTER"), "{problem}");
     }
 
     #[test]
@@ -322,12 +322,12 @@ pub(super) mod tests {
 
     #[test]
     fn names_that_a_shell_or_a_server_could_misread_are_refused() {
-        for (urls, said) in [
+        for (urls, expected) in [
             (["h", "mysql://h/a-b", "h"], "use a database name of letters"),
             (["amqp://h/a%27b", "h", "h"], "use a vhost name of letters"),
         ] {
             let refused = plan(urls, Facts::default(), load()).unwrap_err();
-            assert!(refused.contains(said), "{refused}");
+            assert!(refused.contains(expected), "{refused}");
         }
         let odd = "$(id):6379".to_owned();
         let watched =
@@ -347,12 +347,12 @@ pub(super) mod tests {
         config.redis.login.tls_key_file = Some("/etc/$(id).key".to_owned());
         let refused = Plan::new(Path::new("/etc/tallyd"), &config, Facts::default(), load()).unwrap_err();
         assert!(refused.contains("the file \"/etc/$(id).key\" of [redis]"), "{refused}");
-        for (kinds, said) in
+        for (kinds, expected) in
             [("a b", "1 to 32 characters of a-z"), ("a,a", "have the same name"), ("", "1 to 32 characters of a-z")]
         {
             let kinds = kinds.split(',').map(str::to_owned).collect();
             let refused = plan(["h", "h", "h"], Facts::default(), Load { kinds, ..load() }).unwrap_err();
-            assert!(refused.contains(said), "{refused}");
+            assert!(refused.contains(expected), "{refused}");
         }
     }
 }

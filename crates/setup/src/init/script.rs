@@ -276,8 +276,8 @@ mod tests {
         let mut script = Command::new("sh");
         script.arg(path("accounts.sh")).arg("mysql").env("MYSQL", "tee sql");
         let output = script.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.success(), said, fs::read_to_string(path("sql")).unwrap_or_default())
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), stderr, fs::read_to_string(path("sql")).unwrap_or_default())
     }
 
     #[test]
@@ -291,15 +291,15 @@ mod tests {
             (Some("a b"), "write a password of letters"),
             (Some("a\nb\n"), "write a password of letters"),
         ] {
-            let (is_done, said, sql) = run(password);
+            let (is_done, stderr, sql) = run(password);
             assert!(
-                !is_done && said.contains("tallyd.mysql-password") && said.contains(expected),
-                "{password:?}: {said}"
+                !is_done && stderr.contains("tallyd.mysql-password") && stderr.contains(expected),
+                "{password:?}: {stderr}"
             );
             assert_eq!(sql, "", "{password:?}");
         }
-        let (is_done, said, sql) = run(Some("Secret-1\n"));
-        assert!(is_done, "{said}");
+        let (is_done, stderr, sql) = run(Some("Secret-1\n"));
+        assert!(is_done, "{stderr}");
         has(&sql, &["CREATE USER 'tallyd'@'%' IDENTIFIED BY 'Secret-1';\n", "IDENTIFIED BY 'Ab1._~-';\n"]);
         has(&sql, &["INDEX ON `a\\_b`.* TO", "DROP ON a_b.recent_delta TO"]);
     }

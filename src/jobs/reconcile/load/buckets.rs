@@ -144,11 +144,11 @@ impl<'l, 'a> Loader<'l, 'a> {
                 lacking.to_measure.push(key);
                 continue;
             }
-            let held = loading.lost.held.remove(&key).unwrap_or(0);
+            let in_redis = loading.lost.values.remove(&key).unwrap_or(0);
             if !is_by_daemon && counted.update_at > cut.before(skew) {
                 loading.busy.push(key);
-            } else if counted.value != held {
-                lacking.repairs.push(addition(servers, key, held, counted.value - held, state));
+            } else if counted.value != in_redis {
+                lacking.repairs.push(addition(servers, key, in_redis, counted.value - in_redis, state));
             }
         }
         lacking

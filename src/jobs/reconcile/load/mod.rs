@@ -94,7 +94,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     if lost == 0 || report.head.dry_run || is_too_often(run, lost).await? {
         return Ok(());
     }
-    say_loading(run, lost);
+    log_loading(run, lost);
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
@@ -131,7 +131,7 @@ async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     Ok(true)
 }
 
-fn say_loading(run: &RunContext<'_>, lost: u64) {
+fn log_loading(run: &RunContext<'_>, lost: u64) {
     if run.job.mode == Mode::Layout {
         let layout = run.servers.cache.keys.layout().to_string();
         info!(event = "layout-loading", layout, buckets = lost, "loading {lost} buckets of {layout} from MySQL");

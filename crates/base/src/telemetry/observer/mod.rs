@@ -120,8 +120,13 @@ impl Observer {
             }
             if point.is_over(pace(POINT_EVERY)) {
                 let queued = || self.seen.queues.values().map(|(messages, _)| messages).sum::<u64>();
-                let held = telemetry().consumer.partitions().iter().map(|(_, partition)| partition.held()).sum::<u64>();
-                telemetry().pulse.beat(self.is_up(Server::Rabbitmq).then(|| queued() + held));
+                let unacked = telemetry()
+                    .consumer
+                    .partitions()
+                    .iter()
+                    .map(|(_, partition)| partition.unacked_messages())
+                    .sum::<u64>();
+                telemetry().pulse.beat(self.is_up(Server::Rabbitmq).then(|| queued() + unacked));
             }
             self.seen.at = Some(clock::now().0);
             self.sender.send_replace(Arc::new(self.seen.clone()));
@@ -162,7 +167,7 @@ impl Observer {
             (self.seen.in_use, self.seen.maps) = (in_use.partitions, in_use.maps);
         }
         // Without the broker, the depths of its queues are unknown.
-        let depths = depths.and_then(|depths| self.failing.told("reading the queue depths for the status", depths));
+        let depths = depths.and_then(|depths| self.failing.note("reading the queue depths for the status", depths));
         let depths = depths.unwrap_or_default();
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
@@ -183,7 +188,7 @@ impl Observer {
 
     async fn look_at_jobs(&mut self, config: &Config) {
         let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), clock::now())).await;
-        if let Some(jobs) = self.failing.told("reading the runs of jobs for the status", jobs) {
+        if let Some(jobs) = self.failing.note("reading the runs of jobs for the status", jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
             self.seen.last_reconciles = self.runs.last_reconciles();
@@ -191,7 +196,7 @@ impl Observer {
         if self.letters.is_over(pace(LETTERS_EVERY)) {
             let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
             self.letters.pause(pause_of_letters(open.is_ok(), took));
-            if let Some(open) = self.failing.told("counting the dead letters for the status", open) {
+            if let Some(open) = self.failing.note("counting the dead letters for the status", open) {
                 self.see_letters(config, &open);
             }
         }
@@ -211,7 +216,7 @@ impl Observer {
 
     async fn look_at_boards(&mut self, config: &Config) {
         let (boards, _) = timed(boards::look(config, &self.store, &self.cache, clock::now())).await;
-        if let Some(boards) = self.failing.told("reading the boards for the status", boards) {
+        if let Some(boards) = self.failing.note("reading the boards for the status", boards) {
             self.seen.boards = boards;
         }
     }
@@ -222,12 +227,12 @@ impl Observer {
 struct Failing(BTreeMap<&'static str, Outage>);
 
 impl Failing {
-    fn told<T>(&mut self, what: &'static str, asked: Result<T>) -> Option<T> {
+    fn note<T>(&mut self, what: &'static str, asked: Result<T>) -> Option<T> {
         let outage = self.0.entry(what).or_insert_with(|| Outage::new(what));
         match asked {
-            Ok(told) => {
+            Ok(answer) => {
                 outage.over();
-                Some(told)
+                Some(answer)
             }
             Err(error) => {
                 outage.failed(&format!("{error:#}"));

@@ -158,7 +158,7 @@ fn times_are_taken_as_texts_and_a_wrong_unit_is_named() {
     assert_eq!(at(with_unit("s", "2025-11-28T11:00:00.5+01:00".into())), 1_764_324_000_000_000);
     assert_eq!(at(with_unit("ms", 1_764_324_000_123.75.into())), 1_764_324_000_123_000);
     assert_eq!(at(with_unit("us", "2025-11-28T11:00:00.5+01:00".into())), 1_764_324_000_500_000);
-    for (unit, ts, said) in [
+    for (unit, ts, expected) in [
         (
             "us",
             1_764_324_000_123_i64,
@@ -173,7 +173,7 @@ fn times_are_taken_as_texts_and_a_wrong_unit_is_named() {
         ("us", 1_764_324_000_123_456_789, "looks like nanoseconds, but it is read as microseconds"),
     ] {
         let error = with_unit(unit, ts.into()).unwrap_err();
-        assert!(error.contains(said), "{unit}: {error}");
+        assert!(error.contains(expected), "{unit}: {error}");
     }
     let error = with_unit("ms", "2025-11-28 10:00:00".into()).unwrap_err();
     assert!(error.ends_with("(add `zone` to the map if your times have no offset)"), "{error}");

@@ -88,7 +88,7 @@ pub(crate) async fn move_member(store: &Store, run: u64, at: &BoardPeriod, moved
         if found {
             // The job's lock is checked last, because the check locks the job's row. Moving many rows takes long,
             // and during this time a lock on the job's row would block the renewal of the lease.
-            jobs::hold(&mut tx, boards::JOB, run).await?;
+            jobs::require_lock(&mut tx, boards::JOB, run).await?;
             tx.commit().await.context(ACTION)?;
         }
         Ok(found)

@@ -125,7 +125,7 @@ async fn erase(
     store
         .tried(action, async |connection| {
             let mut tx = connection.begin().await.context(action)?;
-            jobs::hold(&mut tx, JOB, run).await?;
+            jobs::require_lock(&mut tx, JOB, run).await?;
             let query = bind(sqlx::query(AssertSqlSafe(sql.to_owned())));
             let rows = query.execute(&mut *tx).await.context(action)?.rows_affected();
             tx.commit().await.context(action)?;
