@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::coalesce::{Before, Pair, State, before, coalesce, differences};
+use tallyd_core::coalesce::{Before, LikeState, Pair, before, coalesce, differences};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_mysql::{Text, likes};
@@ -90,7 +90,7 @@ async fn run(connection: &mut MySqlConnection, sql: String) -> Result<()> {
 }
 
 /// Upserts the batch. `first` contains assignments that the statement makes before it changes the row's columns.
-async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, State)], first: &str) -> Result<()> {
+async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, LikeState)], first: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} ON DUPLICATE KEY UPDATE {first} {}",
         values(winners),
@@ -99,8 +99,8 @@ async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, State)], fir
     run(connection, sql).await
 }
 
-fn values(winners: &[(Pair, State)]) -> String {
-    let row = |((target, user), state): &(Pair, State)| {
+fn values(winners: &[(Pair, LikeState)]) -> String {
+    let row = |((target, user), state): &(Pair, LikeState)| {
         let (second, micros) = (state.at.0.div_euclid(1_000_000), state.at.0.rem_euclid(1_000_000));
         let second = chrono::DateTime::from_timestamp(second, 0).unwrap_or_default().format("%Y-%m-%d %H:%M:%S");
         format!("({},{},{},{},'{second}.{micros:06}')", target.kind.0, target.id, user.0, u8::from(!state.liked))
@@ -108,10 +108,10 @@ fn values(winners: &[(Pair, State)]) -> String {
     winners.iter().map(row).collect::<Vec<_>>().join(",")
 }
 
-async fn read(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Result<Vec<Before>> {
+async fn read(connection: &mut MySqlConnection, winners: &[(Pair, LikeState)]) -> Result<Vec<Before>> {
     let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
     let before = before(winners, &likes::old_states(connection, &pairs).await?);
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
         winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
     };
     likes::insert_states(connection, &those(|before| *before == Before::Absent)).await?;
@@ -119,7 +119,7 @@ async fn read(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Re
     Ok(before)
 }
 
-async fn column(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Result<Vec<Before>> {
+async fn column(connection: &mut MySqlConnection, winners: &[(Pair, LikeState)]) -> Result<Vec<Before>> {
     upsert(connection, winners, &format!("was = IF({NEWER}, is_del, 2),")).await?;
     let mut found = Vec::with_capacity(winners.len());
     for piece in winners.chunks(1_000) {
@@ -136,7 +136,7 @@ async fn column(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> 
     Ok(found)
 }
 
-async fn staged(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Result<Vec<Before>> {
+async fn staged(connection: &mut MySqlConnection, winners: &[(Pair, LikeState)]) -> Result<Vec<Before>> {
     run(connection, format!("DELETE FROM staged; INSERT INTO staged VALUES {}", values(winners))).await?;
     let rows = sqlx::raw_sql(
         "SELECT kind, target_id, user_id, IF(s.update_at > r.update_at OR (s.update_at = r.update_at AND s.is_del > \

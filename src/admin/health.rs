@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Asked, json};
 use tallyd_base::health::Status;
 use tallyd_base::runtime::systemd::STUCK_AFTER;
-use tallyd_base::telemetry::{ServerStatus, State as Life};
+use tallyd_base::telemetry::{DaemonState, ServerStatus};
 use tallyd_connect::pace::pace;
 
 /// The answer to `GET /livez`. The answer says whether the process works and which loops are stuck. An unreachable
@@ -22,7 +22,7 @@ pub(crate) struct Live {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub ready: bool,
-    pub state: Life,
+    pub state: DaemonState,
     pub reasons: Vec<String>,
     /// The status of each server. If Redis is unreachable, the daemon still writes events.
     pub servers: Vec<ServerStatus>,

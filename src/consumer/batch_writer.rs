@@ -77,7 +77,7 @@ pub(super) enum WriteError {
     Letters(#[from] anyhow::Error),
 }
 
-enum Outcome {
+enum WriteOutcome {
     Committed(Committed),
     Again,
     Split,
@@ -147,14 +147,14 @@ impl BatchWriter {
                 continue;
             }
             let outcome = match self.commit(&part).await {
-                Ok(committed) => Outcome::Committed(committed),
+                Ok(committed) => WriteOutcome::Committed(committed),
                 Err(error) => self.recover(error, &part, &mut tries, &mut outage).await?,
             };
-            if !matches!(outcome, Outcome::Again) {
+            if !matches!(outcome, WriteOutcome::Again) {
                 tries = Tries::default();
             }
             match outcome {
-                Outcome::Committed(committed) => {
+                WriteOutcome::Committed(committed) => {
                     written.rows += committed.rows;
                     written.refused += part.refused.len();
                     written.stopped = written.stopped.or(committed.stopped);
@@ -163,17 +163,17 @@ impl BatchWriter {
                     self.transaction.quota.turn_away(rest, &mut outage).await?;
                     outage.over();
                 }
-                Outcome::Again => parts.push(part),
-                Outcome::Split => {
+                WriteOutcome::Again => parts.push(part),
+                WriteOutcome::Split => {
                     let rest = part.split();
                     parts.extend([rest, part]);
                 }
-                Outcome::Forgotten(floor) => {
+                WriteOutcome::Forgotten(floor) => {
                     let forgotten = part.events.extract_if(.., |received| received.event.is_before(floor));
                     refused.refused.extend(forgotten.map(|event| self.forgotten(&event, floor)));
                     parts.push(part);
                 }
-                Outcome::Refused(error) => {
+                WriteOutcome::Refused(error) => {
                     let error = self.note_refused(&error);
                     let refusal = || Refusal { reason: Reason::RefusedByDatabase, error: error.clone() };
                     refused.refused.extend(part.events.iter().map(|event| letter_of(event, refusal(), &self.queue)));
@@ -231,21 +231,21 @@ impl BatchWriter {
         part: &Batch,
         tries: &mut Tries,
         outage: &mut Outage,
-    ) -> Result<Outcome, StoreError> {
+    ) -> Result<WriteOutcome, StoreError> {
         self.transaction.counts.failed();
         let (partition, code) = (self.partition, error.code());
         let outcome = match error {
             StoreError::TakenOver(_) | StoreError::ClocksApart(_) => return Err(error),
-            StoreError::Forgotten(floor) => Outcome::Forgotten(floor),
-            _ if error.fate() == Fate::Item && part.can_split() => Outcome::Split,
-            _ if error.fate() == Fate::Item && !part.events.is_empty() => Outcome::Refused(error),
+            StoreError::Forgotten(floor) => WriteOutcome::Forgotten(floor),
+            _ if error.fate() == Fate::Item && part.can_split() => WriteOutcome::Split,
+            _ if error.fate() == Fate::Item && !part.events.is_empty() => WriteOutcome::Refused(error),
             _ if self.transaction.like_rows.falls_back(&error) => {
                 let error = chain(&error);
                 warn!(
                     event = "reads-first",
                     partition, error, "switched to the slower way of writing, which reads rows first: {error}"
                 );
-                Outcome::Again
+                WriteOutcome::Again
             }
             _ if error.is_contention() && tries.rivals.has_room() => {
                 let error = chain(&error);
@@ -254,7 +254,7 @@ impl BatchWriter {
                     partition, "another transaction used the same rows, retrying the batch: {error}"
                 );
                 tries.rivals.wait().await;
-                Outcome::Again
+                WriteOutcome::Again
             }
             _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),
             _ => {
@@ -262,7 +262,7 @@ impl BatchWriter {
                 let delay = outage.failed(&without_values(&error));
                 self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
                 let splits = tries.too_much >= TOO_MUCH_MAX && part.can_split();
-                if splits { Outcome::Split } else { Outcome::Again }
+                if splits { WriteOutcome::Split } else { WriteOutcome::Again }
             }
         };
         counting::again(code);

@@ -11,7 +11,9 @@ use sqlx::MySqlConnection;
 
 use super::batch::Received;
 use tallyd_base::config::Rules;
-use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, new_likers, sums};
+use tallyd_core::coalesce::{
+    Before, Entry, LikeState, Pair, before, coalesce, differences, distinct, new_likers, sums,
+};
 use tallyd_core::event::{CountEvent, LikeEvent};
 use tallyd_core::mapping::in_order_of_arrival;
 use tallyd_core::model::{CounterKey, Difference, Metric};
@@ -75,7 +77,7 @@ async fn write_reading(
     events: &[LikeEvent],
     coarse: Option<Unit>,
     capture: &EventCapture,
-) -> Result<(Vec<(Pair, State)>, Vec<Before>), StoreError> {
+) -> Result<(Vec<(Pair, LikeState)>, Vec<Before>), StoreError> {
     let newest = coalesce(events);
     let pairs: Vec<Pair> = newest.iter().map(|(pair, _)| *pair).collect();
     let old = likes::old_states(tx, &pairs).await?;
@@ -86,7 +88,7 @@ async fn write_reading(
             (newest, before)
         }
     };
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
         winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
     };
     likes::insert_states(tx, &those(|before| *before == Before::Absent)).await?;
@@ -213,13 +215,13 @@ impl EventCapture {
         &self,
         tx: &mut MySqlConnection,
         events: &[LikeEvent],
-        old: &HashMap<Pair, State>,
+        old: &HashMap<Pair, LikeState>,
     ) -> Result<(), StoreError> {
         let Some(watch) = self.of_likes() else { return Ok(()) };
         let is_watched = |event: &&LikeEvent| self.keys.contains(&(event.target, self.like));
         let seen: Vec<LikeEvent> = events.iter().filter(is_watched).copied().collect();
         let pairs: HashSet<Pair> = seen.iter().map(|event| (event.target, event.user)).collect();
-        let former: Vec<(Pair, State)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
+        let former: Vec<(Pair, LikeState)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
         partitions::log_watched(tx, watch, &seen, &former).await
     }
 

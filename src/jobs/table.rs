@@ -11,7 +11,7 @@ use super::snapshots::{SNAPSHOT_MODE, Snapshots};
 use tallyd_base::config::{Config, Reconcile};
 use tallyd_base::jobs::run::{RunOptions, scheduled};
 use tallyd_base::jobs::schedule::RetryAfter;
-use tallyd_base::jobs::{JobEntry, JobError, JobSpec, Request, Run, Work};
+use tallyd_base::jobs::{JobEntry, JobError, JobSpec, Request, RunFn, Work};
 
 /// What detectors ask for, and no schedule.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ pub fn table(requests: &Requests) -> Vec<JobEntry> {
 
 fn reconciles(config: &Config, rebuild: &Request) -> Vec<JobSpec> {
     let Reconcile { changed_cron, full_cron, scrub_cron, .. } = &config.reconcile;
-    let row = |rank, mode: Mode, pattern: &str, run: Run| JobSpec {
+    let row = |rank, mode: Mode, pattern: &str, run: RunFn| JobSpec {
         rank,
         ..JobSpec::new(mode.name(), pattern, reconcile::needs(config), run)
     };
@@ -59,7 +59,7 @@ fn reconciles(config: &Config, rebuild: &Request) -> Vec<JobSpec> {
 }
 
 fn archive(config: &Config, snapshot: &Request) -> Vec<JobSpec> {
-    let row = |mode: &str, pattern: &str, run: Run| JobSpec::new(mode, pattern, &NEEDS, run);
+    let row = |mode: &str, pattern: &str, run: RunFn| JobSpec::new(mode, pattern, &NEEDS, run);
     vec![
         row(archive::MODE, &config.archive.cron, |work| archived(work).boxed()),
         JobSpec { rank: 1, request: snapshot.clone(), ..row(SNAPSHOT_MODE, "", |work| saved(work).boxed()) },

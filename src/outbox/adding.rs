@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 use tracing::warn;
 
-use super::{Outbox, State};
+use super::{Outbox, OutboxState};
 use tallyd_base::config::{Config, Rules};
 use tallyd_base::runtime::fault;
 use tallyd_base::telemetry::{seconds_between, telemetry};
@@ -42,7 +42,7 @@ pub(super) struct Ahead {
 
 impl Outbox {
     /// If only some calls fail and `goes_ahead`, also adds later rows to the counters.
-    pub(super) async fn add(&self, partition: u16, goes_ahead: bool, state: &mut State) -> Result<()> {
+    pub(super) async fn add(&self, partition: u16, goes_ahead: bool, state: &mut OutboxState) -> Result<()> {
         state.more.remove(&partition);
         let after = state.added.of(partition);
         let window = self.read(partition, after).await?;
@@ -72,7 +72,7 @@ impl Outbox {
 
     /// Leaves out the buckets that lack earlier rows. `added` is what this pass has added of `window`. A board waits
     /// for the failed calls, because it needs all rows in order.
-    async fn go_ahead(&self, partition: u16, window: &Window, added: Ahead, state: &mut State) -> Result<()> {
+    async fn go_ahead(&self, partition: u16, window: &Window, added: Ahead, state: &mut OutboxState) -> Result<()> {
         let former = state.ahead.remove(&partition).filter(|ahead| ahead.number > added.number);
         let mut ahead = match former {
             // A bucket that was behind is no longer, and perhaps its node has lost rows in a failover. So all buckets
@@ -102,7 +102,7 @@ impl Outbox {
         })
     }
 
-    async fn count_ahead(&self, partition: u16, ahead: &mut Ahead, state: &mut State) -> Result<bool> {
+    async fn count_ahead(&self, partition: u16, ahead: &mut Ahead, state: &mut OutboxState) -> Result<bool> {
         let window = self.read(partition, ahead.number).await?;
         let Some(last) = window.last() else { return Ok(false) };
         let _failed = self.count(partition, ahead.number, &window, &mut ahead.behind, state).await?;
@@ -138,7 +138,7 @@ impl Outbox {
         after: u64,
         window: &Window,
         behind: &mut [BTreeSet<Bucket>],
-        state: &mut State,
+        state: &mut OutboxState,
     ) -> Result<Result<()>> {
         let config = self.live.current();
         let kinds = KindNames::new(&config.kinds);
@@ -167,7 +167,7 @@ impl Outbox {
     }
 
     /// Before the rows are recorded as added. A filter build that begins later reads these likes in MySQL.
-    async fn note_likers(&self, config: &Config, window: &Window, state: &mut State) -> Result<()> {
+    async fn note_likers(&self, config: &Config, window: &Window, state: &mut OutboxState) -> Result<()> {
         let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
         for (target, user) in &window.likers {
             likers.entry(*target).or_default().push(*user);
@@ -185,7 +185,7 @@ impl Outbox {
     }
 
     /// Adds to the periods in which the rows were written. A job's corrections are not added to boards.
-    async fn feed(&self, config: &Config, partition: u16, window: &Window, state: &mut State) -> Result<()> {
+    async fn feed(&self, config: &Config, partition: u16, window: &Window, state: &mut OutboxState) -> Result<()> {
         let Some(cache) = self.caches.first().filter(|_| partition != CORRECTIONS) else { return Ok(()) };
         let rules = Rules::from(config);
         let mut gains = Vec::new();
@@ -215,7 +215,7 @@ impl Window {
     }
 }
 
-fn log_left(left: Left, state: &mut State) {
+fn log_left(left: Left, state: &mut OutboxState) {
     let Left { unknown, no_numbers, no_buckets, .. } = left;
     if let Some(times) = state.left.note(unknown + no_numbers + no_buckets, Instant::now()) {
         warn!(

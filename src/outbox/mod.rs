@@ -74,7 +74,7 @@ use tallyd_base::telemetry::telemetry;
 use tallyd_core::control::Task;
 use tallyd_core::outbox::OutboxOffsets;
 use tallyd_mysql::Store;
-use tallyd_mysql::outbox::End;
+use tallyd_mysql::outbox::OutboxEnd;
 use tallyd_redis::Cache;
 
 const PAUSED_BY: &[Task] = &[Task::Outbox];
@@ -97,7 +97,7 @@ pub(crate) struct Outbox {
 }
 
 #[derive(Default)]
-struct State {
+struct OutboxState {
     /// For each partition, the last row that Redis has. Redis also has all earlier rows.
     added: OutboxOffsets,
     noted: OutboxOffsets,
@@ -117,7 +117,7 @@ struct State {
 impl Outbox {
     pub(crate) async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
-        let mut state = State::default();
+        let mut state = OutboxState::default();
         loop {
             // Before the pass, so that a commit during the pass wakes the loop again.
             let ended = wake.has_changed().is_err();
@@ -159,7 +159,7 @@ impl Outbox {
     }
 
     /// This daemon no longer holds the partitions of its last batches.
-    async fn last_pass(&self, state: &mut State, beat: &Heartbeat) -> Result<()> {
+    async fn last_pass(&self, state: &mut OutboxState, beat: &Heartbeat) -> Result<()> {
         let began = Instant::now();
         loop {
             beat.during(self.pass(state, true)).await?;
@@ -170,7 +170,7 @@ impl Outbox {
     }
 
     /// If one partition fails, the others continue. Adds rows of another daemon only if nobody did since the last look.
-    async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
+    async fn pass(&self, state: &mut OutboxState, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
@@ -200,14 +200,14 @@ impl Outbox {
         failed
     }
 
-    async fn note(&self, state: &mut State) -> Result<()> {
+    async fn note(&self, state: &mut OutboxState) -> Result<()> {
         let news: OutboxOffsets = state.added.iter().filter(|(of, number)| *number > state.noted.of(*of)).collect();
         self.store.note_outbox_applied(&news).await?;
         state.noted.raise_all(&news);
         Ok(())
     }
 
-    async fn prune(&self, state: &mut State) -> Result<()> {
+    async fn prune(&self, state: &mut OutboxState) -> Result<()> {
         if state.pruned.is_some_and(|pruned| pruned.elapsed() < PRUNE_EVERY) {
             return Ok(());
         }
@@ -222,26 +222,26 @@ impl Outbox {
     }
 }
 
-impl State {
+impl OutboxState {
     fn until_looks(&self) -> Duration {
         self.looked.map_or(Duration::ZERO, |looked| EVERY.saturating_sub(looked.elapsed()))
     }
 
     /// For a partition of another daemon or of none. If one daemon adds the rows, the others stop at their next look.
-    fn is_left_to_us(&self, End { partition, owner, .. }: &End, looks: bool) -> bool {
+    fn is_left_to_us(&self, OutboxEnd { partition, owner, .. }: &OutboxEnd, looks: bool) -> bool {
         match looks {
             true => self.waited.get(partition) == Some(&self.noted.of(*partition)),
             false => owner.is_none() && self.more.contains(partition),
         }
     }
 
-    fn note_waiting(&mut self, outboxes: &[End]) {
-        let noted = |end: &End| (end.partition, self.noted.of(end.partition));
+    fn note_waiting(&mut self, outboxes: &[OutboxEnd]) {
+        let noted = |end: &OutboxEnd| (end.partition, self.noted.of(end.partition));
         self.waited = outboxes.iter().filter(|end| end.last > noted(end).1).map(noted).collect();
     }
 }
 
-fn log_went_back(partition: u16, state: &mut State) {
+fn log_went_back(partition: u16, state: &mut OutboxState) {
     telemetry().mysql_went_back();
     if let Some(times) = state.went_back.note(1, Instant::now()) {
         warn!(
@@ -259,10 +259,10 @@ mod tests {
 
     #[test]
     fn rows_of_another_daemon_are_added_once_it_adds_none() {
-        let end = |owner: Option<&str>| End { partition: 3, last: 9, owner: owner.map(str::to_owned) };
+        let end = |owner: Option<&str>| OutboxEnd { partition: 3, last: 9, owner: owner.map(str::to_owned) };
         let (of_other, of_nobody) = (end(Some("other")), end(None));
-        let mut state = State::default();
-        let mut looks_at = |end: &End, noted: u64| {
+        let mut state = OutboxState::default();
+        let mut looks_at = |end: &OutboxEnd, noted: u64| {
             state.noted.raise(3, noted);
             let is_left = state.is_left_to_us(end, true);
             state.note_waiting(std::slice::from_ref(end));

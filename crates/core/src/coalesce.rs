@@ -13,7 +13,7 @@ use crate::model::{Difference, Metric, Micros, Target, UserId};
 pub type Pair = (Target, UserId);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct LikeState {
     pub at: Micros,
     pub liked: bool,
 }
@@ -41,17 +41,17 @@ impl Entry {
 
 /// Returns the newest event of each (target, user), sorted by key. If a like and an unlike have the same `at`, the
 /// unlike wins, in any order of arrival.
-pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
+pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, LikeState)> {
     let states =
-        events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
-    let mut winners: Vec<(Pair, State)> = states.collect();
+        events.into_iter().map(|event| ((event.target, event.user), LikeState { at: event.at, liked: event.liked }));
+    let mut winners: Vec<(Pair, LikeState)> = states.collect();
     winners.sort_unstable_by_key(|(pair, state)| (*pair, std::cmp::Reverse(version(state))));
     winners.dedup_by_key(|(pair, _)| *pair);
     winners
 }
 
-pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
-    let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
+pub fn before(winners: &[(Pair, LikeState)], old: &HashMap<Pair, LikeState>) -> Vec<Before> {
+    let meets = |(pair, new): &(Pair, LikeState)| match old.get(pair) {
         None => Before::Absent,
         Some(old) if version(new) > version(old) => Before::Older(old.liked),
         Some(_) => Before::NotOlder,
@@ -61,7 +61,7 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
 
 /// Sorted by key. A target whose rows changed is included even with a difference of zero, because the `update_at` of
 /// its counter must change.
-pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
+pub fn differences(metric: Metric, winners: &[(Pair, LikeState)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
         let was_liked = match before {
@@ -81,7 +81,7 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
+pub fn new_likers(winners: &[(Pair, LikeState)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));
     new.map(|((pair, _), _)| *pair).collect()
@@ -118,7 +118,7 @@ pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
     sums
 }
 
-fn version(state: &State) -> (Micros, bool) {
+fn version(state: &LikeState) -> (Micros, bool) {
     (state.at, !state.liked)
 }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[derive(Default)]
     struct Tables {
-        rows: HashMap<Pair, State>,
+        rows: HashMap<Pair, LikeState>,
         counters: BTreeMap<Target, (i64, Micros)>,
     }
 

@@ -175,7 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::coalesce::{Before, State, before as meets, coalesce};
+    use crate::coalesce::{Before, LikeState, before as meets, coalesce};
     use crate::event::{CountEvent, EventId, SetEvent};
     use crate::model::{Kind, Target, TargetId};
     use crate::resolve_sets::{LastSet, Standing, newest, resolve};
@@ -250,7 +250,7 @@ mod tests {
                 if watched {
                     log.extend(batch.iter().map(|event| WatchedEvent { event: *event, is_former: false }));
                     log.extend(batch.iter().filter_map(|event| {
-                        let state: &State = rows.get(&(event.target, event.user))?;
+                        let state: &LikeState = rows.get(&(event.target, event.user))?;
                         Some(WatchedEvent { event: LikeEvent { at: state.at, liked: state.liked, ..*event }, is_former: true })
                     }));
                 }
@@ -259,7 +259,7 @@ mod tests {
                 let applied = winners.into_iter().zip(before).filter(|(_, before)| *before != Before::NotOlder);
                 rows.extend(applied.map(|(winner, _)| winner));
             }
-            let count = |rows: &[(_, State)]| rows.iter().filter(|(_, state)| state.liked).count() as i64;
+            let count = |rows: &[(_, LikeState)]| rows.iter().filter(|(_, state)| state.liked).count() as i64;
             let now = count(&rows.into_iter().collect::<Vec<_>>());
             let until_cut = before.iter().chain(&after).filter(|event| event.at <= Micros(cut));
             prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));

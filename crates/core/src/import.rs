@@ -18,7 +18,7 @@ use std::iter::Peekable;
 
 use serde::{Deserialize, Serialize};
 
-use crate::coalesce::{self, Before, Pair, State};
+use crate::coalesce::{self, Before, LikeState, Pair};
 use crate::event::ID_MAX;
 use crate::model::{Micros, TargetId, UserId};
 
@@ -86,8 +86,8 @@ impl Start {
 
 /// A row with the same version has not changed since, unless `is_signed`: then only the import gives rows this version,
 /// and the site's table replaces the row. So a row returns if the second pass removed it by mistake.
-pub fn before_import(rows: &[(Pair, State)], old: &HashMap<Pair, State>, is_signed: bool) -> Vec<Before> {
-    let of_row = |((pair, new), met): (&(Pair, State), Before)| match old.get(pair) {
+pub fn before_import(rows: &[(Pair, LikeState)], old: &HashMap<Pair, LikeState>, is_signed: bool) -> Vec<Before> {
+    let of_row = |((pair, new), met): (&(Pair, LikeState), Before)| match old.get(pair) {
         Some(old) if is_signed && old.at == new.at && old.liked != new.liked => Before::Older(old.liked),
         _ => met,
     };
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_signed_row_gives_way_to_what_the_site_says_now() {
         let pair = (Target { kind: Kind(1), id: TargetId(7) }, UserId(8));
-        let of = |at, liked| State { at: Micros(at), liked };
+        let of = |at, liked| LikeState { at: Micros(at), liked };
         for (old, new, is_signed, expected) in [
             (of(5, false), of(5, true), true, Before::Older(false)),
             (of(5, false), of(5, true), false, Before::NotOlder),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use tallyd_base::jobs::run::{Ended, RunHead, RunReport, has_run_head};
-use tallyd_base::jobs::runner::Outcome;
+use tallyd_base::jobs::runner::RunOutcome;
 use tallyd_base::runtime::progress::RunProgress;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -39,9 +39,9 @@ pub struct Mark {
 impl RunReport for Report {
     has_run_head!();
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> RunOutcome {
         if self.head.ended == Ended::Done && self.left_because.is_some() {
-            return Outcome::Failed;
+            return RunOutcome::Failed;
         }
         // If a filter could not be built, a run tries again when the filter's target changes, and once a day.
         self.head.outcome()

@@ -49,7 +49,7 @@ pub enum Lock {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RunOutcome {
     Done,
     /// The run failed. The job stays due.
     Failed,
@@ -63,7 +63,7 @@ pub enum Outcome {
     DryRun,
 }
 
-impl Outcome {
+impl RunOutcome {
     fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -100,7 +100,7 @@ impl Store {
         &self,
         job: &str,
         run: u64,
-        outcome: Outcome,
+        outcome: RunOutcome,
         cut: Option<Micros>,
         report: &str,
     ) -> Result<()> {

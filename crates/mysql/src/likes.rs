@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_connect::fate::Fate;
-use tallyd_core::coalesce::{Before, Pair, State};
+use tallyd_core::coalesce::{Before, LikeState, Pair};
 use tallyd_core::model::{Difference, Kind, Micros, Target, TargetId, UserId};
 
 use super::text::Text;
@@ -19,7 +19,7 @@ use super::{Context, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, m
 
 /// Reads and locks the states of `pairs`, which must be sorted by key. The result contains no entry for a pair without
 /// a row.
-pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
+pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, LikeState>> {
     const ACTION: &str = "read the old states";
     let mut states = HashMap::with_capacity(pairs.len());
     for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
@@ -40,9 +40,9 @@ pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Res
     Ok(states)
 }
 
-fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, State), sqlx::Error> {
+fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, LikeState), sqlx::Error> {
     let target = Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) };
-    let state = State { liked: !row.try_get::<bool, _>(3)?, at: micros(row.try_get::<NaiveDateTime, _>(4)?) };
+    let state = LikeState { liked: !row.try_get::<bool, _>(3)?, at: micros(row.try_get::<NaiveDateTime, _>(4)?) };
     Ok(((target, UserId(row.try_get(2)?)), state))
 }
 
@@ -51,7 +51,7 @@ fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, State),
 /// # Errors
 /// Fails with MySQL's error 1062 if another writer has inserted one of the rows meanwhile. In this case the caller must
 /// repeat the whole transaction.
-pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
+pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, LikeState)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(connection, piece, "").await?;
     }
@@ -59,7 +59,7 @@ pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
 }
 
 /// Writes rows that [`old_states`] has locked. The rows must be sorted by key.
-pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
+pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, LikeState)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(
             connection,
@@ -98,7 +98,7 @@ const UPSERT: &str = concat!(
 
 /// Returns the former states. `None` if the server's user variables do not work as needed: the caller must then roll
 /// back. `rows` must be sorted by key.
-pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
+pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, LikeState)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();
     for piece in rows.chunks(NOTED_ROWS) {
@@ -132,7 +132,7 @@ pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
 pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) -> Result<bool> {
     const ACTION: &str = "test the upsert of rows";
     let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
-    let state = |at, liked| State { at: Micros(at), liked };
+    let state = |at, liked| LikeState { at: Micros(at), liked };
     let mut tx = connection.begin().await.context(ACTION)?;
     let mut met = Vec::new();
     for state in [state(1, true), state(3, false), state(2, true)] {
@@ -149,7 +149,7 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
 
 /// Parses the text that [`UPSERT`] writes. The text describes the rows of `piece` before the statement: it contains one
 /// entry for each row that already existed. Returns `None` if the text is invalid.
-fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
+fn read_former(former: &[u8], piece: &[(Pair, LikeState)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
     let mut next = notes.next();
     let mut before = Vec::with_capacity(piece.len());
@@ -185,7 +185,7 @@ fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
 
 /// Writes a piece of rows. `in_shapes` splits rows into pieces of only a few different lengths. So only a few different
 /// statements exist.
-async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
+async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, LikeState)], on_duplicate: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",
         placeholders(piece.len(), 5)
@@ -218,8 +218,8 @@ pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
 mod tests {
     use super::*;
 
-    fn row(target: u64, user: u64) -> (Pair, State) {
-        ((Target { kind: Kind(1), id: TargetId(target) }, UserId(user)), State { at: Micros(1), liked: true })
+    fn row(target: u64, user: u64) -> (Pair, LikeState) {
+        ((Target { kind: Kind(1), id: TargetId(target) }, UserId(user)), LikeState { at: Micros(1), liked: true })
     }
 
     #[test]

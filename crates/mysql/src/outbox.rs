@@ -38,7 +38,7 @@ pub struct Asked<'a> {
 const PRUNE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct OutboxEnd {
     pub partition: u16,
     pub last: u64,
     pub owner: Option<String>,
@@ -169,7 +169,7 @@ async fn read_rows(
 
 impl Store {
     /// Returns the end of each outbox that has ever contained a row, even if its partition is no longer configured.
-    pub async fn outbox_ends(&self) -> Result<Vec<End>> {
+    pub async fn outbox_ends(&self) -> Result<Vec<OutboxEnd>> {
         const ACTION: &str = "read the outbox's progress";
         let mut conn = self.acquire().await?;
         let rows = conn
@@ -179,7 +179,7 @@ impl Store {
             })
             .await?;
         let read = |row: &sqlx::mysql::MySqlRow| {
-            Ok(End { partition: row.try_get(0)?, last: row.try_get(1)?, owner: row.try_get(2)? })
+            Ok(OutboxEnd { partition: row.try_get(0)?, last: row.try_get(1)?, owner: row.try_get(2)? })
         };
         rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
     }
@@ -257,7 +257,7 @@ impl Store {
 
     pub async fn outbox_kept(&self, kept: &mut KeptAmounts) -> Result<()> {
         const ROWS_MAX: u64 = 100;
-        for End { partition, .. } in self.outbox_ends().await? {
+        for OutboxEnd { partition, .. } in self.outbox_ends().await? {
             let mut after = Some(0);
             while let Some(from) = after {
                 let rows = self.outbox_after(partition, from, ROWS_MAX).await?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use tallyd_connect::fault;
-use tallyd_core::coalesce::{Pair, State};
+use tallyd_core::coalesce::{LikeState, Pair};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
 
@@ -130,10 +130,10 @@ pub async fn log_watched(
     connection: &mut MySqlConnection,
     watch: u64,
     events: &[LikeEvent],
-    former: &[(Pair, State)],
+    former: &[(Pair, LikeState)],
 ) -> Result<()> {
     let seen =
-        events.iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }, false));
+        events.iter().map(|event| ((event.target, event.user), LikeState { at: event.at, liked: event.liked }, false));
     let rows: Vec<_> = seen.chain(former.iter().map(|(pair, state)| (*pair, *state, true))).collect();
     for piece in in_shapes(&rows) {
         let sql = format!(

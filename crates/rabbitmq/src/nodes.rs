@@ -26,11 +26,11 @@ pub(super) struct Nodes {
 pub(super) struct Node {
     pub name: String,
     pub uri: AMQPUri,
-    state: Mutex<State>,
+    state: Mutex<NodeState>,
 }
 
 #[derive(Default)]
-struct State {
+struct NodeState {
     failed: Option<Instant>,
     is_reported: bool,
 }
@@ -112,13 +112,13 @@ impl Node {
     }
 
     fn note_reached(&self) {
-        let State { is_reported, .. } = self.with(std::mem::take);
+        let NodeState { is_reported, .. } = self.with(std::mem::take);
         if is_reported {
             info!(event = "rabbitmq-node-back", node = self.name, "RabbitMQ's node {} answers again", self.name);
         }
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut NodeState) -> T) -> T {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

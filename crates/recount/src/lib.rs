@@ -233,7 +233,7 @@ impl Comparison<'_, '_> {
         self.correct().await
     }
 
-    async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
+    async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<CheckedPage> {
         let began = Instant::now();
         let question = self.on.question(after);
         let asked = sql::ask(&self.run.servers.store, (self.on.kind, self.on.metric), &question, until);
@@ -241,7 +241,7 @@ impl Comparison<'_, '_> {
         let answer = self.run.unless_stopped(asked).await?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.run.report.pages += 1;
-        let mut page = Page { checked: 0, off: Vec::new(), until: answer.until };
+        let mut page = CheckedPage { checked: 0, off: Vec::new(), until: answer.until };
         for found in measured(&answer) {
             page.checked += 1;
             if found.drift() != 0 {
@@ -324,7 +324,7 @@ impl Comparison<'_, '_> {
     }
 }
 
-struct Page {
+struct CheckedPage {
     checked: u64,
     off: Vec<Measured>,
     until: TargetId,

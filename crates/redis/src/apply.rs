@@ -12,7 +12,7 @@ use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Addition, Kind, TargetId};
 use tallyd_core::outbox::Accepts;
 
-use super::refused::{Outcome, read_each};
+use super::refused::{CallOutcome, read_each};
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, text};
 
 /// An outbox row: its number and its additions. Some lists contain only the row's additions to one bucket.
@@ -234,7 +234,7 @@ impl Cache {
         let read = |place: usize, outcome| {
             let buckets = buckets.get(place).map(Vec::as_slice).unwrap_or_default();
             match outcome {
-                Outcome::Answered(answer) => {
+                CallOutcome::Answered(answer) => {
                     let Some((left, marks)) = read_applied(&answer) else {
                         applying.behind.extend(buckets);
                         return Err(CacheError::unexpected(ACTION, &answer));
@@ -242,8 +242,8 @@ impl Cache {
                     applying.left.no_numbers += left;
                     marks.iter().for_each(|(place, mark)| self.note_mark(applying, buckets.get(*place), *mark));
                 }
-                Outcome::Refused(_) => applying.left.no_buckets += buckets.len() as u64,
-                Outcome::Failed => {
+                CallOutcome::Refused(_) => applying.left.no_buckets += buckets.len() as u64,
+                CallOutcome::Failed => {
                     applying.behind.extend(buckets);
                     return Ok(());
                 }

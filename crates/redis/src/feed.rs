@@ -9,7 +9,7 @@ use tallyd_core::board::Board;
 use tallyd_core::model::Micros;
 use tallyd_core::period::Period;
 
-use super::refused::{Outcome, Refused, read_each};
+use super::refused::{CallOutcome, Refused, read_each};
 use super::{BOARD, Cache, CacheError, Call, text};
 
 /// Additions per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
@@ -124,14 +124,16 @@ impl Cache {
         let mut refused = Refused::default();
         let read = |place: usize, outcome| {
             match outcome {
-                Outcome::Answered(Value::Array(errors)) => {
+                CallOutcome::Answered(Value::Array(errors)) => {
                     errors.iter().for_each(|error| refused.note(1, text(error).unwrap_or_default()));
                 }
                 // The script returns an integer if the addition before the call's additions is missing in Redis. The
                 // script then adds nothing, and the caller must send both calls again.
-                Outcome::Answered(answer) => return Err(CacheError::unexpected(ACTION, &answer)),
-                Outcome::Refused(error) => refused.note_call(additions.get(place).copied().unwrap_or_default(), &error),
-                Outcome::Failed => {}
+                CallOutcome::Answered(answer) => return Err(CacheError::unexpected(ACTION, &answer)),
+                CallOutcome::Refused(error) => {
+                    refused.note_call(additions.get(place).copied().unwrap_or_default(), &error)
+                }
+                CallOutcome::Failed => {}
             }
             Ok(())
         };

@@ -10,7 +10,7 @@ use tallyd_core::bloom::Shape;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
 
-use super::refused::{Outcome, Refused, read_each};
+use super::refused::{CallOutcome, Refused, read_each};
 use super::{Cache, Call, Context, FILTER_NOTE, Result, text};
 
 const NOTE_USERS: usize = 1_000;
@@ -111,7 +111,7 @@ impl Cache {
         let (calls, of_calls): (Vec<Call>, Vec<(Target, u64)>) = calls.map(call).unzip();
         let (mut refused, mut broken) = (Refused::default(), BTreeSet::new());
         let read = |place, outcome| {
-            if let (Outcome::Refused(error), Some((target, users))) = (outcome, of_calls.get::<usize>(place)) {
+            if let (CallOutcome::Refused(error), Some((target, users))) = (outcome, of_calls.get::<usize>(place)) {
                 refused.note_call(*users, &error);
                 broken.insert(*target);
             }

@@ -5,7 +5,7 @@ use tallyd_core::chain::Chain;
 
 use super::{CacheError, Result};
 
-pub(crate) enum Outcome {
+pub(crate) enum CallOutcome {
     Answered(Value),
     /// Redis refuses the call until someone corrects the key.
     Refused(CacheError),
@@ -24,13 +24,16 @@ pub struct Refused {
 ///
 /// # Errors
 /// The first error after which a retry can help, or the first error of `read`. All outcomes were read.
-pub(crate) fn read_each(answers: Vec<Result<Value>>, mut read: impl FnMut(usize, Outcome) -> Result<()>) -> Result<()> {
+pub(crate) fn read_each(
+    answers: Vec<Result<Value>>,
+    mut read: impl FnMut(usize, CallOutcome) -> Result<()>,
+) -> Result<()> {
     let mut failed = Ok(());
     for (place, answer) in answers.into_iter().enumerate() {
         let (outcome, error) = match answer {
-            Ok(answer) => (Outcome::Answered(answer), Ok(())),
-            Err(error) if error.is_for_ever() => (Outcome::Refused(error), Ok(())),
-            Err(error) => (Outcome::Failed, Err(error)),
+            Ok(answer) => (CallOutcome::Answered(answer), Ok(())),
+            Err(error) if error.is_for_ever() => (CallOutcome::Refused(error), Ok(())),
+            Err(error) => (CallOutcome::Failed, Err(error)),
         };
         failed = failed.and(error).and(read(place, outcome));
     }
@@ -70,10 +73,10 @@ mod tests {
         let failed = read_each(answers, |place, outcome| {
             assert_eq!(place, seen.len());
             seen.push(match outcome {
-                Outcome::Answered(Value::Int(answer)) => answer,
-                Outcome::Answered(_) => 0,
-                Outcome::Refused(_) => -1,
-                Outcome::Failed => -2,
+                CallOutcome::Answered(Value::Int(answer)) => answer,
+                CallOutcome::Answered(_) => 0,
+                CallOutcome::Refused(_) => -1,
+                CallOutcome::Failed => -2,
             });
             Ok(())
         });

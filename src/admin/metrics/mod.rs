@@ -24,19 +24,19 @@ use tallyd_core::model::Micros;
 
 pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Response {
     let seen = Arc::clone(&asked.observed.borrow());
-    let mut now = Page(Registry::default());
+    let mut now = ScrapedMetrics(Registry::default());
     process::register(&mut now, telemetry(), clock::now());
     observed::register(&mut now, telemetry(), &asked.live.current(), &seen);
     exposition::page(&[&telemetry().registry, &now.0], &headers)
 }
 
 /// The metrics whose values are read at each request. The library adds a full stop to each help text.
-struct Page(Registry);
+struct ScrapedMetrics(Registry);
 
 /// The name, the help text, and how to read the value. `None` if the value is unknown.
 type Row<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
-impl Page {
+impl ScrapedMetrics {
     fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.0.register(name, help, ConstGauge::new(value));
     }

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Page, Row, flag, instant};
+use super::{Row, ScrapedMetrics, flag, instant};
 use tallyd_base::config::Config;
 use tallyd_base::health::Status;
 use tallyd_base::runtime::clock;
-use tallyd_base::telemetry::{Board, Job, Label, Observed, Outcome, Server, Telemetry, WaitsFor};
+use tallyd_base::telemetry::{Board, Job, Label, Observed, ReportedOutcome, Server, Telemetry, WaitsFor};
 use tallyd_core::event::Reason;
 
-pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, seen: &Observed) {
+pub(super) fn register(page: &mut ScrapedMetrics, telemetry: &Telemetry, config: &Config, seen: &Observed) {
     let ready = Status::report(config, "", telemetry, seen, clock::now()).ready;
     page.gauge("tallyd_ready", "1 while the daemon writes events, as /readyz reports", flag(ready));
     let servers: Vec<_> =
@@ -76,7 +76,7 @@ const JOBS: [Row<Job>; 8] = [
         job.last.as_ref().map(|last| flag(last.outcome.is_well()))
     }),
     ("tallyd_job_last_run_limit_exceeded", "1 if the last run exceeded a safety limit", |job| {
-        job.last.as_ref().map(|last| flag(last.outcome == Outcome::Braked))
+        job.last.as_ref().map(|last| flag(last.outcome == ReportedOutcome::Braked))
     }),
     ("tallyd_job_next_run_timestamp_seconds", "When the next run is due by the schedule", |job| instant(job.next_at)),
 ];
@@ -98,7 +98,7 @@ const BOARDS: [Row<Board>; 6] = [
     }),
 ];
 
-fn waiting(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
+fn waiting(page: &mut ScrapedMetrics, telemetry: &Telemetry, seen: &Observed) {
     let names: BTreeSet<&str> = seen.jobs.iter().map(|job| job.job.as_str()).collect();
     let each = names.iter().flat_map(|job| {
         let now = telemetry.runs.get(job).waits.map(|(waits, _)| waits);
@@ -107,7 +107,7 @@ fn waiting(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
     page.samples("tallyd_job_waiting", "1 while a run in this process waits for the reason in `reason`", each);
 }
 
-fn reconciles(page: &mut Page, seen: &Observed) {
+fn reconciles(page: &mut ScrapedMetrics, seen: &Observed) {
     let last = seen.last_reconciles.iter().flat_map(|run| {
         let verdicts = [
             ("exact", run.exact),
@@ -123,7 +123,7 @@ fn reconciles(page: &mut Page, seen: &Observed) {
     page.samples("tallyd_reconcile_last_run_targets", "Counters that the last run of any process compared", last);
 }
 
-fn dead_letters(page: &mut Page, seen: &Observed) {
+fn dead_letters(page: &mut ScrapedMetrics, seen: &Observed) {
     let Some(letters) = &seen.dead_letters else { return };
     // Dead letters that another version stored can have other reasons.
     let all: BTreeSet<&str> =

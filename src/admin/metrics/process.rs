@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use tokio::runtime::Handle;
 
-use super::{Page, Row, flag};
+use super::{Row, ScrapedMetrics, flag};
 use tallyd_base::runtime::log;
 use tallyd_base::runtime::waits::waits;
 use tallyd_base::telemetry::{ConsumerState, Named, Process, Server, Telemetry, seconds};
@@ -13,7 +13,7 @@ use tallyd_connect::opened::OPENED;
 use tallyd_core::control::{Command, Task};
 use tallyd_core::model::Micros;
 
-pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
+pub(super) fn register(page: &mut ScrapedMetrics, telemetry: &Telemetry, now: Micros) {
     let process = Process::now();
     page.gauge("process_resident_memory_bytes", "Resident memory size in bytes", process.resident_bytes as f64);
     let help = "Total user and system CPU time spent in seconds";
@@ -46,14 +46,14 @@ const PROCESS: [Row<Process>; 3] = [
     ("process_threads", "Number of threads", |it| Some(it.threads as f64)),
 ];
 
-fn paused(page: &mut Page, telemetry: &Telemetry) {
+fn paused(page: &mut ScrapedMetrics, telemetry: &Telemetry) {
     let orders = telemetry.orders();
     let is_paused = |task| orders.iter().any(|it| it.task == task && it.command == Command::Pause);
     let tasks = Task::ALL.map(|task| ([("task", task.name())], flag(is_paused(task))));
     page.samples("tallyd_paused", "1 while an operator's order pauses the task in all daemons", tasks);
 }
 
-fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
+fn partitions(page: &mut ScrapedMetrics, telemetry: &Telemetry, now: Micros) {
     let all: Vec<_> = telemetry.consumer.partitions().into_iter().map(|(number, it)| (number, it, now)).collect();
     page.gauges_of_each(
         &all,

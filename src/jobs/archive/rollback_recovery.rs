@@ -55,7 +55,7 @@ async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Raised), row: PeriodRow, s
     let BoardPeriod { board, period } = at;
     let archived = row.tally.members;
     run.show(at, "raised", archived);
-    let mut raised = Pages::default();
+    let mut raised = RaisedCount::default();
     raised.raise_page(run, to, &[]).await?;
     let mut sources = vec![RowsOf::Archive { copy: row.copy.unwrap_or(0) }];
     // A snapshot is older than a frozen zset.
@@ -70,7 +70,7 @@ async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Raised), row: PeriodRow, s
         }
     }
     fault::point("archive:raised");
-    let Pages { pages, members: raised } = raised;
+    let RaisedCount { pages, members: raised } = raised;
     warn!(
         event = "board-went-back",
         board,
@@ -83,12 +83,12 @@ async fn raise(run: &BoardRun<'_>, to: (&BoardPeriod, Raised), row: PeriodRow, s
 }
 
 #[derive(Default)]
-struct Pages {
+struct RaisedCount {
     pages: u64,
     members: u64,
 }
 
-impl Pages {
+impl RaisedCount {
     async fn raise_page(
         &mut self,
         run: &BoardRun<'_>,

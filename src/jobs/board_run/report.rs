@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::Reason;
 use tallyd_base::jobs::run::{Ended, RunHead, RunReport, has_run_head};
-use tallyd_base::jobs::runner::Outcome as RunOutcome;
+use tallyd_base::jobs::runner::RunOutcome;
 use tallyd_base::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
 

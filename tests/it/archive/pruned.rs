@@ -3,7 +3,7 @@
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Archiver, Outcome, Scope};
 use tallyd_base::jobs::run::RunReport as _;
-use tallyd_base::jobs::runner::Outcome as JobOutcome;
+use tallyd_base::jobs::runner::RunOutcome;
 
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
@@ -77,7 +77,7 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
     assert!(reason(&report, "2026-W45").contains("after its archive was deleted"), "{report:#}");
-    assert_eq!(report.outcome(), JobOutcome::Refused, "the run is not due before its next scheduled time");
+    assert_eq!(report.outcome(), RunOutcome::Refused, "the run is not due before its next scheduled time");
     assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("the period's archive was deleted"));
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::mysql::{MySqlConnection, MySqlPool};
 use sqlx::{AssertSqlSafe, Connection};
 use tallyd_base::config::Config;
-use tallyd_core::coalesce::State;
+use tallyd_core::coalesce::LikeState;
 use tallyd_core::model::{Addition, Difference, Metric, Micros, UserId};
 use tallyd_mysql::jobs::{self, Lock};
 use tallyd_mysql::repairs::{Intent, RedisFollows};
@@ -197,7 +197,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         .await;
         let mut batch = one.begin().await.unwrap();
         partitions::lock_owner(&mut batch, 0).await.unwrap().unwrap();
-        let row = ((target(1), UserId(user)), State { at: Micros(1_790_000_000_000_000), liked: true });
+        let row = ((target(1), UserId(user)), LikeState { at: Micros(1_790_000_000_000_000), liked: true });
         likes::insert_states(&mut batch, &[row]).await.unwrap();
         partitions::take_partition(&mut two, 0, user + 1, "two").await.unwrap();
         assert!(batch.commit().await.is_err(), "the batch of a former owner must not be committed");
@@ -210,7 +210,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         sqlx::query(expired).execute(&mut one).await.unwrap();
         let mut write = one.begin().await.unwrap();
         jobs::require_lock(&mut write, "reconcile", run).await.unwrap();
-        let row = ((target(2), UserId(user)), State { at: Micros(1_790_000_000_000_000), liked: true });
+        let row = ((target(2), UserId(user)), LikeState { at: Micros(1_790_000_000_000_000), liked: true });
         likes::insert_states(&mut write, &[row]).await.unwrap();
         let taken = eventually_taken(&there).await;
         assert!(taken > run);

@@ -19,7 +19,7 @@ use tallyd_redis::Cache;
 use tallyd_redis::boards::Part;
 use tallyd_redis::ranks::{Placed, Ranking};
 
-pub use view::{List, Listed, Row, Source, State, Top};
+pub use view::{BoardState, List, Listed, Row, Source, Top};
 
 const LISTED_MAX: usize = 20;
 
@@ -69,7 +69,7 @@ impl Boards<'_> {
     pub async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
-        let mut open = self.in_redis(&board.name, period, State::Open, saved, now).await?;
+        let mut open = self.in_redis(&board.name, period, BoardState::Open, saved, now).await?;
         let left = (period.end(&calendar).0 - now.0).max(0).unsigned_abs() / 1_000_000;
         open.ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
         let mut listed = vec![open];
@@ -77,13 +77,20 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
+    async fn in_redis(
+        &self,
+        board: &str,
+        period: Period,
+        state: BoardState,
+        saved: &Saved,
+        now: Micros,
+    ) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;
         let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
         let snapshot = saved.get(&at).filter(|snapshot| snapshot.taken_at.is_some());
         let is_lost = snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark));
-        let state = if is_lost { State::Lost } else { state };
+        let state = if is_lost { BoardState::Lost } else { state };
         let taken_at = snapshot.and_then(|snapshot| snapshot.taken_at);
         let saved_s_ago = taken_at.map(|taken_at| (now.0 - taken_at.0).max(0).unsigned_abs() / 1_000_000);
         Ok(Listed {
@@ -104,7 +111,7 @@ impl Boards<'_> {
         let mut listed = Vec::new();
         let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
         for period in previous.filter(|period| rows.iter().all(|(at, _)| at.period != period.to_string())) {
-            let mut closed = self.in_redis(&board.name, period, State::Closed, saved, now).await?;
+            let mut closed = self.in_redis(&board.name, period, BoardState::Closed, saved, now).await?;
             closed.ended_s_ago = Some(ended_s_ago(period));
             if closed.members > 0 || closed.saved_s_ago.is_some() {
                 listed.push(closed);

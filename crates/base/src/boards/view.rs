@@ -12,7 +12,7 @@ use tallyd_redis::score::Rule;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum BoardState {
     Open,
     Lost,
     Closed,
@@ -22,7 +22,7 @@ pub enum State {
     Pruned,
 }
 
-impl State {
+impl BoardState {
     pub fn text(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -36,7 +36,7 @@ impl State {
     }
 }
 
-impl From<PeriodState> for State {
+impl From<PeriodState> for BoardState {
     fn from(state: PeriodState) -> Self {
         match state {
             PeriodState::Frozen => Self::Frozen,
@@ -51,7 +51,7 @@ impl From<PeriodState> for State {
 pub struct Listed {
     pub board: String,
     pub period: String,
-    pub state: State,
+    pub state: BoardState,
     /// From Redis until the period is archived, and after that from MySQL.
     pub members: u64,
     /// `None` if the period has ended or never ends.
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn programs_read_the_same_names_as_people() {
-        use State::{Closed, Done, Ended, Frozen, Lost, Open, Pruned};
+        use BoardState::{Closed, Done, Ended, Frozen, Lost, Open, Pruned};
         for state in [Open, Lost, Closed, Frozen, Done, Ended, Pruned] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.text());
         }
@@ -187,8 +187,8 @@ mod tests {
             ended_s_ago: None,
             saved_s_ago,
         };
-        let open = listed("2026-W47", State::Open, Some(97_200), Some(240));
-        let list = List(vec![open, listed("2026-W46", State::Done, None, None)]);
+        let open = listed("2026-W47", BoardState::Open, Some(97_200), Some(240));
+        let list = List(vec![open, listed("2026-W46", BoardState::Done, None, None)]);
         assert_eq!(
             list.to_string(),
             "BOARD                PERIOD       STATE         MEMBERS  ENDS            SNAPSHOT\n\

@@ -16,7 +16,7 @@ pub use text::{Text, printable};
 pub use troubles::Trouble;
 
 use crate::runtime::waits::Wait;
-use crate::telemetry::{ConsumerState, Observed, Point, State};
+use crate::telemetry::{ConsumerState, DaemonState, Observed, Point};
 use tallyd_core::control::Order;
 use tallyd_core::partition::PartitionName;
 
@@ -28,7 +28,7 @@ pub struct Status {
     pub started_at: i64,
     /// Time of this status, by the daemon's clock.
     pub now: i64,
-    pub state: State,
+    pub state: DaemonState,
     pub ready: bool,
     pub not_ready: Vec<String>,
     pub troubles: Vec<Trouble>,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Partition, Status};
 use crate::runtime::waits::Wait;
-use crate::telemetry::{Server, ServerStatus, State};
+use crate::telemetry::{DaemonState, Server, ServerStatus};
 
 pub(super) enum NotReady<'a> {
     Starting,
@@ -18,9 +18,9 @@ pub(super) enum NotReady<'a> {
 /// daemon also writes events without Redis.
 pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
     let mut found = match status.state {
-        State::Starting => vec![NotReady::Starting],
-        State::Draining => vec![NotReady::Draining],
-        State::Running => Vec::new(),
+        DaemonState::Starting => vec![NotReady::Starting],
+        DaemonState::Draining => vec![NotReady::Draining],
+        DaemonState::Running => Vec::new(),
     };
     if status.seen.servers.is_empty() {
         found.push(NotReady::NotObserved);
@@ -28,7 +28,7 @@ pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
     found.extend(
         status.seen.servers.iter().filter(|server| !server.up && server.server != Server::Redis).map(NotReady::Away),
     );
-    if status.state != State::Running {
+    if status.state != DaemonState::Running {
         return found;
     }
     for partition in status.partitions.iter().filter(|partition| !partition.standing.is_well()) {
@@ -93,9 +93,9 @@ mod tests {
         ];
         assert_eq!(words(&status), expected);
         status.seen.servers.truncate(2);
-        status.state = State::Draining;
+        status.state = DaemonState::Draining;
         assert_eq!(words(&status).len(), 1);
-        status.state = State::Running;
+        status.state = DaemonState::Running;
         status.partitions.clear();
         status.waits.clear();
         assert_eq!(words(&status), Vec::<String>::new());

@@ -7,7 +7,7 @@ use super::readiness::NotReady;
 use super::runbook::Runbook;
 use super::{Partition, Status};
 use crate::runtime::progress::counted;
-use crate::telemetry::{Board, ConsumerState, Job, Outcome, Server, State};
+use crate::telemetry::{Board, ConsumerState, DaemonState, Job, ReportedOutcome, Server};
 
 /// If a message waits longer than this time for its commit, this is a problem. A batch takes less than a second. An
 /// unreachable MySQL is a separate problem.
@@ -99,13 +99,13 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
 }
 
 /// While a daemon starts or stops, the only possible problem is an unreachable server.
-fn of_readiness(state: State, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
+fn of_readiness(state: DaemonState, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     // Runbook::NotReady says that MySQL and RabbitMQ answer.
     let is_away = not_ready.iter().any(|reason| matches!(reason, NotReady::Away(_)));
     let runbook = if is_away { Runbook::ServerDown } else { Runbook::NotReady };
     let trouble = |reason: &NotReady<'_>| match reason {
         NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since)).see(Runbook::ServerDown)),
-        _ => (state == State::Running).then(|| Trouble::grave(reason.to_string(), None).see(runbook)),
+        _ => (state == DaemonState::Running).then(|| Trouble::grave(reason.to_string(), None).see(runbook)),
     };
     not_ready.iter().filter_map(trouble).collect()
 }
@@ -131,7 +131,7 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
 fn went_back(status: &Status) -> Option<Trouble> {
     let at = status.mysql_went_back_at?;
     let is_since = |job: &&Job| {
-        let last = job.last.as_ref().filter(|last| last.outcome == Outcome::Done && last.started_at > at);
+        let last = job.last.as_ref().filter(|last| last.outcome == ReportedOutcome::Done && last.started_at > at);
         (job.job.as_str(), job.mode.as_str()) == ("reconcile", "full") && last.is_some()
     };
     if status.seen.jobs.iter().any(|job| is_since(&job)) {
@@ -150,10 +150,10 @@ fn went_back(status: &Status) -> Option<Trouble> {
 fn of_job(job: &Job) -> Option<Trouble> {
     let last = job.last.as_ref().filter(|_| job.running.is_none())?;
     let (what, runbook) = match last.outcome {
-        Outcome::Done | Outcome::Stopped => return None,
-        Outcome::Braked => ("was aborted by its safety limits", Runbook::Brake),
-        Outcome::Refused => ("needs an operator", Runbook::JobFailed),
-        Outcome::Failed => ("failed", Runbook::JobFailed),
+        ReportedOutcome::Done | ReportedOutcome::Stopped => return None,
+        ReportedOutcome::Braked => ("was aborted by its safety limits", Runbook::Brake),
+        ReportedOutcome::Refused => ("needs an operator", Runbook::JobFailed),
+        ReportedOutcome::Failed => ("failed", Runbook::JobFailed),
     };
     let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
     Some(Trouble::mild(format!("the last {} {} {what}{why}", job.job, job.mode), Some(last.ended_at)).see(runbook))

@@ -24,7 +24,7 @@ use schedule::RetryAfter;
 use tallyd_core::control::{Order, Task};
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::StoreError;
-use tallyd_mysql::jobs::Outcome;
+use tallyd_mysql::jobs::RunOutcome;
 
 /// A job that the daemon runs.
 pub struct JobEntry {
@@ -48,13 +48,13 @@ pub struct JobSpec {
     /// If several modes of one job are due, the lowest rank runs first.
     pub rank: usize,
     pub needs: &'static [Task],
-    pub run: Run,
+    pub run: RunFn,
 }
 
-pub type Run = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
+pub type RunFn = fn(Work) -> BoxFuture<'static, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
-    pub fn new(mode: &str, pattern: &str, needs: &'static [Task], run: Run) -> Self {
+    pub fn new(mode: &str, pattern: &str, needs: &'static [Task], run: RunFn) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
         Self { mode: mode.to_owned(), pattern: pattern.to_owned(), request, first_run, rank: 0, needs, run }
     }
@@ -128,14 +128,14 @@ pub enum JobError {
 }
 
 impl JobError {
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> RunOutcome {
         match self {
-            Self::Refused(_) => Outcome::Refused,
+            Self::Refused(_) => RunOutcome::Refused,
             Self::NotNow(_)
             | Self::Paused(_)
             | Self::LimitExceeded(_)
             | Self::TooFewPartitions { .. }
-            | Self::Other(_) => Outcome::Failed,
+            | Self::Other(_) => RunOutcome::Failed,
         }
     }
 
@@ -189,7 +189,7 @@ mod tests {
         let refused: anyhow::Result<()> = Err(JobError::Refused("no such table".to_owned()).into());
         let error = JobError::from(refused.context("3 numbers were corrected").unwrap_err());
         assert!(matches!(&error, JobError::Refused(text) if text == "3 numbers were corrected: no such table"));
-        assert_eq!(error.outcome(), Outcome::Refused);
+        assert_eq!(error.outcome(), RunOutcome::Refused);
         let limit = JobError::from(anyhow::Error::from(LimitExceeded("too much".to_owned())));
         assert!(matches!(limit, JobError::LimitExceeded(_)));
     }

@@ -6,20 +6,20 @@ use serde::Serialize;
 
 pub use crate::servers::pace::{Waited, Waits};
 use tallyd_core::model::Micros;
-use tallyd_mysql::jobs::Outcome;
+use tallyd_mysql::jobs::RunOutcome;
 
 pub trait RunReport: Serialize + fmt::Display + Send {
     fn head(&self) -> &RunHead;
 
     fn head_mut(&mut self) -> &mut RunHead;
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> RunOutcome {
         self.head().outcome()
     }
 
     /// If not, the mode is still due, and the daemon runs it again.
     fn is_done(&self) -> bool {
-        self.outcome() == Outcome::Done
+        self.outcome() == RunOutcome::Done
     }
 
     fn cut(&self) -> Option<Micros> {
@@ -68,12 +68,12 @@ impl RunHead {
         self.ended_early = Some(why.into());
     }
 
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> RunOutcome {
         match self.ended {
-            _ if self.dry_run => Outcome::DryRun,
-            Ended::Done => Outcome::Done,
-            Ended::TimeOver | Ended::Stopped => Outcome::Stopped,
-            Ended::LimitExceeded => Outcome::LimitExceeded,
+            _ if self.dry_run => RunOutcome::DryRun,
+            Ended::Done => RunOutcome::Done,
+            Ended::TimeOver | Ended::Stopped => RunOutcome::Stopped,
+            Ended::LimitExceeded => RunOutcome::LimitExceeded,
         }
     }
 }

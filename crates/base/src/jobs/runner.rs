@@ -21,7 +21,7 @@ use crate::runtime::ticker::Ticks;
 use crate::servers::Servers;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_connect::pace::pace;
-pub use tallyd_mysql::jobs::Outcome;
+pub use tallyd_mysql::jobs::RunOutcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
 use tallyd_mysql::{Store, StoreError};
 
@@ -75,7 +75,7 @@ where
     let seconds = started.elapsed().as_secs_f32();
     let noted = note_end(store, name, run, &worked).await;
     if let Ok(report) = &worked {
-        let done = report.outcome() == Outcome::Done;
+        let done = report.outcome() == RunOutcome::Done;
         info!(
             event = "job-ended",
             job = name,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::run_report::RunReport;
-use super::runner::{Outcome, Ran};
+use super::runner::{Ran, RunOutcome};
 use super::{FirstRun, JobSpec};
 use crate::runtime::cron;
 use tallyd_connect::pace::pace;
@@ -33,8 +33,8 @@ impl<R: RunReport> From<Ran<R>> for RetryAfter {
         match ran {
             Ran::Held { .. } => Self::Pause,
             Ran::Ended(report) => match report.outcome() {
-                Outcome::Done | Outcome::LimitExceeded | Outcome::Refused => Self::NextTime,
-                Outcome::Failed | Outcome::Stopped | Outcome::DryRun => Self::LongerPause,
+                RunOutcome::Done | RunOutcome::LimitExceeded | RunOutcome::Refused => Self::NextTime,
+                RunOutcome::Failed | RunOutcome::Stopped | RunOutcome::DryRun => Self::LongerPause,
             },
         }
     }

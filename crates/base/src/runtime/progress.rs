@@ -120,9 +120,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone)]
-    struct Page(u64);
+    struct TestProgress(u64);
 
-    impl RunProgress for Page {
+    impl RunProgress for TestProgress {
         fn done(&self) -> Done {
             (self.0, None)
         }
@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     fn a_run_says_why_it_waits() {
-        assert_eq!(words(&Page(7), Duration::ZERO, None), "7 targets");
-        assert_eq!(words(&Page(7), Duration::ZERO, Some("Redis is busy")), "7 targets; waiting: Redis is busy");
+        assert_eq!(words(&TestProgress(7), Duration::ZERO, None), "7 targets");
+        assert_eq!(words(&TestProgress(7), Duration::ZERO, Some("Redis is busy")), "7 targets; waiting: Redis is busy");
     }
 
     #[test]

@@ -31,7 +31,7 @@ use prometheus_client::registry::{Metric, Registry};
 
 pub use consumer::{ConsumerMetrics, PartitionState, Unacked};
 pub use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
-pub use observed::{Board, Ended, Job, Observed, ObservedReceiver, Reconciled, Run, ServerStatus};
+pub use observed::{ActiveRun, Board, EndedRun, Job, Observed, ObservedReceiver, Reconciled, ServerStatus};
 pub use process::Process;
 pub(crate) use pulse::POINT_EVERY;
 pub use pulse::{Point, Pulse};
@@ -39,7 +39,7 @@ pub use repairs::RepairMetrics;
 pub use runs::Runs;
 pub use systemd::report_status;
 pub use verdict::Verdict;
-pub use words::{ConsumerState, Outcome, State};
+pub use words::{ConsumerState, DaemonState, ReportedOutcome};
 
 use crate::runtime::clock;
 use crate::runtime::lock::locked;
@@ -136,13 +136,13 @@ impl Telemetry {
         self.draining.set(1);
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DaemonState {
         if self.draining.get() > 0 {
-            State::Draining
+            DaemonState::Draining
         } else if self.working.load(Ordering::Relaxed) {
-            State::Running
+            DaemonState::Running
         } else {
-            State::Starting
+            DaemonState::Starting
         }
     }
 

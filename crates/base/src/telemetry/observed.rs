@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::{Outcome, Server, WaitsFor};
+use super::{ReportedOutcome, Server, WaitsFor};
 use tallyd_core::partition::Partitions;
 use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Owner;
@@ -29,15 +29,15 @@ pub struct ServerStatus {
 pub struct Job {
     pub job: String,
     pub mode: String,
-    pub running: Option<Run>,
-    pub last: Option<Ended>,
+    pub running: Option<ActiveRun>,
+    pub last: Option<EndedRun>,
     pub last_success_at: Option<i64>,
     pub next_at: Option<i64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Run {
+pub struct ActiveRun {
     /// The run's number. All writes of the run contain this number as a fencing token.
     pub run: u64,
     pub owner: String,
@@ -50,12 +50,12 @@ pub struct Run {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Ended {
+pub struct EndedRun {
     pub run: u64,
     pub owner: String,
     pub started_at: i64,
     pub ended_at: i64,
-    pub outcome: Outcome,
+    pub outcome: ReportedOutcome,
     pub reason: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub struct Reconciled {
     pub run: u64,
     pub mode: String,
     pub ended_at: i64,
-    pub outcome: Outcome,
+    pub outcome: ReportedOutcome,
     pub checked: u64,
     pub drifted: u64,
     pub repaired: u64,

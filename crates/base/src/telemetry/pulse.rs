@@ -29,10 +29,10 @@ pub struct Point {
 }
 
 #[derive(Debug, Default)]
-pub struct Pulse(Mutex<State>);
+pub struct Pulse(Mutex<PulseState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct PulseState {
     points: VecDeque<Point>,
     last: Option<(Instant, u64, Buckets)>,
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{ConsumerState, State, Telemetry, telemetry};
+use super::{ConsumerState, DaemonState, Telemetry, telemetry};
 use crate::runtime::systemd;
 use crate::runtime::waits::waits;
 
@@ -33,9 +33,9 @@ fn line(telemetry: &Telemetry, events_s: f64, lag_s: Option<f64>) -> String {
     let partitions = telemetry.consumer.partitions();
     let written = partitions.iter().filter(|(_, partition)| partition.state() == ConsumerState::Writing).count();
     let mut line = match telemetry.state() {
-        State::Draining => "stopping, writing the open batches".to_owned(),
-        State::Starting => "starting".to_owned(),
-        State::Running => {
+        DaemonState::Draining => "stopping, writing the open batches".to_owned(),
+        DaemonState::Starting => "starting".to_owned(),
+        DaemonState::Running => {
             format!("running, {events_s:.0} events/s, {written} of {} partitions written here", partitions.len())
         }
     };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum DaemonState {
     #[default]
     Starting,
     Running,
@@ -44,7 +44,7 @@ impl fmt::Display for ConsumerState {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum ReportedOutcome {
     Done,
     Stopped,
     Braked,
@@ -54,7 +54,7 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl ReportedOutcome {
     pub fn of(word: &str) -> Self {
         serde_json::from_value(word.into()).unwrap_or_default()
     }
@@ -64,7 +64,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ReportedOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
@@ -76,10 +76,12 @@ mod tests {
 
     #[test]
     fn outcomes_are_read_as_they_are_written_and_one_of_another_version_is_no_success() {
-        for (outcome, word) in [(Outcome::Done, "done"), (Outcome::Braked, "braked"), (Outcome::Failed, "failed")] {
-            assert_eq!((Outcome::of(word), outcome.to_string()), (outcome, word.to_owned()));
+        for (outcome, word) in
+            [(ReportedOutcome::Done, "done"), (ReportedOutcome::Braked, "braked"), (ReportedOutcome::Failed, "failed")]
+        {
+            assert_eq!((ReportedOutcome::of(word), outcome.to_string()), (outcome, word.to_owned()));
         }
-        assert_eq!(Outcome::of("of-another-version"), Outcome::Failed);
-        assert_eq!(serde_json::from_str::<Outcome>("\"of-another-version\"").unwrap(), Outcome::Failed);
+        assert_eq!(ReportedOutcome::of("of-another-version"), ReportedOutcome::Failed);
+        assert_eq!(serde_json::from_str::<ReportedOutcome>("\"of-another-version\"").unwrap(), ReportedOutcome::Failed);
     }
 }

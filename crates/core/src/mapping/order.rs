@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::coalesce::{Before, Pair, State};
+use crate::coalesce::{Before, LikeState, Pair};
 use crate::event::LikeEvent;
 use crate::model::Micros;
 use crate::unit::Unit;
@@ -22,16 +22,16 @@ use crate::unit::Unit;
 pub fn in_order_of_arrival(
     events: &[LikeEvent],
     unit: Unit,
-    old: &HashMap<Pair, State>,
-) -> (Vec<(Pair, State)>, Vec<Before>) {
-    let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
+    old: &HashMap<Pair, LikeState>,
+) -> (Vec<(Pair, LikeState)>, Vec<Before>) {
+    let mut states: BTreeMap<Pair, Option<LikeState>> = BTreeMap::new();
     for event in events {
         let pair = (event.target, event.user);
         let state = states.entry(pair).or_insert_with(|| old.get(&pair).copied());
         *state = Some(after(*state, event, unit));
     }
     let last = states.into_iter().filter_map(|(pair, state)| Some((pair, state?)));
-    let meets = |(pair, state): (Pair, State)| match old.get(&pair) {
+    let meets = |(pair, state): (Pair, LikeState)| match old.get(&pair) {
         None => ((pair, state), Before::Absent),
         Some(old) if *old == state => ((pair, state), Before::NotOlder),
         Some(old) => ((pair, state), Before::Older(old.liked)),
@@ -39,12 +39,12 @@ pub fn in_order_of_arrival(
     last.map(meets).unzip()
 }
 
-fn after(state: Option<State>, event: &LikeEvent, unit: Unit) -> State {
+fn after(state: Option<LikeState>, event: &LikeEvent, unit: Unit) -> LikeState {
     let (from, until) = (event.at, unit.end(event.at));
     match state {
         Some(state) if state.at > until || (state.at >= from && state.liked == event.liked) => state,
-        Some(state) if state.at >= from => State { at: Micros(state.at.0 + 1).min(until), liked: event.liked },
-        _ => State { at: from, liked: event.liked },
+        Some(state) if state.at >= from => LikeState { at: Micros(state.at.0 + 1).min(until), liked: event.liked },
+        _ => LikeState { at: from, liked: event.liked },
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     }
 
     /// Writes each batch as a transaction would write it.
-    fn write<'a>(rows: &mut HashMap<Pair, State>, batches: impl IntoIterator<Item = &'a [LikeEvent]>) {
+    fn write<'a>(rows: &mut HashMap<Pair, LikeState>, batches: impl IntoIterator<Item = &'a [LikeEvent]>) {
         for batch in batches {
             let (winners, before) = in_order_of_arrival(batch, Unit::S, rows);
             for ((pair, state), before) in winners.iter().zip(before) {
@@ -72,7 +72,7 @@ mod tests {
         }
     }
 
-    fn liked(rows: &HashMap<Pair, State>) -> BTreeMap<u64, bool> {
+    fn liked(rows: &HashMap<Pair, LikeState>) -> BTreeMap<u64, bool> {
         rows.iter().map(|((_, user), state)| (user.0, state.liked)).collect()
     }
 
@@ -81,7 +81,7 @@ mod tests {
         let events: Vec<LikeEvent> =
             (0..2_500).map(|number| LikeEvent { at: Micros(7_000), ..event(1, 0, number % 2 == 0) }).collect();
         let (winners, _) = in_order_of_arrival(&events, Unit::Ms, &HashMap::new());
-        assert_eq!(winners[0].1, State { at: Micros(7_999), liked: false });
+        assert_eq!(winners[0].1, LikeState { at: Micros(7_999), liked: false });
     }
 
     proptest! {

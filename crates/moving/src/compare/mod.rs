@@ -20,7 +20,7 @@ use anyhow::Result;
 use tracing::info;
 
 use report::{Progress, Report};
-use sides::{Look, Page, Sides};
+use sides::{Look, LookPage, Sides};
 use tallyd_base::config::{Config, Reconcile as Limits};
 use tallyd_base::jobs::pages::PageLimits;
 use tallyd_base::jobs::run::{Job, Run};
@@ -104,8 +104,8 @@ impl Comparison<'_, '_> {
         self.look_again().await
     }
 
-    async fn take(&mut self, page: Page) -> Result<()> {
-        let Page { looks, unreadable, .. } = page;
+    async fn take(&mut self, page: LookPage) -> Result<()> {
+        let LookPage { looks, unreadable, .. } = page;
         self.run.report.unreadable += unreadable;
         for (id, look) in looks {
             if look.drift() != 0 && self.suspects.insert(id, look).is_some() {

@@ -26,7 +26,7 @@ impl Look {
 }
 
 #[derive(Default)]
-pub(super) struct Page {
+pub(super) struct LookPage {
     pub looks: BTreeMap<TargetId, Look>,
     pub until: TargetId,
     pub unreadable: u64,
@@ -38,19 +38,19 @@ pub(super) struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    pub(super) async fn page(&self, after: TargetId, limit: usize) -> Result<Page> {
+    pub(super) async fn page(&self, after: TargetId, limit: usize) -> Result<LookPage> {
         let (kind, metric) = (self.subject.kind.1, self.subject.metric.1);
         let range = self.servers.store.list_range(kind, after, limit).await?;
         let counters = range.counters.iter().filter(|counted| counted.number.1 == metric);
         let counted = counters.map(|counted| (counted.number.0.id, Some(counted.value))).collect();
-        Ok(Page { until: range.until, ..self.read_old(counted).await? })
+        Ok(LookPage { until: range.until, ..self.read_old(counted).await? })
     }
 
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         Ok(self.servers.cache.begin_scan().await?)
     }
 
-    pub(super) async fn search(&self, from: ScanCursor) -> Result<(Page, Option<ScanCursor>)> {
+    pub(super) async fn search(&self, from: ScanCursor) -> Result<(LookPage, Option<ScanCursor>)> {
         let Subject { keys, kind, metric } = self.subject;
         let (pattern, mut next) = (keys.pattern(&kind.0, &metric.0), Some(from));
         let mut ids = BTreeSet::new();
@@ -74,11 +74,11 @@ impl Sides<'_> {
         Ok(self.read_old(counted).await?.looks)
     }
 
-    async fn read_old(&self, counted: Vec<(TargetId, Option<i64>)>) -> Result<Page> {
+    async fn read_old(&self, counted: Vec<(TargetId, Option<i64>)>) -> Result<LookPage> {
         let Subject { keys, kind, metric } = self.subject;
         let names: Vec<String> = counted.iter().map(|(id, _)| keys.name(&kind.0, *id, &metric.0)).collect();
         let values = self.servers.cache.read_site_values(&names).await?;
-        let mut page = Page::default();
+        let mut page = LookPage::default();
         for ((id, counted), value) in counted.into_iter().zip(values) {
             let old = match value {
                 SiteValue::Nothing => None,

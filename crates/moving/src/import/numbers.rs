@@ -29,7 +29,7 @@ pub(super) enum Cursor {
     Scan(ScanCursor),
 }
 
-pub(super) struct Page {
+pub(super) struct NumberPage {
     pub numbers: Vec<(TargetId, i64)>,
     ignored: u64,
     pub next: Option<Cursor>,
@@ -48,7 +48,12 @@ impl Importer {
         }
     }
 
-    pub(super) async fn numbers_page(&self, of: Numbers<'_>, from: Cursor, limit: usize) -> Result<Page, JobError> {
+    pub(super) async fn numbers_page(
+        &self,
+        of: Numbers<'_>,
+        from: Cursor,
+        limit: usize,
+    ) -> Result<NumberPage, JobError> {
         let (numbers, ignored, next, fault) = match (of, from) {
             (Numbers::Table(query, columns), Cursor::After(after)) => {
                 let page = self.numbers((query, columns), after, limit).await?;
@@ -65,7 +70,7 @@ impl Importer {
         };
         match fault {
             Some(fault) => Err(self.refused(fault)),
-            None => Ok(Page { numbers, ignored, next }),
+            None => Ok(NumberPage { numbers, ignored, next }),
         }
     }
 
@@ -112,7 +117,7 @@ impl<'a> Importing<'a, '_> {
         Ok(())
     }
 
-    pub(super) fn note_numbers(&mut self, page: &Page) {
+    pub(super) fn note_numbers(&mut self, page: &NumberPage) {
         self.run.report.pages += 1;
         self.run.report.rows += page.numbers.len() as u64;
         self.run.report.ignored += page.ignored;

@@ -12,7 +12,7 @@ use crate::sql::source::{LikeColumns, SitePage};
 use tallyd_base::jobs::JobError;
 use tallyd_base::jobs::run::millis_since;
 use tallyd_base::runtime::fault;
-use tallyd_core::coalesce::{Pair, State};
+use tallyd_core::coalesce::{LikeState, Pair};
 use tallyd_core::import::{Key, SiteLike, Start};
 use tallyd_core::model::Target;
 use tallyd_core::site_query::Query;
@@ -35,7 +35,7 @@ impl Importing<'_, '_> {
                 Checkpoint { after: rows.rows.last().map_or(checkpoint.after, |row| raw(row.key)), ..checkpoint };
             // Only the import signs its rows, unless the table has the times of deletions, which a row keeps.
             let is_signed = self.on.import.keeps_deleted != Some(true) || !columns.has_times();
-            let states: Vec<(Pair, State)> =
+            let states: Vec<(Pair, LikeState)> =
                 rows.rows.into_iter().map(|row| self.state(row, checkpoint.start)).collect();
             // A failed read must not abort the transaction of the other page.
             let (mut written, mut following) =
@@ -60,13 +60,13 @@ impl Importing<'_, '_> {
         Ok(())
     }
 
-    fn state(&self, SiteLike { key: (target, user), liked, at }: SiteLike, start: Start) -> (Pair, State) {
+    fn state(&self, SiteLike { key: (target, user), liked, at }: SiteLike, start: Start) -> (Pair, LikeState) {
         let target = Target { kind: self.on.kind, id: target };
         let at = start.version(at, self.on.import.keeps_deleted == Some(true));
-        ((target, user), State { at, liked })
+        ((target, user), LikeState { at, liked })
     }
 
-    async fn write(&self, rows: (&[(Pair, State)], bool), done: &Checkpoint) -> Result<Written, JobError> {
+    async fn write(&self, rows: (&[(Pair, LikeState)], bool), done: &Checkpoint) -> Result<Written, JobError> {
         if self.run.options.dry_run || rows.0.is_empty() {
             return Ok(Written::default());
         }

@@ -6,7 +6,7 @@
 //! After the import, the counters must be loaded into Redis.
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::coalesce::{Before, Pair, State, differences};
+use tallyd_core::coalesce::{Before, LikeState, Pair, differences};
 use tallyd_core::import::{EARLIEST, Key, before_import};
 use tallyd_core::model::{CounterKey, Difference, Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_core::outbox::IMPORTS;
@@ -39,7 +39,7 @@ pub(crate) async fn write_import(
     store: &Store,
     run: u64,
     metric: Metric,
-    (rows, is_signed): (&[(Pair, State)], bool),
+    (rows, is_signed): (&[(Pair, LikeState)], bool),
     checkpoint: &str,
 ) -> Result<Written> {
     const ACTION: &str = "write imported rows";
@@ -73,9 +73,9 @@ pub async fn take_out(
         let mut tx = connection.begin().await.context(ACTION)?;
         jobs::require_lock(&mut tx, JOB, run).await?;
         let old = likes::old_states(&mut tx, &pairs).await?;
-        let is_same = |(pair, at): &&(Pair, Micros)| old.get(pair) == Some(&State { at: *at, liked: true });
-        let gone: Vec<(Pair, State)> =
-            rows.iter().filter(is_same).map(|(pair, at)| (*pair, State { at: *at, liked: false })).collect();
+        let is_same = |(pair, at): &&(Pair, Micros)| old.get(pair) == Some(&LikeState { at: *at, liked: true });
+        let gone: Vec<(Pair, LikeState)> =
+            rows.iter().filter(is_same).map(|(pair, at)| (*pair, LikeState { at: *at, liked: false })).collect();
         likes::update_states(&mut tx, &gone).await?;
         let met = vec![Before::Older(true); gone.len()];
         add(&mut tx, differences(metric, &gone, &met)).await?;
@@ -173,7 +173,11 @@ pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static 
 
 /// Writes rows, and returns the former state of each row. Tries a plain INSERT of all rows before anything else,
 /// because in a first import nearly all rows are new.
-async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)], is_signed: bool) -> Result<Vec<Before>> {
+async fn write_rows(
+    connection: &mut MySqlConnection,
+    rows: &[(Pair, LikeState)],
+    is_signed: bool,
+) -> Result<Vec<Before>> {
     let mut text = Text::default();
     text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
     for ((target, user), state) in rows {
@@ -191,7 +195,7 @@ async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)], is
     let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
     let old = likes::old_states(connection, &pairs).await?;
     let met = before_import(rows, &old, is_signed);
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
         rows.iter().zip(&met).filter(|(_, met)| wanted(met)).map(|(row, _)| *row).collect()
     };
     likes::insert_states(connection, &those(|met| *met == Before::Absent)).await?;
@@ -199,7 +203,7 @@ async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)], is
     Ok(met)
 }
 
-fn written(rows: &[(Pair, State)], met: &[Before]) -> Written {
+fn written(rows: &[(Pair, LikeState)], met: &[Before]) -> Written {
     let mut written = Written::default();
     for ((_, state), met) in rows.iter().zip(met) {
         let was = match met {

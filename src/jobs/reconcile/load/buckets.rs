@@ -36,7 +36,7 @@ pub(super) struct Loader<'l, 'a> {
     report: &'l mut Report,
 }
 
-struct Page {
+struct BucketPage {
     range: Range,
     lag: OutboxLag,
 }
@@ -89,7 +89,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
         loop {
-            let Page { range, lag } = page;
+            let BucketPage { range, lag } = page;
             let after = range.until;
             touched.note(range.after, &lag);
             let Lacking { repairs, to_measure } = self.lacking(loading, range, &touched);
@@ -251,7 +251,7 @@ fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))
 }
 
-async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Touched) -> Result<Page> {
+async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Touched) -> Result<BucketPage> {
     let (store, none) = (&servers.store, OutboxOffsets::default());
     let following = |(target, _): CounterKey| Some(&none).filter(|_| target.kind == kind && target.id > after);
     let (range, lag) = match touched.offsets() {
@@ -260,7 +260,7 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
         }
         None => (store.list_range(kind, after, PAGE_ROWS).await?, OutboxLag::default()),
     };
-    Ok(Page { range, lag })
+    Ok(BucketPage { range, lag })
 }
 
 struct Loading {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Status;
 use crate::runtime::progress::spoken;
 use crate::runtime::waits::Wait;
-use crate::telemetry::{Job, Outcome, Run, ServerStatus, State};
+use crate::telemetry::{ActiveRun, DaemonState, Job, ReportedOutcome, ServerStatus};
 use table::{Cell, Style, Table};
 
 const RECONCILES_SHOWN: usize = 5;
@@ -54,20 +54,20 @@ impl Text<'_> {
     fn write_head(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { status, colour } = *self;
         let state = match status.state {
-            State::Starting => "is starting",
-            State::Running => "is running",
-            State::Draining => "is stopping",
+            DaemonState::Starting => "is starting",
+            DaemonState::Running => "is running",
+            DaemonState::Draining => "is stopping",
         };
         let (up, megabytes) = (status.ago(status.started_at), status.memory_bytes / 1_000_000);
         let (version, owner) = (printable(&status.version), printable(&status.owner));
         writeln!(f, "tallyd {version} on {owner} {state}, up {up}, {megabytes} MB")?;
         let ready = match (status.ready, status.state) {
             (true, _) => Cell::new("ready: events are written").style(Style::Good),
-            (false, State::Starting) => Cell::new("not ready: the daemon is starting").style(Style::Mild),
-            (false, State::Draining) => {
+            (false, DaemonState::Starting) => Cell::new("not ready: the daemon is starting").style(Style::Mild),
+            (false, DaemonState::Draining) => {
                 Cell::new("not ready: the daemon is stopping and writes the open batches").style(Style::Mild)
             }
-            (false, State::Running) => Cell::new("NOT READY: events are not written").style(Style::Grave),
+            (false, DaemonState::Running) => Cell::new("NOT READY: events are not written").style(Style::Grave),
         };
         writeln!(f, "{}", ready.shown(colour))
     }
@@ -148,14 +148,14 @@ impl Status {
             let now = running.as_ref().map(|run| {
                 let progress = run.progress.map_or_else(String::new, |part| format!(", {:.0} %", part * 100.0));
                 let waits = run.waits_words.as_ref().map_or_else(String::new, |words| format!(", waits: {words}"));
-                let Run { run, owner, started_at, .. } = run;
+                let ActiveRun { run, owner, started_at, .. } = run;
                 format!("run {run} for {}{progress} on {owner}{waits}", self.ago(*started_at))
             });
             let ended = last.as_ref().map(|last| {
                 let took = seconds(between(last.started_at, last.ended_at).as_secs_f64());
                 format!("{} {} ago, took {took}", last.outcome, self.ago(last.ended_at))
             });
-            let was_done = last.as_ref().is_none_or(|last| last.outcome == Outcome::Done);
+            let was_done = last.as_ref().is_none_or(|last| last.outcome == ReportedOutcome::Done);
             [
                 Cell::new(format!("{job} {mode}")),
                 Cell::or(now, "-"),
@@ -189,7 +189,7 @@ impl Status {
             [
                 Cell::new(&run.mode),
                 Cell::new(format!("{} ago", self.ago(run.ended_at))),
-                Cell::new(run.outcome).style_if(run.outcome != Outcome::Done, Style::Mild),
+                Cell::new(run.outcome).style_if(run.outcome != ReportedOutcome::Done, Style::Mild),
                 Cell::new(run.checked),
                 Cell::new(run.drifted).style_if(run.drifted > 0, Style::Mild),
                 Cell::new(run.repaired),

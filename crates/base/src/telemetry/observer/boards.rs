@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::boards::{Boards, Listed, State};
+use crate::boards::{BoardState, Boards, Listed};
 use crate::config::{self, Config};
 use crate::telemetry::Board;
 use tallyd_core::model::Micros;
@@ -37,16 +37,17 @@ fn sum(board: String, grace_s: u64, listed: &[Listed], now: Micros) -> Board {
         sum.members = current.members;
         sum.ends_at = current.ends_in_s.map(at);
     }
-    sum.lost = listed.iter().filter(|listed| listed.state == State::Lost).map(|listed| listed.period.clone()).collect();
+    sum.lost =
+        listed.iter().filter(|listed| listed.state == BoardState::Lost).map(|listed| listed.period.clone()).collect();
     for past in listed.iter().skip(1) {
         // If the end time is unknown, the period is assumed to be older than any `archive_grace`.
         let ended_s_ago = past.ended_s_ago.unwrap_or(VERY_OLD_S);
-        if matches!(past.state, State::Closed | State::Frozen) && ended_s_ago > grace_s {
+        if matches!(past.state, BoardState::Closed | BoardState::Frozen) && ended_s_ago > grace_s {
             sum.unarchived.push(past.period.clone());
             let ended = now.0 - i64::try_from(ended_s_ago).unwrap_or(0) * 1_000_000;
             sum.oldest_unarchived_at = Some(sum.oldest_unarchived_at.map_or(ended, |oldest: i64| oldest.min(ended)));
         }
-        if sum.archived.is_none() && matches!(past.state, State::Done | State::Ended) {
+        if sum.archived.is_none() && matches!(past.state, BoardState::Done | BoardState::Ended) {
             sum.archived = Some((past.period.clone(), past.members));
         }
     }
@@ -69,12 +70,12 @@ mod tests {
             saved_s_ago: None,
         };
         let all = [
-            listed("2026-W47", State::Open, Some(100), None),
-            listed("2026-W46", State::Closed, None, Some(50)),
-            listed("2026-W45", State::Frozen, None, Some(1_000)),
-            listed("2026-W44", State::Lost, None, Some(1_500)),
-            listed("2026-W44", State::Done, None, Some(2_000)),
-            listed("2026-W43", State::Ended, None, Some(3_000)),
+            listed("2026-W47", BoardState::Open, Some(100), None),
+            listed("2026-W46", BoardState::Closed, None, Some(50)),
+            listed("2026-W45", BoardState::Frozen, None, Some(1_000)),
+            listed("2026-W44", BoardState::Lost, None, Some(1_500)),
+            listed("2026-W44", BoardState::Done, None, Some(2_000)),
+            listed("2026-W43", BoardState::Ended, None, Some(3_000)),
         ];
         let sum = sum("likes".to_owned(), 60, &all, Micros(5_000_000_000));
         assert_eq!((sum.period.as_str(), sum.members, sum.ends_at), ("2026-W47", 7, Some(5_100_000_000)));

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::runtime::cron::Schedule;
 use crate::runtime::progress::Done;
-use crate::telemetry::{Ended, Job, Outcome, Reconciled, Run, telemetry};
+use crate::telemetry::{ActiveRun, EndedRun, Job, Reconciled, ReportedOutcome, telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_mysql::run_state::{RunRow, RunningRow};
@@ -29,7 +29,7 @@ const RECONCILE: &str = "reconcile";
 const RUNS_MAX: u64 = 50;
 
 #[derive(Default)]
-pub(super) struct Runs(BTreeMap<(String, String), Last>);
+pub(super) struct RecentRuns(BTreeMap<(String, String), Last>);
 
 #[derive(Default)]
 struct Last {
@@ -39,11 +39,11 @@ struct Last {
 }
 
 struct Read {
-    ended: Ended,
+    ended: EndedRun,
     found: Reconciled,
 }
 
-impl Runs {
+impl RecentRuns {
     pub(super) async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
         let running = store.running_jobs().await?;
         let mut jobs = Vec::new();
@@ -110,13 +110,13 @@ impl Last {
     }
 }
 
-fn run(row: &RunningRow) -> Run {
+fn run(row: &RunningRow) -> ActiveRun {
     let here = telemetry().runs.get(&row.job);
     let done = here.running.filter(|(mode, _)| *mode == row.mode).map(|(_, done)| done);
     let (waits, waits_words) = here.waits.filter(|_| done.is_some()).unzip();
     let ratio =
         |(done, total): Done| total.filter(|total| *total > 0).map(|total| (done as f64 / total as f64).min(1.0));
-    Run {
+    ActiveRun {
         run: row.run,
         owner: row.owner.clone(),
         started_at: row.started_at.0,
@@ -131,10 +131,10 @@ fn read(mode: &str, row: RunRow) -> Read {
     let report: Value = serde_json::from_str(&row.report).unwrap_or_default();
     let reason = ["error", "ended_early"].into_iter().find_map(|field| report[field].as_str()).map(str::to_owned);
     let RunRow { run, owner, started_at, finished_at, outcome, .. } = row;
-    let (mode, outcome, ended_at) = (mode.to_owned(), Outcome::of(&outcome), finished_at.0);
+    let (mode, outcome, ended_at) = (mode.to_owned(), ReportedOutcome::of(&outcome), finished_at.0);
     let found = serde_json::from_value(report).unwrap_or_default();
     Read {
         found: Reconciled { run, mode, ended_at, outcome, ..found },
-        ended: Ended { run, owner, started_at: started_at.0, ended_at, outcome, reason },
+        ended: EndedRun { run, owner, started_at: started_at.0, ended_at, outcome, reason },
     }
 }

@@ -26,7 +26,7 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{Observed, ObservedReceiver, POINT_EVERY, Server, ServerStatus, telemetry};
 pub use jobs::JobMode;
-use jobs::Runs;
+use jobs::RecentRuns;
 use queues::Queues;
 use tallyd_connect::pace::pace;
 use tallyd_mysql::Store;
@@ -67,7 +67,7 @@ pub struct Observer {
     broker: Broker,
     queues: Queues,
     modes: Modes,
-    runs: Runs,
+    runs: RecentRuns,
     failing: Failing,
     letters: Rest,
     seen: Observed,
@@ -92,7 +92,7 @@ impl Observer {
             queues: Queues::new(broker.clone()),
             broker,
             modes,
-            runs: Runs::default(),
+            runs: RecentRuns::default(),
             failing: Failing::default(),
             letters: Rest::default(),
             seen: Observed::default(),
