@@ -204,8 +204,7 @@ async fn a_daemon_that_starts_without_redis_writes_the_card_later() {
     let world = World::new("card_away", "").await;
     let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
     proxy.silence();
-    let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", url.as_str())]);
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming_with(&[("TALLYD__REDIS__URL", url.as_str())]).await;
     eventually("MySQL has the card", || async { row(&world).await.is_some() }).await;
     assert_eq!(world.cache.site_card().await.unwrap(), None);
     proxy.clear();

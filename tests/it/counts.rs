@@ -51,18 +51,14 @@ fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
 #[tokio::test]
 async fn a_count_is_added_once_however_often_it_is_delivered() {
     let world = World::new("counts_once", METRICS).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
     // The test also publishes a like, so that the repeated messages contain several types of events.
     let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd_base::runtime::clock::now(), liked: true };
-    world.publish(&publisher, &[body(&like)]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[body(&like)]).await;
     world.publish(&publisher, &bodies).await;
-    world.publish(&publisher, &[bodies[0].clone(), bodies[0].clone(), body(&like), bodies[1].clone()]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[bodies[0].clone(), bodies[0].clone(), body(&like), bodies[1].clone()]).await;
     let mut expected = sums;
     expected.insert((1, 1), 1);
     assert_eq!(numbers(&world).await, expected);
@@ -75,16 +71,12 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
 #[tokio::test]
 async fn batches_with_one_applied_count_each_are_written_once() {
     let world = World::new("counts_again", &format!("[log]\nlevel = \"debug\"\n{METRICS}")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (bodies, mut sums) = some(100);
-    world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &bodies).await;
     for (round, applied) in bodies.iter().enumerate().take(20) {
         let new = view(21, 1, tallyd_base::runtime::clock::now(), &format!("new-{round}"));
-        world.publish(&publisher, &[applied.clone(), new]).await;
-        world.drained(&publisher).await;
+        world.consumed(&publisher, &[applied.clone(), new]).await;
     }
     sums.insert((21, 3), 20);
     assert_eq!(numbers(&world).await, sums);
@@ -114,8 +106,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
     let world =
         World::new("counts_two", &format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 50\n{METRICS}"))
             .await;
-    let mut daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let mut daemon = world.consuming().await;
     let publisher = world.publisher().await;
     let (bodies, sums) = some(2_000);
     for piece in bodies.chunks(400) {
@@ -127,8 +118,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
     }
     // The test publishes the same events again, through other partitions.
     let elsewhere: Vec<_> = bodies.iter().map(|(user, body)| (UserId(user.0 + 1), body.clone())).collect();
-    world.publish(&publisher, &elsewhere).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &elsewhere).await;
     assert_eq!(numbers(&world).await, sums);
     assert!(daemon.stop().success());
 }
@@ -149,8 +139,7 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 1);
     let publisher = world.publisher().await;
     let late = view(1, 1, ago(3_700), "late");
-    world.publish(&publisher, &[view(1, 1, ago(3_500), "in time"), late, view(1, 1, ago(0), "")]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[view(1, 1, ago(3_500), "in time"), late, view(1, 1, ago(0), "")]).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
     let reasons = "SELECT COUNT(*) FROM dead_letter WHERE reason IN ('at-too-old', 'event-id-out-of-range')";
     assert_eq!(world.count(reasons).await, 2);
@@ -165,15 +154,13 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let publisher = world.publisher().await;
     let long = world.daemon();
     let old = view(1, 1, Micros(tallyd_base::runtime::clock::now().0 - 3 * 86_400_000_000), "old");
-    world.publish(&publisher, std::slice::from_ref(&old)).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, std::slice::from_ref(&old)).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
     world.set(&keeping("1h"));
     let short = world.daemon();
     short.logged("ledger-emptied").await;
     assert!(short.stop().success());
-    world.publish(&publisher, &[old, view(2, 1, tallyd_base::runtime::clock::now(), "new")]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[old, view(2, 1, tallyd_base::runtime::clock::now(), "new")]).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1), ((2, 3), 1)]));
     // The daemon writes the dead letters of a batch after the events of the batch, so the test first stops the daemon.
     assert!(long.stop().success());
@@ -202,9 +189,7 @@ async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
 #[tokio::test]
 async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let world = World::new("counts_known", METRICS).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let second = tallyd_base::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
@@ -217,8 +202,7 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
         view(2, 1, at(0), "id"),
         view(1, 1, at(1_000_000), "id"),
     ];
-    world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &bodies).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 2), ((1, 4), 1), ((2, 3), 1)]));
     assert!(daemon.stop().success());
 }
@@ -226,9 +210,7 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
 #[tokio::test]
 async fn the_ledger_is_emptied_while_batches_are_written() {
     let world = World::new("counts_prune", &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (bodies, sums) = some(3_000);
     let store = tallyd_mysql::Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &bodies).await };
@@ -258,8 +240,7 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
 async fn a_targets_numbers_are_shown_side_by_side() {
     let rule = "[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
     let world = World::new("counts_show", &format!("{METRICS}{rule}")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     let client = world.api_server();
     for user in 1..=3 {
         client.like(target(42), UserId(user), &[]).await.unwrap();
@@ -294,9 +275,7 @@ fn documented(language: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_documented_product_is_counted_and_read_by_key() {
     let world = World::new("counts_documented", &documented("toml")[0]).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
     let (product, _) = text.split_once("## Unread counters").unwrap();
     let events =
@@ -309,8 +288,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
         })
         .collect();
     assert_eq!(bodies.len(), 8);
-    world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &bodies).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     let [view, select] = documented("sql").try_into().unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(view)).execute(&world.pool).await.unwrap();

@@ -8,19 +8,13 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Broker;
 
-use crate::common::{Daemon, World, body, eventually, stderr, stdout, target};
+use crate::common::{World, body, eventually, stderr, stdout, target};
 
 #[track_caller]
 fn assert_exits(output: &Output, code: i32, said: &str) {
     let text = stdout(output) + &stderr(output);
     assert_eq!(output.status.code(), Some(code), "{text}");
     assert!(text.contains(said), "\"{said}\" is not in: {text}");
-}
-
-async fn consuming(world: &World) -> Daemon {
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    daemon
 }
 
 async fn like(world: &World, users: std::ops::RangeInclusive<u64>) {
@@ -51,7 +45,7 @@ const IN_USE: &str = "SELECT CAST(partitions AS SIGNED) FROM partition_count";
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     let mut world = World::new("lower", "[amqp]\npartitions = 4\n").await;
-    let daemon = consuming(&world).await;
+    let daemon = world.consuming().await;
     like(&world, 1..=50).await;
     eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&50) }).await;
     assert!(daemon.stop().success());
@@ -71,7 +65,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     }
     like(&world, 51..=100).await;
     assert_eq!(queued(&world).await[0], Some(50), "each like must be queued once");
-    let daemon = consuming(&world).await;
+    let daemon = world.consuming().await;
     eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&100) }).await;
     assert!(daemon.stop().success());
 }
@@ -80,7 +74,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
 async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     let mut world = World::new("lower_refused", "[amqp]\npartitions = 4\n").await;
     let command = ["admin", "partitions", "lower", "--to", "2"];
-    let daemon = consuming(&world).await;
+    let daemon = world.consuming().await;
     assert_exits(&world.tallyd(&command), 78, "[amqp] partitions is 4: first set it to 2 on every host");
     set(&mut world, 2);
     assert_exits(&world.tallyd(&command), 75, "a daemon consumes");
@@ -110,7 +104,7 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
     let world = World::new("lower_unseen", &format!("[amqp]\npartitions = 4\n{SEARCHED}")).await;
-    let daemon = consuming(&world).await;
+    let daemon = world.consuming().await;
     let refused = |world: &World, said: &str| {
         world.write(&format!("[amqp]\npartitions = 2\n{SEARCHED}"));
         assert_exits(&world.tallyd(&["admin", "partitions", "lower", "--to", "2"]), 75, said);
@@ -154,7 +148,7 @@ const FOUND: &str = "[metrics]\nlike = 1\nfind = 6\n";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
     let mut world = World::new("rename", SEARCHED).await;
-    let daemon = consuming(&world).await;
+    let daemon = world.consuming().await;
     let rename = |from, to| ["admin", "names", "rename", "metric", from, to, "--yes"];
     assert_exits(&world.tallyd(&rename("search", "find")), 78, "[metrics] has no find = 6");
     world.write(FOUND);
@@ -176,7 +170,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
     assert_eq!(world.count(renamed).await, 1);
     assert_exits(&world.tallyd(&rename("search", "find")), 0, "already has this name");
     world.set(FOUND);
-    assert!(consuming(&world).await.stop().success());
+    assert!(world.consuming().await.stop().success());
 
     world.write(&format!("{FOUND}[kinds]\nfilm = 1\n"));
     assert_exits(
@@ -200,7 +194,7 @@ fn typed(world: &World, arguments: &str, answer: &str) -> Output {
 async fn after_a_restore_of_mysql_redis_follows_its_state() {
     let settings = "[reconcile]\nrepair_abs_max = 5\n[filter]\nlikes_min = 1000\ncron = \"\"\n";
     let world = World::new("after_restore", settings).await;
-    let daemon = consuming(&world).await;
+    let daemon = world.consuming().await;
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");
     let written = async |likes: i64| {
         eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&likes) }).await;

@@ -125,8 +125,7 @@ async fn a_kind_that_is_added_is_taken_and_its_numbers_are_loaded() {
     assert_eq!(reloaded["changed"], "[kinds] post");
     let publisher = world.publisher().await;
     let like = LikeEvent { target: target(9), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
-    world.publish(&publisher, &[(UserId(1), encode_like(&like, "post", None))]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[(UserId(1), encode_like(&like, "post", None))]).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 1);
     let mut redis = world.redis().await;
     let key = world.cache.keys.counters("post", world.cache.keys.bucket(target(9)));
@@ -166,8 +165,7 @@ async fn a_configuration_that_is_wrong_is_refused_with_all_its_problems_and_the_
     daemon.signal("HUP");
     daemon.logged("can't be read").await;
     let publisher = world.publisher().await;
-    world.publish(&publisher, &[counted(3, "view", "one")]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[counted(3, "view", "one")]).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((3, 2), 1)]));
     assert!(events(&daemon, "reloaded").is_empty() && events(&daemon, "batch-committed").is_empty());
     let nothing = reload(&world, &daemon, old, "reloaded").await;
@@ -216,8 +214,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     daemon.logged("\"started\"").await;
     let publisher = world.publisher().await;
     let like = LikeEvent { target: target(9), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
-    world.publish(&publisher, &[counted(3, "view", "one"), (UserId(1), encode_like(&like, "post", None))]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[counted(3, "view", "one"), (UserId(1), encode_like(&like, "post", None))]).await;
 
     let refused = reload(&world, &daemon, "[metrics]\nlike = 1\n", "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
@@ -225,8 +222,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
         |what: &str| format!("no longer has {what}, whose code in MySQL is 2, and there are rows with this code: add");
     assert!(problems.contains(&said("post")) && problems.contains(&said("view")), "{problems}");
     assert!(!problems.contains("unused"), "{problems}");
-    world.publish(&publisher, &[counted(3, "view", "two")]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[counted(3, "view", "two")]).await;
     assert_eq!(numbers(&world).await[&(3, 2)], 2, "the old configuration is in force");
 
     let without = "[metrics]\nlike = 1\n[retired]\nkinds = [\"post\"]\nmetrics = [\"view\"]\n";
@@ -234,8 +230,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let keys = "[kinds] post, [metrics] unused, [metrics] view, [retired] kinds, [retired] metrics";
     assert_eq!(changed["changed"], keys);
     assert!(daemon.log().contains("[metrics] unused = 3 is removed: no rows had its code"));
-    world.publish(&publisher, &[counted(3, "view", "three")]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[counted(3, "view", "three")]).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
     // A code can get a new name if no counter has the code, and if an earlier reload has removed the old name.

@@ -74,8 +74,7 @@ async fn runs_pass_idle_queues_until_an_event_waits_in_one() {
 async fn partitions_lower_deletes_no_queue_whose_leader_is_silent() {
     let settings = |partitions: u16| format!("{SETTINGS}partitions = {partitions}\n");
     let mut world = World::new("silent_lower", &settings(2)).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     assert!(daemon.stop().success());
     let queue = world.broker.queue(1);
     let publisher = world.broker.connect_publisher("test").await.unwrap();

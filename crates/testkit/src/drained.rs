@@ -1,13 +1,14 @@
-//! Waits until all published events are in MySQL, and until they are in Redis.
+//! What many tests begin and end with: likes, waits until all published events are in MySQL and in Redis, and comparisons.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use tallyd_core::event::encode_fence;
+use tallyd_core::model::UserId;
 use tallyd_mysql::jobs::number_of;
 use tallyd_rabbitmq::Publisher;
 
-use super::{STARTED, World, eventually};
+use super::{Daemon, Model, STARTED, World, event_of, eventually, target};
 
 /// The number of a run that no job reaches.
 const RUN_OF_TESTS: u64 = 1 << 30;
@@ -40,6 +41,49 @@ impl World {
             passed == i64::from(self.broker.partitions())
         })
         .await;
+    }
+
+    /// Waits until all published events are in MySQL and in Redis.
+    pub async fn settle(&self, publisher: &Publisher) {
+        self.drained(publisher).await;
+        self.outbox_added().await;
+    }
+
+    /// Publishes these bodies, and waits until the daemon has written them.
+    pub async fn consumed(&self, publisher: &Publisher, bodies: &[(UserId, Vec<u8>)]) {
+        self.publish(publisher, bodies).await;
+        self.drained(publisher).await;
+    }
+
+    /// Waits until all published events are written, compares MySQL and Redis with the model, and stops the daemon.
+    pub async fn ends_as(&self, model: &Model, publisher: &Publisher, daemon: Daemon) {
+        self.drained(publisher).await;
+        self.assert_equals(model).await;
+        assert!(daemon.stop().success());
+    }
+
+    /// Compares Redis with the model, and stops the daemon.
+    pub async fn redis_ends_as(&self, model: &Model, daemon: Daemon) {
+        self.assert_redis_equals(model).await;
+        assert!(daemon.stop().success());
+    }
+
+    /// Starts a daemon, and waits until Redis has all counters. Then this many users like each of this many targets, and
+    /// MySQL and Redis have these likes.
+    pub async fn liked(&self, targets: u64, users: u64) -> (Daemon, Model) {
+        let publisher = self.publisher().await;
+        let client = self.api_server();
+        let daemon = self.daemon();
+        assert!(self.tallyd(&["reconcile"]).status.success());
+        let mut model = Model::default();
+        for id in 1..=targets {
+            for user in 1..=users {
+                model.apply(&event_of(client.like(target(id), UserId(user), &[]).await.unwrap()));
+            }
+        }
+        self.drained(&publisher).await;
+        self.assert_equals(&model).await;
+        (daemon, model)
     }
 
     /// Waits until Redis has all rows that the outbox has at the start of this call, according to MySQL.

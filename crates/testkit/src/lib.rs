@@ -193,6 +193,17 @@ impl World {
         Daemon { child, log_path }
     }
 
+    /// Starts a daemon, and waits until it consumes.
+    pub async fn consuming(&self) -> Daemon {
+        self.consuming_with(&[]).await
+    }
+
+    pub async fn consuming_with(&self, environment: &[(&str, &str)]) -> Daemon {
+        let daemon = self.daemon_with(environment);
+        daemon.logged("\"consuming\"").await;
+        daemon
+    }
+
     fn log_path(&self, number: u32) -> PathBuf {
         self.folder.path().join(format!("daemon-{number}.log"))
     }

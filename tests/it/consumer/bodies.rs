@@ -33,9 +33,7 @@ fn deflate(body: &[u8]) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn packed_bodies_and_long_lists_are_counted_like_others() {
     let world = World::new("consumer_bodies", "").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let (publisher, daemon) = (world.publisher().await, world.consuming().await);
     let send = async |encoding: &str, body: Vec<u8>| {
         let properties = BasicProperties::default().with_content_encoding(encoding.into());
         publisher.publish_with(&world.broker.exchange(), "7", &body, properties).await.unwrap();

@@ -24,9 +24,7 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
             daemon = world.daemon();
         }
     }
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &malformed).await;
 }
 
@@ -43,8 +41,7 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     first.logged("\"epoch\":2").await;
     first.signal("STOP");
     let second = world.daemon();
-    world.publish(&publisher, after).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, after).await;
     let taken = world.count("SELECT CAST(epoch AS SIGNED) FROM partition_owner").await;
     assert!(taken >= 2, "the second daemon took the partition over: epoch {taken}");
     first.signal("CONT");
@@ -60,18 +57,14 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     let world = World::new("queue_deleted", "").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("consuming").await;
+    let (publisher, daemon) = (world.publisher().await, world.consuming().await);
     let link = world.broker.connect("test").await.unwrap();
     link.channel.queue_delete(world.broker.queue(0).into(), Default::default()).await.unwrap();
     daemon.logged("the broker cancelled the consumer").await;
     daemon.logged("outage-over").await;
     let (bodies, model, malformed) = traffic(1_000, 14);
     world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &malformed).await;
 }
 
@@ -79,21 +72,18 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
     let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     let likes = |id: u64| -> Vec<(UserId, Vec<u8>)> {
         let at = Micros(1_790_000_000_000_000);
         (1..=300).map(|user| body(&LikeEvent { target: target(id), user: UserId(user), at, liked: true })).collect()
     };
-    world.publish(&publisher, &likes(1)).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &likes(1)).await;
     let link = world.broker.connect("test").await.unwrap();
     let deleted = link.channel.queue_delete(world.broker.queue(0).into(), Default::default());
     let (deleted, made) = tokio::join!(deleted, world.broker.declare_for(&link, world.broker.partitions()));
     deleted.unwrap();
     made.unwrap();
-    world.publish(&publisher, &likes(2)).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &likes(2)).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 600);
     assert!(daemon.stop().success());
 }
@@ -113,8 +103,7 @@ async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
                      UPDATE tries SET number = number + 1; \
                      IF (SELECT number % 11 FROM tries) < 8 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'a deadlock'; END IF; END";
     sqlx::raw_sql(deadlocks).execute(&world.pool).await.unwrap();
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     world
         .publish(&publisher, &[body(&LikeEvent { target: target(1), user: UserId(7), at: Micros(NOW), liked: true })])
         .await;
@@ -127,12 +116,10 @@ async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_with_a_rival_lose_and_double_nothing() {
     let world = World::new("deadlock", "[consumer]\nbatch_events_max = 500").await;
-    let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(20_000, 15);
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     let (first, rest) = bodies.split_at(5_000);
-    world.publish(&publisher, first).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, first).await;
     let pool = world.pool.clone();
     let rival = tokio::spawn(async move {
         let mut rolled_back = 0;
@@ -154,8 +141,7 @@ async fn deadlocks_with_a_rival_lose_and_double_nothing() {
             }
         }
     });
-    world.publish(&publisher, rest).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, rest).await;
     rival.abort();
     world.assert_equals(&model).await;
     assert!(daemon.stop().success());
@@ -204,9 +190,7 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     let list = [b"[".as_slice(), &bodies.join(&b","[..]), b"]"].concat();
     let daemon = world.daemon();
     world.publish(&publisher, &[(UserId(1), list)]).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &[]).await;
 }
 
@@ -270,9 +254,7 @@ async fn a_crash_on_either_side_of_the_commit_changes_nothing() {
             i64::from(point == "consumer:after-commit")
         );
         let daemon = world.daemon();
-        world.drained(&publisher).await;
-        world.assert_equals(&model).await;
-        assert!(daemon.stop().success());
+        world.ends_as(&model, &publisher, daemon).await;
         assert_dead_letters(&world, &malformed).await;
     }
 }

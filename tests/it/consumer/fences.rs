@@ -118,17 +118,14 @@ async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     let publisher = world.publisher().await;
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let (mysql, url) = Proxy::before(world.config.mysql.url.expose()).await;
-    let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", &url)]);
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming_with(&[("TALLYD__MYSQL__URL", &url)]).await;
     mysql.delay(5..10);
     drift(&world, target(1), 100).await;
     let model = publish_likes(&world, 1..=100, |_| BasicProperties::default().with_priority(0)).await;
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &0.into()), "{report}");
     mysql.clear();
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 /// RabbitMQ sets the header `x-delivery-count` when it redelivers a message. If a first delivery has this header, the
@@ -154,8 +151,7 @@ async fn returns_that_a_publisher_claims_slow_nothing_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     let world = World::new("forged", "").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let run = taken(&store).await;
     publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();

@@ -89,26 +89,20 @@ async fn assert_dead_letters(world: &World, malformed: &[Vec<u8>]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_in_any_order_end_as_the_model_says() {
     let world = World::new("any_order", "").await;
-    let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(5_000, 1);
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &malformed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn four_partitions_share_the_work_and_end_as_the_model_says() {
     let world = World::new("four_partitions", "[amqp]\npartitions = 4").await;
-    let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(5_000, 2);
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &malformed).await;
     assert_eq!(world.count("SELECT COUNT(DISTINCT slot) FROM counter").await, 4);
 }
@@ -143,8 +137,7 @@ async fn few_likes_are_written_without_waiting_for_more() {
     const LIKES: u32 = 30;
     const LINGER: Duration = Duration::from_secs(3);
     let world = World::new("few_likes", &format!("[consumer]\nlinger_ms = {}", LINGER.as_millis())).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     let mut began = Instant::now();
     for user in 1..=LIKES {
         let like = LikeEvent { target: target(1), user: UserId(user.into()), at: Micros(NOW), liked: true };
@@ -181,9 +174,7 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.publish(&publisher, &bodies).await;
     eventually("valid likes are written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 998 })
         .await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &[body(&event(13)).1, body(&event(666)).1]).await;
     let reasons = world
         .count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database' AND error LIKE '%not this one%'");
@@ -203,14 +194,11 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     .execute(&world.pool)
     .await
     .unwrap();
-    let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(500, 18);
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     daemon.logged("reads-first").await;
     world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     assert_dead_letters(&world, &malformed).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 0").await, 0);
 }
@@ -243,9 +231,7 @@ async fn two_writers_on_the_same_rows_stay_exact() {
             }))
             .await;
         }
-        world.drained(&publisher).await;
-        world.assert_equals(&model).await;
-        assert!(daemon.stop().success());
+        world.ends_as(&model, &publisher, daemon).await;
     }
 }
 
@@ -266,9 +252,7 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     lists.extend(alone);
     let daemon = world.daemon();
     world.publish(&publisher, &lists).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
     // Each malformed body is an event followed by a unique number. A list contains the event without the number. So
     // some malformed events in lists are equal, and equal malformed events become one dead letter.
     let mut expected: Vec<Vec<u8>> = malformed
@@ -323,8 +307,7 @@ async fn a_slow_batch_is_logged_with_the_traces_of_its_messages() {
     let world = World::new("consumer_slow", "").await;
     let slow = "CREATE TRIGGER slow BEFORE INSERT ON like_record FOR EACH ROW SET @slept = SLEEP(2.1)";
     sqlx::raw_sql(slow).execute(&world.pool).await.unwrap();
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     let (publisher, exchange) = (world.publisher().await, world.broker.exchange());
     let (user, like) = body(&LikeEvent { target: target(1), user: UserId(7), at: Micros(NOW), liked: true });
     publisher.publish_traced(&exchange, &user.to_string(), &like, Some(TRACE)).await.unwrap();

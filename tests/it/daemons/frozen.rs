@@ -24,8 +24,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
         })
         .collect();
     let points = ["consumer:before-commit"; 50].join(",");
-    let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
-    frozen.logged("\"consuming\"").await;
+    let frozen = world.consuming_with(&[("TALLYD_PAUSE_POINT", &points)]).await;
     world.publish(&publisher, &bodies).await;
     // The first session ends when it knows the size of the messages. A session that has committed nothing could still
     // take the partition, so the daemon commits a batch in its second session before the last stop.

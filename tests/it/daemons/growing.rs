@@ -95,8 +95,7 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
         assert!(daemon.stop().success());
     }
     // At the end, the test starts a daemon with one partition, as at the beginning. This daemon must change nothing.
-    let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
-    fewer.logged("\"consuming\"").await;
+    let fewer = world.consuming_with(&[("TALLYD__AMQP__PARTITIONS", "1")]).await;
     assert!(fewer.stop().success());
     assert_bound_once(&world).await;
 }

@@ -31,9 +31,7 @@ fn edit(world: &World, script: &str, answers: &str, more: &[&str]) -> Output {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own() {
     let world = World::new("dead_edit", "").await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let original = film(9, 5);
     put_bodies(&world, Reason::UnknownKind, std::slice::from_ref(&original)).await;
 

@@ -16,9 +16,7 @@ fn both() -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     let mut world = World::new("dead_replay", METRICS).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let now = tallyd_base::runtime::clock::now();
     // These bodies are likes and counts of a kind that is not configured. Some bodies are lists that also contain valid
     // events.
@@ -56,8 +54,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(open(&world).await, 300, "a letter that was not marked as replayed must still be open");
     let report = world.report(&["dead", "replay", "--reason", "unknown-kind", "--limit", "100"]);
     assert_eq!(report["replayed"], 100);
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     let killed =
         world.command().args(["dead", "replay", "--all"]).env("TALLYD_FAULT_POINT", "dead:confirmed").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
@@ -111,9 +108,7 @@ async fn a_letter_goes_to_the_partition_that_its_producer_would_choose() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let world = World::new("dead_left", METRICS).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let good =
         body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true }).1;
     let half = [b"[", good.as_slice(), b",", &film(1, 1), b"]"].concat();
@@ -198,8 +193,7 @@ async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     let world = World::new("dead_race", "").await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     put_bodies(&world, Reason::MalformedJson, &[b"nonsense".to_vec()]).await;
     let replay = paused(&world, &["dead", "replay", "1", "--force"]).await;
     let refusals = "SELECT CAST(refusals AS SIGNED) FROM dead_letter WHERE id = 1";
@@ -214,8 +208,7 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     let world = World::new("dead_endless", "[consumer]\nlinger_ms = 1\n").await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     // Each letter is a list of ten events. After the replay, each of these events is a separate letter.
     let list = |number: u64| {
         let events: Vec<Vec<u8>> = (0..10).map(|user| film(number, 1 + user)).collect();

@@ -84,8 +84,7 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
 
     // The command replays the letters that were moved to the table. If a replayed letter is dead-lettered again, it is
     // open again.
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "250 of 250 dead letters replayed");
     world.drained(&world.publisher().await).await;
     assert_eq!(world.counters().await[&target(42)], 250);

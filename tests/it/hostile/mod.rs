@@ -136,8 +136,7 @@ async fn whatever_comes_as_a_message_the_daemon_lives_and_its_neighbours_are_wri
 async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let world = World::new("nested", "").await;
     let publisher = world.publisher().await;
-    let mut daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let mut daemon = world.consuming().await;
     let (url, queue) = (world.config.amqp.url.expose(), world.broker.queue(0));
     let nested = |value: &[u8]| raw::Properties::default().header(b"nested", value);
     let (lists, tables) = (raw::lists(raw::LISTS_MAX), raw::tables(raw::TABLES_MAX));

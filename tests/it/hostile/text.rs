@@ -38,8 +38,7 @@ async fn bytes_that_are_no_text_stop_no_partition_of_either_type() {
         let world =
             World::new(&format!("bytes_{queue_type}"), &format!("[amqp]\nqueue_type = \"{queue_type}\"\n")).await;
         let publisher = world.publisher().await;
-        let mut daemon = world.daemon();
-        daemon.logged("\"consuming\"").await;
+        let mut daemon = world.consuming().await;
         let (url, exchange, queue) = (world.config.amqp.url.expose(), world.broker.exchange(), world.broker.queue(0));
         let cases =
             SHORT_STRINGS.iter().map(|(name, flag)| (*name, Properties::default().short_string(*flag, &bytes())));
@@ -70,9 +69,7 @@ async fn bytes_that_are_no_text_stop_no_partition_of_either_type() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_returned_message_with_bytes_that_are_no_text_is_replayed() {
     let world = World::new("bytes_back", "").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let (publisher, daemon) = (world.publisher().await, world.consuming().await);
     let (url, returned) = (world.config.amqp.url.expose(), world.broker.returned());
     for (number, properties) in (1..).zip(once(everywhere()).chain(once(Properties::default()))) {
         raw::publish(url, ("", returned.as_bytes()), &properties, &good(number));

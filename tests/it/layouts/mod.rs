@@ -23,8 +23,7 @@ const TARGETS: u64 = 60;
 /// Starts a test environment with a daemon, and loads all counters into Redis.
 async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     let world = World::new(name, settings).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     // The daemon can be running a reconcile, so the test retries.
     world.succeeds(&["reconcile"]).await;
     let publisher = world.publisher().await;

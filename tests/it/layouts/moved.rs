@@ -53,9 +53,7 @@ async fn migrate(world: &World, from: &str, to: &str) {
 async fn restart(world: &mut World, daemon: Daemon, settings: &str) -> Daemon {
     assert!(daemon.stop().success());
     world.set(settings);
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    daemon
+    world.consuming().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

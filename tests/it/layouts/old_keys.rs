@@ -37,8 +37,7 @@ async fn ask<T: redis::FromRedisValue>(redis: &mut MultiplexedConnection, words:
 
 /// Starts a daemon, and waits until it has loaded all buckets.
 async fn loaded(world: &World) -> Daemon {
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     world.succeeds(&["reconcile", "--changed"]).await;
     daemon
 }
@@ -91,8 +90,7 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     // From now on the daemon counts in these keys.
     let publisher = world.publisher().await;
     let at = tallyd_base::runtime::clock::now();
-    world.publish(&publisher, &[body(&LikeEvent { target: target(2), user: UserId(77), at, liked: true })]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[body(&LikeEvent { target: target(2), user: UserId(77), at, liked: true })]).await;
     world.outbox_added().await;
     assert_eq!(ask::<String>(&mut redis, &["GET", &key(&world, 2)]).await, "4");
     assert!(daemon.stop().success());

@@ -45,8 +45,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
         .unwrap();
     let checked = stdout(&world.tallyd(&["config", "check"]));
     assert!(checked.contains("a bucket of the kind video has 420 of at most 512 fields"), "{checked}");
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     let compared = world.tallyd(&["reconcile", "--full"]);
     assert!(stderr(&compared).contains("buckets-full"), "{}", stderr(&compared));
     assert!(daemon.stop().success());

@@ -30,8 +30,7 @@ pub fn settings(layout: &str) -> String {
 /// Starts a test environment with a daemon, and waits until all buckets are loaded.
 pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
     let world = World::new(name, settings).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     world.succeeds(&["reconcile"]).await;
     (world, daemon)
 }

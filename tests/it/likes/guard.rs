@@ -16,8 +16,7 @@ use crate::common::{Dice, Model, World, as_api, eventually, target};
 /// Starts a test environment, and waits until the daemon has loaded all buckets and has no work left.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
     let world = World::new(name, &as_api(settings)).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     (world, daemon)
 }

@@ -39,9 +39,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     assert_eq!(first.count, Some(1), "a rejected click must not be counted");
     model.apply(&first.event);
     let publisher = world.publisher().await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,8 +11,7 @@ use crate::common::{Dice, World, as_api, target};
 async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
     let world = World::new("status", &as_api("")).await;
     let client = world.api_server();
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     let (user, mut dice, mut likes) = (UserId(7), Dice::of_run(3), BTreeSet::new());
     let targets: Vec<Target> = (1..=500).map(target).collect();
     let mut click = async |likes: &mut BTreeSet<Target>, clicks: usize| {
@@ -46,8 +45,7 @@ async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
 async fn who_likes_a_target_is_read_page_by_page() {
     let world = World::new("likers", "").await;
     let client = world.api_server();
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     for user in 1..=25 {
         client.like(target(1), UserId(user * 10), &[]).await.unwrap();
     }

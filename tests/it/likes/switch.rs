@@ -83,9 +83,7 @@ fn socket(world: &World) -> String {
 }
 
 async fn consuming(world: &World) -> Daemon {
-    let daemon = world.daemon_with(&[("TALLYD__ADMIN__LISTEN", &socket(world))]);
-    daemon.logged("\"consuming\"").await;
-    daemon
+    world.consuming_with(&[("TALLYD__ADMIN__LISTEN", &socket(world))]).await
 }
 
 /// The last three steps, which are the same in both directions.
@@ -170,8 +168,7 @@ async fn the_daemon_takes_over_the_counting_while_users_click() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_that_would_change_who_counts_is_refused() {
     let world = World::new("switch_reload", "").await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     world.write(&as_api(""));
     daemon.signal("HUP");
     daemon.logged("\"reload-refused\"").await;

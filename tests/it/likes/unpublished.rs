@@ -49,9 +49,7 @@ fn taken_back(clicked: Result<Clicked, LikeError>) -> TakenBack {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_that_its_double_click_has_published_stays_counted() {
     let world = World::new("unpublished_double", &as_api(BOARD)).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let (publisher, daemon) = (world.publisher().await, world.consuming().await);
     let (client, mute) = (world.api_server(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let Clicked::Same { at, .. } = client.like(target(42), UserId(7), &[LIKES]).await.unwrap() else { panic!() };
@@ -97,9 +95,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_that_mysql_knew_already_is_never_taken_back() {
     let world = World::new("unpublished_known", &as_api(BOARD)).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let (publisher, daemon) = (world.publisher().await, world.consuming().await);
     let (client, mute) = (world.api_server(), mute(&world));
     let like = client.like(target(42), UserId(7), &[LIKES]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
@@ -141,9 +137,7 @@ async fn what_a_newer_click_has_overtaken_is_left_to_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let world = World::new("unpublished_again", &as_api("")).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let (publisher, daemon) = (world.publisher().await, world.consuming().await);
     let client = world.api_server();
     // An API server crashed after it had counted a click and before it published the event.
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));

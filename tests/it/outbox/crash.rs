@@ -3,7 +3,7 @@
 use sqlx::AssertSqlSafe;
 
 use super::common::{World, stderr};
-use super::{Counts, METRICS, assert_exact, settle};
+use super::{Counts, METRICS, assert_exact};
 
 /// The fault points that the daemon reaches with a batch, in order.
 const POINTS: [&str; 5] =
@@ -44,8 +44,7 @@ async fn a_daemon_that_dies_at_any_step_adds_each_count_once_in_keys_of_numbers(
 async fn daemons_that_take_over_from_each_other_add_each_count_once() {
     let settings = format!("[amqp]\npartitions = 3\n[consumer]\nbatch_events_max = 50\n{METRICS}");
     let world = World::new("outbox_two", &settings).await;
-    let mut daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let mut daemon = world.consuming().await;
     let publisher = world.publisher().await;
     let mut counts = Counts::of(30);
     for _ in 0..5 {
@@ -64,8 +63,7 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     let world = World::new("outbox_frozen", METRICS).await;
     let publisher = world.publisher().await;
     let mut counts = Counts::of(30);
-    let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:adding")]);
-    frozen.logged("\"consuming\"").await;
+    let frozen = world.consuming_with(&[("TALLYD_PAUSE_POINT", "outbox:adding")]).await;
     world.publish(&publisher, &counts.some(100)).await;
     // The frozen daemon has read the first rows of the outbox. Another daemon adds these rows and the later rows to
     // Redis.
@@ -88,12 +86,10 @@ const TABLES: [&str; 3] = ["outbox", "outbox_state", "partition_owner"];
 /// MySQL is restored to an older state. If `lives` is true, a daemon runs during the restore.
 async fn restored(name: &str, lives: bool) {
     let world = World::new(name, &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let mut counts = Counts::of(30);
     world.publish(&publisher, &counts.some(100)).await;
-    settle(&world, &publisher).await;
+    world.settle(&publisher).await;
     let execute = async |sql: String| {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     };
@@ -101,7 +97,7 @@ async fn restored(name: &str, lives: bool) {
         execute(format!("CREATE TABLE saved_{table} AS SELECT * FROM {table}")).await;
     }
     world.publish(&publisher, &counts.some(400)).await;
-    settle(&world, &publisher).await;
+    world.settle(&publisher).await;
     let back = TABLES.map(|table| format!("DELETE FROM {table}; INSERT INTO {table} SELECT * FROM saved_{table};"));
     let back = format!("BEGIN; {} COMMIT", back.concat());
     let daemon = if lives {

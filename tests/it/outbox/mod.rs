@@ -115,14 +115,9 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
 
 /// Waits until all published events are in MySQL. Then waits until MySQL has noted that all rows of the outbox are in
 /// Redis.
-async fn settle(world: &World, publisher: &Publisher) {
-    world.drained(publisher).await;
-    world.outbox_added().await;
-}
-
 /// Checks that MySQL and Redis have the sums of all counts, without a reconcile.
 async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
-    settle(world, publisher).await;
+    world.settle(publisher).await;
     assert_eq!(in_mysql(world).await, counts.sums);
     assert_eq!(in_redis(world, &world.cache, counts.targets).await, counts.by_daemon());
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
@@ -131,9 +126,7 @@ async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
 #[tokio::test]
 async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_not() {
     let world = World::new("outbox_way", METRICS).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let client = world.api_server();
     for user in 1..=5 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
@@ -141,7 +134,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     let mut counts = Counts::of(40);
     let bodies = counts.some(800);
     world.publish(&publisher, &bodies).await;
-    settle(&world, &publisher).await;
+    world.settle(&publisher).await;
     world.publish(&publisher, &bodies).await;
     assert_exact(&world, &publisher, &counts).await;
     assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "each like must be counted once");
@@ -164,8 +157,7 @@ async fn two_layouts_get_the_same_numbers() {
     let also = "[redis.also]\nlayout = \"entity\"\ncounter_key = \"also:{kind}:{id}\"\nbucket_bits = 3\n";
     let world = World::new("outbox_also", &format!("{also}{METRICS}")).await;
     let second = world.cache.also(&world.config.redis, &world.config.metrics).unwrap().unwrap();
-    let daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", "outbox:amidst")]);
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming_with(&[("TALLYD_FAULT_POINT", "outbox:amidst")]).await;
     let publisher = world.publisher().await;
     let mut counts = Counts::of(40);
     world.publish(&publisher, &counts.some(300)).await;
@@ -181,13 +173,12 @@ async fn two_layouts_get_the_same_numbers() {
 async fn drift_of_what_the_daemon_counts_is_repaired_at_once() {
     let settings = "[reconcile]\npublish_grace = \"1h\"\nrepair_targets_max_percent = 100\n";
     let world = World::new("outbox_grace", settings).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     let (publisher, client) = (world.publisher().await, world.api_server());
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     for (round, mode) in ["--full", "--changed"].into_iter().enumerate() {
         client.like(target(1), UserId(round as u64 + 1), &[]).await.unwrap();
-        settle(&world, &publisher).await;
+        world.settle(&publisher).await;
         drift(&world, target(1), 3).await;
         assert_eq!(world.report(&["reconcile", mode])["repaired"], 1, "{mode}");
         assert_eq!(world.redis_counters().await.get(&target(1)), Some(&(round as i64 + 1)));
@@ -201,8 +192,7 @@ async fn what_is_committed_at_the_stop_is_added_before_the_end() {
     let publisher = world.publisher().await;
     let mut counts = Counts::of(20);
     for _ in 0..3 {
-        let daemon = world.daemon();
-        daemon.logged("\"consuming\"").await;
+        let daemon = world.consuming().await;
         world.publish(&publisher, &counts.some(50)).await;
         assert!(daemon.stop().success());
         let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \

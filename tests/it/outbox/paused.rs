@@ -114,8 +114,7 @@ async fn a_paused_outbox_resumes_automatically_once_its_time_is_over() {
     for daemon in &daemons {
         daemon.logged("order-begun").await;
     }
-    world.publish(&publisher, &counts.some(200)).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &counts.some(200)).await;
     assert_eq!(in_mysql(&world).await, counts.sums, "the consumers continue");
     // A daemon that starts later also obeys the pause.
     let [first, second] = daemons;

@@ -6,8 +6,8 @@ use tallyd_core::event::{LikeEvent, encode_count};
 use tallyd_core::model::{Metric, Target, TargetId, UserId};
 use tallyd_redis::keys::KindNames;
 
+use super::VIEW;
 use super::common::{World, body, target};
-use super::{VIEW, settle};
 
 const SETTINGS: &str = "[redis]\nbucket_bits = 12\n\
     [filter]\nlikes_min = 1000\nasked = true\ncron = \"\"\n\
@@ -37,7 +37,7 @@ async fn round(world: &World, publisher: &tallyd_rabbitmq::Publisher, number: u6
         [body(&LikeEvent { target: *target, user, at, liked: true }), (user, view)]
     });
     world.publish(publisher, &events.collect::<Vec<_>>()).await;
-    settle(world, publisher).await;
+    world.settle(publisher).await;
 }
 
 #[tokio::test]
@@ -53,9 +53,7 @@ async fn a_key_of_another_type_holds_up_no_other_key() {
     let (board, places) = (keys.board("seen", "total"), keys.board_added("seen"));
     let bucket = keys.counters("video", keys.bucket(damaged));
     let of_boards = [board.clone(), places];
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     round(&world, &publisher, 1, &targets).await;
     let (mut rounds, mut on_board) = (1, 1);
     for key in [&bucket, &config, &added].into_iter().chain(&of_boards) {

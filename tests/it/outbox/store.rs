@@ -9,14 +9,12 @@ use tallyd_mysql::outbox::Asked;
 use tallyd_mysql::{Store, outbox};
 
 use super::common::{World, target};
-use super::{Counts, METRICS, VIEW, assert_exact, in_redis, settle};
+use super::{Counts, METRICS, VIEW, assert_exact, in_redis};
 
 #[tokio::test]
 async fn corrections_are_added_beside_the_partitions() {
     let world = World::new("outbox_append", METRICS).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let mut counts = Counts::of(20);
     world.publish(&publisher, &counts.some(50)).await;
     let additions: Vec<Addition> =
@@ -47,12 +45,10 @@ async fn pruned(world: &World) -> u64 {
 #[tokio::test]
 async fn rows_are_deleted_only_once_they_are_added() {
     let world = World::new("outbox_prune", &format!("[consumer]\nbatch_events_max = 10\n{METRICS}")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let mut counts = Counts::of(20);
     world.publish(&publisher, &counts.some(300)).await;
-    settle(&world, &publisher).await;
+    world.settle(&publisher).await;
     assert!(daemon.stop().success());
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let numbers = store.outbox_numbers().await.unwrap();

@@ -47,8 +47,7 @@ async fn passwords_that_change_in_their_files_need_no_restart() {
     };
     let settings = section("mysql", &mysql_url) + &section("redis", &redis_url) + &section("amqp", &amqp_url);
     world.write(&settings);
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
 
     let new = "another-s3cr3t";
     write(new);

@@ -38,15 +38,11 @@ fn shuffled(seed: u64, events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
 async fn sets_and_counts_end_the_same_in_any_order_on_two_partitions() {
     let settings = format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 40\n{UNREAD}");
     let world = World::new("sets_order", &settings).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let events = some(11, 1_500, 12);
-    world.publish(&publisher, &shuffled(1, &events)).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &shuffled(1, &events)).await;
     assert_eq!(unread(&world).await, model(&events));
-    world.publish(&publisher, &shuffled(2, &events)).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &shuffled(2, &events)).await;
     assert_eq!(unread(&world).await, model(&events), "the same events again must change nothing");
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert!(daemon.stop().success());
@@ -63,8 +59,7 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
         let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&crashed).contains("fault-point"), "{}", stderr(&crashed));
     }
-    let mut daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let mut daemon = world.consuming().await;
     let more = some(13, 2_000, 5);
     // The ids of these events are different from the ids of the first events.
     let numbered: Vec<_> =
@@ -82,9 +77,7 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
 #[tokio::test]
 async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     let world = World::new("sets_prune", &format!("[consumer]\nbatch_events_max = 20\n{UNREAD}")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let events = some(14, 2_000, 20);
     let published = bodies(&events);
     let store = Store::new(&world.config.mysql, 2).unwrap();
@@ -139,14 +132,11 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     let settings =
         format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 30\n[log]\nlevel = \"debug\"\n{UNREAD}");
     let world = World::new("sets_rivals", &settings).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let events = some(15, 6_000, 6);
     let bodies = shuffled(4, &events);
     // The daemon writes rows for these first events. Later, `lock_backwards` locks these rows.
-    world.publish(&publisher, &bodies[..500]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &bodies[..500]).await;
     let publishing = async { world.publish(&publisher, &bodies[500..]).await };
     tokio::join!(publishing, lock_backwards(&world, 60));
     world.drained(&publisher).await;

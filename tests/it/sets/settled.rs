@@ -15,8 +15,7 @@ async fn one_by_one(world: &World, events: &[Event]) -> Vec<i64> {
     let publisher = world.publisher().await;
     let mut seen = Vec::new();
     for body in bodies(events) {
-        world.publish(&publisher, &[body]).await;
-        world.drained(&publisher).await;
+        world.consumed(&publisher, &[body]).await;
         seen.push(unread(world).await.get(&1).copied().unwrap_or(0));
     }
     seen
@@ -53,8 +52,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let publisher = world.publisher().await;
     let numbered: Vec<_> = far.iter().enumerate().map(|(number, event)| published(number + 50, *event, 1)).collect();
     for body in numbered {
-        world.publish(&publisher, &[body]).await;
-        world.drained(&publisher).await;
+        world.consumed(&publisher, &[body]).await;
     }
     assert_eq!(unread(&world).await.get(&2), Some(&106));
     assert!(daemon.stop().success());
@@ -91,11 +89,9 @@ async fn what_was_counted_before_a_number_became_settable_goes_with_the_first_se
     assert_eq!(one_by_one(&world, &before).await, [5, 11]);
     assert!(daemon.stop().success());
     world.set(UNREAD);
-    let daemon = world.daemon();
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.daemon(), world.publisher().await);
     for (number, event) in [(1, start + 10, What::Count(1)), (1, start + 5, What::Set(100))].into_iter().enumerate() {
-        world.publish(&publisher, &[published(number + 10, event, 1)]).await;
-        world.drained(&publisher).await;
+        world.consumed(&publisher, &[published(number + 10, event, 1)]).await;
     }
     assert_eq!(unread(&world).await, BTreeMap::from([(1, 101)]));
     assert!(daemon.stop().success());
@@ -117,12 +113,10 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
         })
         .collect();
     assert_eq!(rows.len(), 7);
-    let daemon = world.daemon();
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.daemon(), world.publisher().await);
     let dot = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 8 AND target_id = 9";
     for (event, unread) in &rows {
-        world.publish(&publisher, &[(UserId(9), event.clone())]).await;
-        world.drained(&publisher).await;
+        world.consumed(&publisher, &[(UserId(9), event.clone())]).await;
         assert_eq!(world.count(dot).await, *unread, "{}", String::from_utf8_lossy(event));
     }
     // The test publishes the same events in reverse order for target 10.

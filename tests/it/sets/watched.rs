@@ -59,13 +59,10 @@ async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i
 #[tokio::test]
 async fn what_changes_a_watched_number_is_logged_once() {
     let world = World::new("sets_watched", UNREAD).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let clock = Clock(start());
     let before = [clock.unread(1, (1, 1, What::Count(2))), clock.unread(2, (1, 2, What::Set(10))), clock.view("a", 1)];
-    world.publish(&publisher, &before).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &before).await;
 
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let watch = number_of(1, 1);
@@ -78,8 +75,7 @@ async fn what_changes_a_watched_number_is_logged_once() {
     let events = [(1, again), (3, void), (4, lost), (5, counted), (5, counted), (6, taken), (7, other)];
     let mut bodies: Vec<_> = events.into_iter().map(|(number, event)| clock.unread(number, event)).collect();
     bodies.extend([clock.view("b", 7), clock.like(1)]);
-    world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &bodies).await;
     let (now, counts) = watched(&store, &world, UNREAD_METRIC, watch).await;
     assert_eq!(
         (now, counts.as_slice()),
@@ -88,8 +84,7 @@ async fn what_changes_a_watched_number_is_logged_once() {
     let values = [4, 5, 6, 7].map(|second| clock.value(second, now, &counts));
     assert_eq!(values, [Some(10), Some(14), Some(14), Some(13)]);
 
-    world.publish(&publisher, &[clock.unread(8, (1, 6, What::Reset))]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[clock.unread(8, (1, 6, What::Reset))]).await;
     let (now, counts) = watched(&store, &world, UNREAD_METRIC, watch).await;
     assert_eq!((now, counts[1]), (-1, clock.logged(6, (UNREAD_METRIC, None))));
     assert_eq!([5, 6, 7].map(|second| clock.value(second, now, &counts)), [None, Some(0), Some(-1)]);
@@ -100,14 +95,11 @@ async fn what_changes_a_watched_number_is_logged_once() {
 #[tokio::test]
 async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     let world = World::new("sets_watches", UNREAD).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
+    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (clock, store) = (Clock(start()), Store::new(&world.config.mysql, 2).unwrap());
     let [first, second, third] = [(1, 1), (2, 1), (2, 2)].map(|(run, number)| number_of(run, number));
     store.watch(first, &[(target(1), UNREAD_METRIC)], &world.broker.numbered(1), 60).await.unwrap();
-    world.publish(&publisher, &[clock.view("a", 6), clock.unread(1, (1, 6, What::Count(1)))]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[clock.view("a", 6), clock.unread(1, (1, 6, What::Count(1)))]).await;
     assert_eq!(
         watched(&store, &world, UNREAD_METRIC, first).await,
         (1, vec![clock.logged(6, (UNREAD_METRIC, Some(1)))])
@@ -119,13 +111,11 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
         "the first watch must be over"
     );
     let bodies = [clock.view("a", 6), clock.view("b", 8), clock.unread(2, (1, 8, What::Count(1))), clock.like(1)];
-    world.publish(&publisher, &bodies).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &bodies).await;
     assert_eq!(watched(&store, &world, VIEW, second).await, (6, vec![clock.logged(8, (VIEW, Some(3)))]));
     // The third watch is for a like counter.
     store.watch(third, &[(target(1), Metric(1))], &world.broker.numbered(1), 60).await.unwrap();
-    world.publish(&publisher, &[clock.view("c", 8), clock.like(2)]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[clock.view("c", 8), clock.like(2)]).await;
     let (truths, logged) =
         store.watched(&[(target(1), Metric(1))], third, &world.broker.numbered(1)).await.unwrap().unwrap();
     assert_eq!((truths[&(target(1), Metric(1))].counted, logged.likes.len()), (2, 1));
