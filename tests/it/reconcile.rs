@@ -40,9 +40,7 @@ async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
         assert!(number(&report, "checked") > HOT, "{report}");
     }
     let model = site.close().await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,22 +117,10 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     assert!(daemon.stop().success());
 }
 
-/// Starts a daemon, and waits until Redis has all counters. Ten users like each of twenty targets, and MySQL and Redis
-/// have these likes.
+/// Ten users like each of twenty targets, and MySQL and Redis have these likes.
 async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
-    let publisher = world.publisher().await;
-    let client = world.api_server();
-    let daemon = world.daemon();
-    assert!(world.tallyd(&["reconcile"]).status.success());
-    let mut model = Model::default();
-    for id in 1..=20 {
-        for user in 1..=10 {
-            model.apply(&event_of(client.like(target(id), UserId(user), &[]).await.unwrap()));
-        }
-    }
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
+    let (daemon, model) = world.liked(20, 10).await;
     (world, daemon, model)
 }
 
@@ -171,8 +157,7 @@ async fn one_target_is_repaired_alone() {
     );
     assert_eq!(world.redis_counters().await[&target(4)], 11, "the run must not repair this target");
     assert!(world.tallyd(&["--reconcile-once"]).status.success());
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -194,8 +179,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     world.drained(&publisher).await;
     let second = world.report(&["reconcile", "--changed"]);
     assert_eq!((number(&second, "checked"), number(&second, "repaired")), (1, 1), "{second}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,11 +237,9 @@ async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
         world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done'").await == 1
     })
     .await;
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
     // At the next start the daemon has nothing to catch up on, because this run is newer than the last scheduled time.
-    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__FULL_CRON", "0 0 0 1 1 *")]);
-    daemon.logged("consuming").await;
+    let daemon = world.consuming_with(&[("TALLYD__RECONCILE__FULL_CRON", "0 0 0 1 1 *")]).await;
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run").await, 1);
 }

@@ -57,8 +57,7 @@ async fn an_older_redis_is_repaired_within_the_default_limits() {
     server.restart().await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&150.into(), &150.into()), "{report}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,8 +71,7 @@ async fn a_redis_that_lost_all_is_not_compared_from_the_first_target_on() {
     server.restart().await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["buckets_loaded"], &report["checked"]), (&16.into(), &0.into()), "{report}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,8 +83,7 @@ async fn a_cut_from_the_future_is_void_for_changed_runs() {
     drift(&world, target(2), 4).await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &4.into()), "{report}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 /// Returns the cuts of all completed `changed` runs, in order. A cut is the time up to which a run has compared all
@@ -124,8 +121,7 @@ async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
 async fn a_settable_number_is_repaired_while_it_is_counted() {
     let rules = "[metrics]\nlike = 1\nunread = 4\n[[rule]]\nmetric = \"unread\"\nsettable = true\nwriter = \"api\"\n";
     let world = World::new("settable_hot", rules).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     assert!(world.tallyd(&["reconcile"]).status.success());
     let client = world.api_server();
     let unread = Metric(4);

@@ -24,8 +24,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     let settings = "[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"20s\"";
     let world = World::new("producer_clock", &as_api(settings)).await;
     let client = world.api_server();
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (publisher, daemon) = (world.publisher().await, world.daemon());
     assert!(world.tallyd(&["reconcile"]).status.success());
     let mut model = Model::default();
     let with = (&client, &publisher);
@@ -67,8 +66,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     world.drained(&publisher).await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["undecided"], &report["repaired"]), (&0.into(), &1.into()), "{report}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -79,8 +77,7 @@ async fn a_redis_whose_clock_is_ahead_hides_no_change_from_runs() {
     let (publisher, daemon) = (world.publisher().await, world.daemon());
     assert_eq!(world.reconcile("--changed").await["ended"], "done");
     let like = LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true };
-    world.publish(&publisher, &[body(&like)]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[body(&like)]).await;
     world.outbox_added().await;
     drift(&world, target(1), 2).await;
     let report = world.reconcile("--changed").await;

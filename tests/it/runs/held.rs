@@ -39,8 +39,7 @@ async fn a_full_run_of_the_schedule_ends_where_redis_is_lost() {
     assert!(report.contains("Redis lost counters"), "{report}");
     let later = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND report NOT LIKE '%\"resumed_run\":null%'";
     eventually("the run is resumed and ends", || async { world.count(later).await > 0 }).await;
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,8 +66,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
     // When these keys are deleted, the run treats their buckets like all other lost buckets.
     let _: i64 = redis::cmd("DEL").arg(key(first)).arg(key(second)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,6 +205,5 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
     assert!(!is_loaded);
     // A run is not delayed if an operator starts it, or if Redis lost data without an eviction.
     assert_eq!(world.reconcile("--changed").await["buckets_loaded"], 1);
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }

@@ -25,8 +25,7 @@ async fn many_drifts_that_were_seen_are_few_of_what_a_run_compares() {
         (&2_600.into(), 0),
         "{report}"
     );
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,8 +45,7 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(kept().await, 0, "the run must delete the hint");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,10 +58,8 @@ async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     event.at = Micros(event.at.0 - 3_600_000_000);
     model.apply(&event);
     let publisher = world.publisher().await;
-    world.publish(&publisher, &[body(&event)]).await;
-    world.drained(&publisher).await;
+    world.consumed(&publisher, &[body(&event)]).await;
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }

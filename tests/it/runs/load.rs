@@ -25,6 +25,5 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     }
     let daemon = world.daemon();
     assert!(run.wait().unwrap().success());
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }

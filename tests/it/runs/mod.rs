@@ -19,22 +19,10 @@ use crate::common;
 use common::{Model, World, as_api, drift, event_of, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::UserId;
 
-/// Starts a daemon, and waits until Redis has all counters. Two users like each of `targets` targets, and MySQL and
-/// Redis have these likes.
+/// Two users like each of `targets` targets, and MySQL and Redis have these likes.
 async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
-    let publisher = world.publisher().await;
-    let client = world.api_server();
-    let daemon = world.daemon();
-    assert!(world.tallyd(&["reconcile"]).status.success());
-    let mut model = Model::default();
-    for id in 1..=targets {
-        for user in 1..=2 {
-            model.apply(&event_of(client.like(target(id), UserId(user), &[]).await.unwrap()));
-        }
-    }
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
+    let (daemon, model) = world.liked(targets, 2).await;
     (world, daemon, model)
 }
 
@@ -53,8 +41,7 @@ async fn a_run_that_would_change_a_counter_by_too_much_brakes_and_force_goes_on(
     assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0);
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 1);
     assert_eq!(world.report(&["reconcile", "--force", "--yes"])["repaired"], 1);
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,8 +55,7 @@ async fn a_run_that_would_change_too_many_targets_brakes() {
     assert!(stdout(&output).contains("121 of 200 targets have drifted"), "{}", stdout(&output));
     drift(&world, target(1), -1).await;
     assert_eq!(world.report(&["reconcile"])["repaired"], 120, "120 of 200 are allowed");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,8 +87,7 @@ async fn every_repair_is_noted_with_what_was_before() {
         .unwrap();
     assert_eq!(world.report(&["reconcile"])["repaired"], 0);
     assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 3);
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,8 +109,7 @@ async fn a_full_run_whose_time_is_over_is_resumed_where_it_ended() {
     // The second run has reached its end, so the third run starts at the first target.
     let third = world.report(&["reconcile", "--resume"]);
     assert_eq!((&third["checked"], &third["resumed_run"]), (&100.into(), &serde_json::Value::Null), "{third}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,8 +134,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     let resumed = world.report(&["reconcile", "--resume", "--force", "--yes"]);
     assert!(resumed["resumed_run"].is_u64(), "{resumed}");
     assert!(resumed["checked"].as_u64().unwrap() < 100, "{resumed}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,8 +171,7 @@ async fn a_run_waits_while_a_partition_has_much_to_do() {
 async fn a_daemon_loads_what_redis_has_lost_within_seconds() {
     let (world, first, model) = settled("lookout", 50, "").await;
     assert!(first.stop().success());
-    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]);
-    daemon.logged("consuming").await;
+    let daemon = world.consuming_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     lose(&world).await;
     daemon.logged("redis-lost").await;
     daemon.logged("job-ended").await;
@@ -203,8 +185,7 @@ async fn a_daemon_loads_what_redis_has_lost_within_seconds() {
         state.is_some_and(|state| !state.starts_with('~'))
     })
     .await;
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -273,8 +254,7 @@ async fn a_run_that_ends_in_the_first_of_two_kinds_is_resumed_there() {
     let second = world.report(&["reconcile", "--resume"]);
     let checked = |report: &serde_json::Value| report["checked"].as_u64().unwrap();
     assert_eq!((checked(&first) + checked(&second), &second["repaired"]), (60, &1.into()), "{first} {second}");
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

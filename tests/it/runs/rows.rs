@@ -51,8 +51,7 @@ async fn rows_read(world: &World) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let world = filled("sparse").await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let daemon = world.consuming().await;
     let before = rows_read(&world).await;
     // Redis is empty, so the run first loads all counters and then compares them.
     let report = world.report(&["reconcile", "--full"]);

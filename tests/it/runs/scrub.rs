@@ -74,6 +74,5 @@ async fn the_daemon_scrubs_by_its_schedule() {
         world.count("SELECT COUNT(*) FROM repair WHERE target_id = 3 AND outcome = 'done'").await == 1
     })
     .await;
-    world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.redis_ends_as(&model, daemon).await;
 }
