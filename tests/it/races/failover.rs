@@ -15,7 +15,7 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
     drift(&stage.world, target(1), 2).await;
     drift(&stage.world, target(2), -1).await;
     let points = ["reconcile:sampled", "fence:sent", "reconcile:looked", "fence:sent"];
-    let mut run = stage.run(&["--full"], &points);
+    let mut run = stage.paused(&["--full"], &points).await;
     for user in [50, 60] {
         run.paused().await;
         // From here on the frozen daemon still owns the partition, but receives no messages.
@@ -46,7 +46,7 @@ async fn a_consumer_that_dies_while_targets_are_watched_leads_to_no_wrong_repair
     let mut stage = Stage::new("failover_watch", "").await;
     drift(&stage.world, target(1), 2).await;
     let samples = ["reconcile:sampled", "reconcile:sampled-again", "reconcile:sampled-watched"];
-    let mut run = stage.run(&["--full"], &[samples[0], samples[1], samples[2], samples[1], samples[2]]);
+    let mut run = stage.paused(&["--full"], &[samples[0], samples[1], samples[2], samples[1], samples[2]]).await;
     for user in 50..55 {
         run.paused().await;
         stage.like(1, user).await;

@@ -63,8 +63,7 @@ async fn a_counter_changed_by_hand_under_load_gets_exactly_the_difference_back()
         .await
         .unwrap();
     assert_eq!(changed.rows_affected(), 1);
-    let mut run = stage.run(&["--full"], &["reconcile:correcting"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:correcting"]).await;
     // At this point the run has read the difference but has not corrected it.
     let rows = "SELECT COUNT(*) FROM like_record WHERE target_id = 1";
     let before = stage.world.count(rows).await;

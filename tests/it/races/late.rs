@@ -9,9 +9,8 @@ use crate::common::{drift, target};
 async fn a_like_published_after_the_first_look_is_no_drift() {
     let mut stage = Stage::new("late_first", "").await;
     let counted = stage.count(1, 50).await;
-    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
     // The run reaches this point of its second pass only if its first pass has found a drift.
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:looked"]).await;
     stage.publish(&counted).await;
     let report = run.report().await;
     assert_numbers(&report, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
@@ -23,8 +22,7 @@ async fn a_like_published_after_the_first_look_is_no_drift() {
 async fn a_like_published_after_the_second_sample_is_no_drift() {
     let mut stage = Stage::new("late_second", "").await;
     let counted = stage.count(1, 50).await;
-    let mut run = stage.run(&["--full"], &["reconcile:sampled-again"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:sampled-again"]).await;
     stage.publish(&counted).await;
     let report = run.report().await;
     assert_numbers(&report, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
@@ -36,8 +34,7 @@ async fn a_like_published_after_the_second_sample_is_no_drift() {
 async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     let mut stage = Stage::new("late_two", "").await;
     let first = stage.count(1, 50).await;
-    let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
-    run.paused().await;
+    let mut run = stage.paused(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]).await;
     // The first pass has not sampled this second event, but the second pass does. If the second pass did not wait for
     // this event, the pass would find the same drift as the first pass.
     stage.publish(&first).await;
@@ -57,8 +54,7 @@ const LONG_GRACE: &str = "[reconcile]\npublish_grace = \"2s\"";
 async fn a_like_published_within_twice_the_grace_after_the_first_look_is_waited_for() {
     let mut stage = Stage::new("late_waited", LONG_GRACE).await;
     let counted = stage.count(1, 50).await;
-    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:looked"]).await;
     run.resume();
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     stage.publish(&counted).await;
@@ -70,8 +66,7 @@ async fn a_like_published_within_twice_the_grace_after_the_first_look_is_waited_
 async fn a_like_published_within_the_grace_after_the_second_sample_is_waited_for() {
     let mut stage = Stage::new("late_fenced", "[reconcile]\npublish_grace = \"4s\"").await;
     let first = stage.count(1, 50).await;
-    let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
-    run.paused().await;
+    let mut run = stage.paused(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]).await;
     stage.publish(&first).await;
     let second = stage.count(1, 51).await;
     run.next().await;
@@ -101,8 +96,7 @@ async fn a_like_published_after_twice_the_grace_is_repaired_and_the_repair_is_un
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_right() {
     let mut stage = Stage::new("late_busy", "").await;
-    let mut run = stage.run(&["--full"], &["reconcile:sampled", "reconcile:looked"]);
-    run.paused().await;
+    let mut run = stage.paused(&["--full"], &["reconcile:sampled", "reconcile:looked"]).await;
     stage.like(1, 50).await;
     // The run checks the target in a second pass, although its first pass can't have found a drift.
     run.next().await;
@@ -126,7 +120,7 @@ const SAMPLES: [&str; 5] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_between_every_sample_and_its_fence_are_judged_right_by_the_log() {
     let mut stage = Stage::new("late_watched", "").await;
-    let mut run = stage.run(&["--full"], &SAMPLES[..3]);
+    let mut run = stage.paused(&["--full"], &SAMPLES[..3]).await;
     for user in [50, 51, 52] {
         run.paused().await;
         stage.like(1, user).await;
@@ -146,7 +140,7 @@ async fn likes_between_every_sample_and_its_fence_are_judged_right_by_the_log() 
 async fn a_drift_under_likes_between_every_sample_and_its_fence_is_repaired_exactly() {
     let mut stage = Stage::new("late_drift", "").await;
     drift(&stage.world, target(1), 4).await;
-    let mut run = stage.run(&["--full"], &SAMPLES);
+    let mut run = stage.paused(&["--full"], &SAMPLES).await;
     for user in 50..55 {
         run.paused().await;
         stage.like(1, user).await;
@@ -169,8 +163,7 @@ async fn likes_between_the_second_look_and_the_repair_stay() {
     let mut stage = Stage::new("late_stay", "").await;
     drift(&stage.world, target(1), 2).await;
     drift(&stage.world, target(2), -2).await;
-    let mut run = stage.run(&["--full"], &["reconcile:agreed", "reconcile:noted"]);
-    run.paused().await;
+    let mut run = stage.paused(&["--full"], &["reconcile:agreed", "reconcile:noted"]).await;
     stage.like(1, 50).await;
     stage.unlike(2, 1).await;
     run.next().await;

@@ -9,8 +9,7 @@ async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exa
     let mut stage = Stage::new("lost_repair", "").await;
     drift(&stage.world, target(1), 2).await;
     drift(&stage.world, target(2), -2).await;
-    let mut run = stage.run(&["--full"], &["reconcile:noted"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:noted"]).await;
     lose(&stage.world).await;
     stage.like(1, 50).await;
     stage.like(2, 50).await;
@@ -32,8 +31,7 @@ async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exa
 async fn a_flush_between_two_looks_makes_the_targets_unknown() {
     let mut stage = Stage::new("lost_look", "").await;
     drift(&stage.world, target(1), 2).await;
-    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:looked"]).await;
     lose(&stage.world).await;
     stage.like(1, 50).await;
     assert_numbers(&run.report().await, &[("unknown", 1), ("drifted", 0), ("repaired", 0)]);
@@ -47,8 +45,7 @@ async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run
     let mut stage = Stage::new("lost_load", "").await;
     lose(&stage.world).await;
     stage.like(1, 50).await;
-    let mut run = stage.run(&["--changed"], &["reconcile:loading"]);
-    run.paused().await;
+    let run = stage.paused(&["--changed"], &["reconcile:loading"]).await;
     lose(&stage.world).await;
     stage.like(1, 51).await;
     let report = run.report().await;
@@ -86,8 +83,7 @@ async fn a_drift_that_was_lost_with_the_old_master_is_not_repaired() {
     // since.
     become_copy_of(&replica, &server).await;
     drift(&stage.world, target(1), 2).await;
-    let mut run = stage.run(&["--full"], &["reconcile:agreed"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:agreed"]).await;
     become_copy_of(&server, &replica).await;
     run.resume();
     let output = run.ended().await;

@@ -57,8 +57,7 @@ async fn a_repair_that_runs_after_a_later_one_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repair_that_runs_late_makes_the_one_that_was_measured_before_it_stale() {
     let (mut stage, proxy) = with_a_repair_on_the_way("once_before").await;
-    let mut run = stage.run(&["--full"], &["reconcile:noted"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:noted"]).await;
     runs_late(&proxy, ADDED).await;
     stage.like(1, 51).await;
     let report = run.report().await;
@@ -78,8 +77,7 @@ async fn a_repair_that_runs_late_before_the_next_sample_is_seen_by_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repair_that_runs_late_between_two_looks_is_not_added_twice() {
     let (stage, proxy) = with_a_repair_on_the_way("once_between").await;
-    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
-    run.paused().await;
+    let run = stage.paused(&["--full"], &["reconcile:looked"]).await;
     runs_late(&proxy, ADDED).await;
     assert_numbers(&run.report().await, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
     stage.close().await;

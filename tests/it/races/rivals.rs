@@ -11,8 +11,7 @@ use crate::common::{drift, stderr, stdout, target};
 async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output {
     let mut stage = Stage::new(name, "").await;
     drift(&stage.world, target(1), 3).await;
-    let mut first = stage.run(&["--full"], &[point]);
-    first.paused().await;
+    let first = stage.paused(&["--full"], &[point]).await;
     stage.end_lease().await;
     stage.like(1, 50).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("drifted", 1), ("drift_sum", 3), ("repaired", 1)]);
@@ -58,8 +57,7 @@ async fn a_run_that_wakes_up_while_it_loads_after_a_takeover_adds_nothing() {
     let mut redis = stage.world.redis().await;
     let key = stage.world.cache.keys.counters("video", stage.world.cache.keys.bucket(target(1)));
     let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
-    let mut first = stage.run(&["--full"], &["reconcile:loading"]);
-    first.paused().await;
+    let first = stage.paused(&["--full"], &["reconcile:loading"]).await;
     stage.end_lease().await;
     stage.like(1, 50).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("buckets_loaded", 1), ("drifted", 0)]);
@@ -79,11 +77,9 @@ async fn a_run_that_wakes_up_at_the_end_of_its_load_does_not_end_the_load_of_its
     let mut redis = stage.world.redis().await;
     let key = stage.world.cache.keys.counters("video", stage.world.cache.keys.bucket(target(1)));
     let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
-    let mut first = stage.run(&["--full"], &["reconcile:loaded"]);
-    first.paused().await;
+    let first = stage.paused(&["--full"], &["reconcile:loaded"]).await;
     stage.end_lease().await;
-    let mut second = stage.run(&["--full"], &["reconcile:loaded"]);
-    second.paused().await;
+    let second = stage.paused(&["--full"], &["reconcile:loaded"]).await;
     let state: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
     assert!(state.starts_with('~'), "{state}: the second run must be loading the bucket");
     first.resume();
@@ -99,8 +95,7 @@ async fn a_run_that_wakes_up_at_the_end_of_its_load_does_not_end_the_load_of_its
 async fn a_run_that_wakes_up_before_it_corrects_a_counter_after_a_takeover_changes_nothing() {
     let mut stage = Stage::new("rival_correcting", "").await;
     sqlx::query("UPDATE counter SET value = value + 7 WHERE target_id = 1").execute(&stage.world.pool).await.unwrap();
-    let mut first = stage.run(&["--full"], &["reconcile:correcting"]);
-    first.paused().await;
+    let first = stage.paused(&["--full"], &["reconcile:correcting"]).await;
     stage.end_lease().await;
     stage.like(1, 50).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("counters_off", 1), ("drifted", 0)]);
@@ -117,8 +112,7 @@ async fn a_run_that_wakes_up_before_it_corrects_a_counter_after_a_takeover_chang
 async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     let mut stage = Stage::new("rival_deadline", "").await;
     let counted = stage.count(1, 50).await;
-    let mut first = stage.run(&["--full"], &["reconcile:noted"]);
-    first.paused().await;
+    let first = stage.paused(&["--full"], &["reconcile:noted"]).await;
     stage.publish(&counted).await;
     stage.applied(1).await;
     // The second run starts after the lease has ended. The second run finds the right count, so it does not change the
@@ -137,8 +131,7 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
 async fn of_two_runs_with_one_number_only_the_later_one_writes() {
     let stage = Stage::new("rival_number", "").await;
     drift(&stage.world, target(1), 3).await;
-    let mut first = stage.run(&["--full"], &["reconcile:agreed"]);
-    first.paused().await;
+    let first = stage.paused(&["--full"], &["reconcile:agreed"]).await;
     let run: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
     // After a failover to a MySQL server without the newest commits, the second run gets the same run id as the first
     // run.
@@ -150,8 +143,7 @@ async fn of_two_runs_with_one_number_only_the_later_one_writes() {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&stage.world.pool).await.unwrap();
     }
     stage.end_lease().await;
-    let mut second = stage.run(&["--full"], &["reconcile:agreed"]);
-    second.paused().await;
+    let second = stage.paused(&["--full"], &["reconcile:agreed"]).await;
     let again: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
     assert_eq!(again, run);
     first.resume();

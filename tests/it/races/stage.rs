@@ -76,9 +76,11 @@ impl Stage {
             .await;
     }
 
-    /// Starts a reconcile run that stops itself at each of these points.
-    pub fn run(&self, arguments: &[&str], points: &[&str]) -> Run {
-        Run::start(&self.world, arguments, &[("TALLYD_PAUSE_POINT", &points.join(","))])
+    /// Starts a reconcile run that stops itself at each of these points, and waits for the first stop.
+    pub async fn paused(&self, arguments: &[&str], points: &[&str]) -> Run {
+        let mut run = Run::start(&self.world, arguments, &[("TALLYD_PAUSE_POINT", &points.join(","))]);
+        run.paused().await;
+        run
     }
 
     /// Ends the lease of a killed run.

@@ -21,8 +21,7 @@ impl Site {
     /// Makes a site. In Redis and MySQL, each of its targets 1 to 20 has three likes.
     async fn new(name: &str) -> Self {
         let world = World::new(name, "").await;
-        let publisher = world.publisher().await;
-        let daemon = world.daemon();
+        let (publisher, daemon) = (world.publisher().await, world.daemon());
         assert!(world.tallyd(&["reconcile"]).status.success());
         let mut site = Self { daemon, world, publisher, model: Model::default() };
         for user in 1..=3 {
