@@ -58,8 +58,7 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
         assert!(output.status.code() == Some(code) && text.contains(said), "{:?}: {text}", output.status);
     };
     assert_exits(&site, &remove, 78, "first remove it on every host");
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let daemon = site.daemon().await;
     site.world.set(settings(&site.exchange, "ms").split("[[map]]").next().unwrap());
     assert_exits(&site, &remove, 75, "a daemon consumes");
     assert!(daemon.stop().success());
@@ -85,8 +84,7 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
 #[tokio::test(flavor = "multi_thread")]
 async fn map_remove_deletes_no_queue_whose_leader_is_silent() {
     let mut site = Site::new("map_silent", "ms").await;
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let daemon = site.daemon().await;
     assert!(daemon.stop().success());
     site.publish(&event("LIKE", 42, 7, now_ms())).await;
     site.world.set(settings(&site.exchange, "ms").split("[[map]]").next().unwrap());

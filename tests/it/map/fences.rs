@@ -23,8 +23,7 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
         .collect();
     let (with_map, without) = (with_views(&with_map), with_views(with_map.split("[[map]]").next().unwrap()));
     site.world.set(&with_map);
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let daemon = site.daemon().await;
     let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd_base::runtime::clock::now(), "a", None);
     site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
     eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;

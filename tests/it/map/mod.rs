@@ -18,7 +18,7 @@ use lapin::types::FieldTable;
 use serde_json::{Value, json};
 use tallyd_rabbitmq::{Link, Publisher};
 
-use crate::common::World;
+use crate::common::{Daemon, World, eventually};
 
 /// A site with its exchange, and with the queue of its old worker.
 struct Site {
@@ -63,6 +63,13 @@ impl Site {
         bound.await.unwrap();
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         Self { world, exchange, link, publisher }
+    }
+
+    /// Starts a daemon, and waits until it consumes events and the map's queue.
+    async fn daemon(&self) -> Daemon {
+        let daemon = self.world.daemon();
+        eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+        daemon
     }
 
     /// Publishes a message with events, as the site's servers do.

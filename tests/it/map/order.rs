@@ -7,8 +7,7 @@ use tallyd_core::fence::Depth;
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     let site = Site::new("map_order", "s").await;
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let daemon = site.daemon().await;
     assert!(daemon.stop().success());
     let now = now_ms() / 1_000;
     // The last event of user 1 is an unlike, and that of user 2 is a like. User 3's latest event is from a later

@@ -2,13 +2,12 @@
 //! with a clear error.
 
 use super::{Site, settings};
-use crate::common::{eventually, stderr, stdout};
+use crate::common::{stderr, stdout};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_name_or_number_than_noted_ends_the_start() {
     let mut site = Site::new("map_noted", "ms").await;
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let daemon = site.daemon().await;
     assert!(daemon.stop().success());
     for (from, to) in [("name = \"site\"", "name = \"other\""), ("number = 7", "number = 8")] {
         site.world.set(&settings(&site.exchange, "ms").replace(from, to));

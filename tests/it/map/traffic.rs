@@ -14,8 +14,7 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     let mut site = Site::new("map_traffic", "ms").await;
     let port = free_port();
     site.world.set(&format!("{}[admin]\nlisten = \"127.0.0.1:{port}\"\n", settings(&site.exchange, "ms")));
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let daemon = site.daemon().await;
     let (mut dice, mut likes, begins) = (Dice::of_run(24), BTreeMap::new(), now_ms() - 1_000);
     let (mut bodies, mut messages) = (Vec::new(), 0);
     for number in 0..1_000 {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Site, event, now_ms, settings};
-use crate::common::{Daemon, eventually, stderr, stdout};
+use crate::common::{eventually, stderr, stdout};
 
 const LIKES: &str = "SELECT COUNT(*) FROM like_record WHERE NOT is_del";
 
@@ -19,18 +19,12 @@ async fn like(site: &Site, users: std::ops::RangeInclusive<u64>, action: &str) {
     }
 }
 
-async fn starts(site: &Site) -> Daemon {
-    let daemon = site.world.daemon();
-    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
-    daemon
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_that_a_wrong_map_refuses_are_all_counted_later() {
     let mut site = Site::new("map_wrong", "ms").await;
     let wrong = settings(&site.exchange, "s") + FEW_LETTERS;
     site.world.set(&wrong);
-    let daemon = starts(&site).await;
+    let daemon = site.daemon().await;
     like(&site, 1..=1_900, "LIKE").await;
     daemon.logged("the map site is stopped, because ").await;
     let open = "SELECT COUNT(*) FROM dead_letter WHERE reason = 'at-out-of-range'";
@@ -39,7 +33,7 @@ async fn likes_that_a_wrong_map_refuses_are_all_counted_later() {
     assert!(daemon.stop().success());
     // Another definition of the map begins a new trial.
     site.world.set(&(settings(&site.exchange, "ms") + FEW_LETTERS));
-    let daemon = starts(&site).await;
+    let daemon = site.daemon().await;
     eventually("all likes are written", || async {
         let output = site.world.tallyd(&["dead", "replay", "--all"]);
         assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
@@ -54,7 +48,7 @@ async fn likes_that_a_wrong_map_refuses_are_all_counted_later() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_that_refuses_its_first_events_waits_for_an_operator() {
     let site = Site::new("map_stops", "ms").await;
-    let daemon = starts(&site).await;
+    let daemon = site.daemon().await;
     like(&site, 1..=60, "LIKE").await;
     like(&site, 61..=1_100, "SHARE").await;
     daemon.logged("the map site is stopped, because ").await;
@@ -75,7 +69,7 @@ async fn a_map_that_refuses_its_first_events_waits_for_an_operator() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_that_one_daemon_has_stopped_is_stopped_for_all() {
     let site = Site::new("map_stops_all", "ms").await;
-    let daemons = [starts(&site).await, starts(&site).await];
+    let daemons = [site.daemon().await, site.daemon().await];
     like(&site, 1..=4_000, "SHARE").await;
     for daemon in daemons {
         daemon.logged("the map site is stopped, because ").await;
@@ -95,7 +89,7 @@ async fn a_map_that_one_daemon_has_stopped_is_stopped_for_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_bad_event_in_ten_delays_no_event_of_a_new_map() {
     let site = Site::new("map_mixed", "ms").await;
-    let daemon = starts(&site).await;
+    let daemon = site.daemon().await;
     for tens in 0..120 {
         like(&site, tens * 10 + 1..=tens * 10 + 9, "LIKE").await;
         like(&site, tens * 10 + 10..=tens * 10 + 10, "SHARE").await;
@@ -133,7 +127,7 @@ async fn fields_outside_of_the_body_are_read_again_by_a_replay() {
     let mut site = Site::new("map_outside", "ms").await;
     let now_s = now_ms().unsigned_abs() / 1_000;
     site.world.set(&outside(&site.exchange, "\"user.7\" = \"video\""));
-    let daemon = starts(&site).await;
+    let daemon = site.daemon().await;
     let send = async |key: &str, user: u64, properties: BasicProperties| {
         let body = json!({ "object": { "id": 42 }, "actor": { "id": user } }).to_string();
         let properties = properties.with_timestamp(now_s);
@@ -159,7 +153,7 @@ async fn fields_outside_of_the_body_are_read_again_by_a_replay() {
     eventually("no event without a type is ignored", || async { site.world.count(without).await == 1 }).await;
     assert!(daemon.stop().success());
     site.world.set(&outside(&site.exchange, "\"user.7\" = \"video\", \"user.8\" = \"film\""));
-    let daemon = starts(&site).await;
+    let daemon = site.daemon().await;
     let output = site.world.tallyd(&["dead", "replay", "--all"]);
     assert!(stdout(&output).contains("2 of 3 dead letters replayed"), "{}{}", stdout(&output), stderr(&output));
     let unlikes = "SELECT COUNT(*) FROM like_record WHERE is_del AND user_id = 4";
