@@ -51,8 +51,7 @@ async fn each_drifted_number_is_repaired_and_no_other() {
         let expected =
             [("video:3", "view", -4), ("video:4", "balance", 100), ("video:4", "like", 1), ("video:4", "share", 50)];
         assert_eq!(listed(&report), expected.map(|(target, metric, added)| (target.into(), metric.into(), added)));
-        product.assert_equal().await;
-        product.close().await;
+        product.ends_equal().await;
     }
 }
 
@@ -100,8 +99,7 @@ async fn likes_are_not_repaired_below_zero_where_counter_is_wrong() {
     assert_eq!(product.in_redis().await, product.numbers);
     let report = product.world.reconcile("--full").await;
     assert_eq!((&report["counters_off"], &report["drifted"]), (&1.into(), &0.into()), "{report}");
-    product.assert_equal().await;
-    product.close().await;
+    product.ends_equal().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,8 +118,7 @@ async fn a_full_run_searches_each_metric_for_what_mysql_does_not_know() {
         assert_eq!((&report["phantoms"], &report["repaired"]), (&4.into(), &4.into()), "{layout}: {report}");
         let again = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&again["phantoms"], &again["drifted"]), (&0.into(), &0.into()), "{layout}: {again}");
-        product.assert_equal().await;
-        product.close().await;
+        product.ends_equal().await;
     }
 }
 
@@ -139,8 +136,7 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
         assert_eq!(report["repaired"], 0, "{layout}: {report}");
         product.assert_equal().await;
         send_again(&product).await;
-        product.assert_equal().await;
-        product.close().await;
+        product.ends_equal().await;
     }
 }
 
@@ -174,8 +170,7 @@ async fn slices_go_through_all_metrics() {
         repaired += product.world.report(&["reconcile", "--scrub", "--force", "--yes"])["repaired"].as_u64().unwrap();
     }
     assert_eq!(repaired, 8);
-    product.assert_equal().await;
-    product.close().await;
+    product.ends_equal().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -212,6 +207,5 @@ async fn a_move_to_another_layout_takes_all_numbers_along() {
     let moved = product.world.tallyd(&["admin", "layout", "migrate", "--from", &from, "--to", "string:4"]);
     assert!(moved.status.success(), "{}", super::common::stderr(&moved));
     assert_eq!(product.in_cache(&also).await, product.numbers);
-    product.assert_equal().await;
-    product.close().await;
+    product.ends_equal().await;
 }

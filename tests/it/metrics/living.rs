@@ -80,8 +80,7 @@ async fn what_the_daemon_adds_is_never_taken_for_drift_and_every_drift_is_found(
         for crowd in crowds {
             crowd.end(&mut product).await;
         }
-        product.assert_equal().await;
-        product.close().await;
+        product.ends_equal().await;
     }
 }
 
@@ -108,8 +107,7 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     for crowd in crowds {
         crowd.end(&mut product).await;
     }
-    product.assert_equal().await;
-    product.close().await;
+    product.ends_equal().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -132,8 +130,7 @@ async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
         for crowd in crowds {
             crowd.end(&mut product).await;
         }
-        product.assert_equal().await;
-        product.close().await;
+        product.ends_equal().await;
     }
 }
 
@@ -175,8 +172,7 @@ async fn an_older_state_of_redis_is_seen_though_its_marks_are_older_too() {
     assert_eq!(shares(&product, target(1)).await, before);
     let report = product.world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &10.into()), "{report}");
-    product.assert_equal().await;
-    product.close().await;
+    product.ends_equal().await;
 }
 
 async fn shares(product: &Product, target: Target) -> i64 {

@@ -54,8 +54,7 @@ impl Product {
     }
 
     async fn of(world: World) -> Self {
-        let daemon = world.daemon();
-        daemon.logged("\"consuming\"").await;
+        let daemon = world.consuming().await;
         world.succeeds(&["reconcile"]).await;
         let client = Arc::new(world.api_server());
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
@@ -145,6 +144,11 @@ impl Product {
         .await
         .unwrap();
         rows.into_iter().map(|(id, metric, value)| ((target(id), Metric(metric)), value)).collect()
+    }
+
+    async fn ends_equal(self) {
+        self.assert_equal().await;
+        self.close().await;
     }
 
     async fn close(self) {
