@@ -91,10 +91,7 @@ async fn one_board_or_one_period_can_be_asked_for() {
 
 #[tokio::test]
 async fn a_stop_ends_a_run_between_two_pages_and_the_next_one_finishes() {
-    let mut stage = Stage::new("archive_stop", &WEEKLY.replace("= 7", "= 1")).await;
-    let at = week("2026-W46");
-    let whole = board(1_000);
-    stage.write(&at, &whole).await;
+    let (stage, at) = Stage::with_closed("archive_stop", &WEEKLY.replace("= 7", "= 1"), &board(1_000)).await;
     let run = stage.take().await;
     let stop = CancellationToken::new();
     let running = stage.rival(run, stage.archiver(&Scope::default(), NOW), &stop);
@@ -106,5 +103,5 @@ async fn a_stop_ends_a_run_between_two_pages_and_the_next_one_finishes() {
     assert!(copied < 1_000, "{copied}");
     stage.end_lease().await;
     assert!(stage.archive(NOW).await.is_done());
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }

@@ -10,8 +10,8 @@ use tallyd_redis::snapshots::Raised;
 
 use super::late::late;
 use super::restored::since;
-use super::saved::add;
-use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
+use super::saved::open;
+use super::{Board, DAY, ENDED_AT_ONCE, LATER, NOW, Stage, Stored, WEEKLY, board, outcomes, says, week};
 
 impl Stage {
     /// Returns a copy of all data in Redis.
@@ -39,7 +39,7 @@ impl Stage {
 }
 
 /// Returns for each member the higher of its two scores.
-fn raised(one: &Board, other: &Board) -> Board {
+pub fn raised(one: &Board, other: &Board) -> Board {
     let mut raised = one.clone();
     for (member, score) in other {
         let known = raised.entry(member.clone()).or_default();
@@ -54,24 +54,22 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let mut stage = Stage::new(name, settings).await;
         stage.archive_another().await;
         let at = week("2026-W46");
-        let mut whole = board(2_500);
-        stage.write(&at, &whole).await;
+        stage.write(&at, &board(2_500)).await;
         let then = stage.remember().await;
         // The replica never gets these writes.
-        let last = late(&mut whole);
-        stage.write(&at, &last).await;
+        stage.write(&at, &late()).await;
         stage.archive(NOW).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
 
+        let archived = stage.written[&at].clone();
         stage.go_back(&then).await;
         stage.write(&at, &since()).await;
-        let live: Board = stage.in_redis(&at).await;
+        let whole = raised(&archived, &stage.in_redis(&at).await);
         stage.refuses("2026-W46", "before the freeze").await;
         let report = stage.archive(NOW).await;
 
         let expected = if state == "done" { Outcome::Archived } else { Outcome::Ended };
         assert!(outcomes(&report).contains(&("2026-W46", expected)), "{report:#}");
-        let whole = raised(&whole, &live);
         stage.holds(&at, &whole).await;
         assert!(stage.in_redis(&at).await.is_empty());
         // From now on, writes to this board are late writes again, so a run adds their scores.
@@ -86,88 +84,72 @@ async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_d
     let mut stage = Stage::new("back_frozen", WEEKLY).await;
     stage.archive_another().await;
     let at = week("2026-W46");
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
+    stage.write(&at, &board(40)).await;
     stage.archive(NOW).await;
-    let last = late(&mut whole);
-    stage.write(&at, &last).await;
+    stage.write(&at, &late()).await;
     let then = stage.remember().await;
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
     // When Redis loses its newest data, the merge is undone, and the next run repeats it.
     stage.go_back(&then).await;
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn a_raised_frozen_zset_that_redis_loses_is_raised_again() {
-    let mut stage = Stage::new("back_raised", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("back_raised", WEEKLY, &board(40)).await;
     let then = stage.remember().await;
-    let last = late(&mut whole);
-    stage.write(&at, &last).await;
+    stage.write(&at, &late()).await;
     stage.archive(NOW).await;
     stage.go_back(&then).await;
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
     assert!(outcomes(&stage.archive(NOW).await).is_empty(), "no late members are missing");
     stage.go_back(&then).await;
     stage.write(&at, &board(1)).await;
-    add(&mut whole, &board(1));
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
-    let mut stage = Stage::new("back_flushed", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("back_flushed", WEEKLY, &board(40)).await;
     stage.go_back(&Stored::new()).await;
-    late_is_added(&mut stage, &at, &mut whole).await;
+    late_is_added(&mut stage, &at).await;
 }
 
 /// Checks that a run first reports the late writes without a merge, and merges them after an operator's command.
-async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
-    let late = late(whole);
-    stage.write(at, &late).await;
-    let report = stage.archive(NOW).await;
-    assert!(reason(&report, &at.period).contains("these writes are in the live zset"), "{report:#}");
+async fn late_is_added(stage: &mut Stage, at: &BoardPeriod) {
+    stage.write(at, &late()).await;
+    says(&stage.archive(NOW).await, &at.period, "these writes are in the live zset");
     stage.restore(&at.period, NOW).await.unwrap();
     stage.archive(NOW).await;
-    stage.holds(at, whole).await;
+    stage.holds_all(at).await;
 }
 
 #[tokio::test]
 async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
     let mut stage = Stage::new("back_saved", WEEKLY).await;
     stage.archive_another().await;
-    let (at, later) = (week("2026-W47"), NOW.after(7 * DAY));
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
+    let at = open();
+    stage.write(&at, &board(40)).await;
     let then = stage.remember().await;
-    let last = late(&mut whole);
-    stage.write(&at, &last).await;
+    stage.write(&at, &late()).await;
     stage.save_all(false).await;
     // A run crashes before it copies the first member.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let generation = stage.claim(run).await;
     assert_eq!(cache.freeze_board(&at, run, 0, None).await.unwrap(), Changed::Done(1));
-    stage.store.note_frozen(run, &at, generation, later).await.unwrap();
+    stage.store.note_frozen(run, &at, generation, LATER).await.unwrap();
     stage.end_lease().await;
 
     stage.go_back(&then).await;
-    let report = stage.archive(later).await;
+    let report = stage.archive(LATER).await;
 
     assert!(outcomes(&report).contains(&("2026-W47", Outcome::Archived)), "{report:#}");
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
@@ -175,20 +157,18 @@ async fn what_came_late_and_is_archived_by_a_restore_counts_once_though_redis_go
     let mut stage = Stage::new("back_restored", ENDED_AT_ONCE).await;
     stage.archive_another().await;
     let at = week("2026-W46");
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
+    stage.write(&at, &board(40)).await;
     stage.archive(NOW).await;
-    let last = late(&mut whole);
-    stage.write(&at, &last).await;
+    stage.write(&at, &late()).await;
     let then = stage.remember().await;
     stage.restore("2026-W46", NOW).await.unwrap();
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 
     stage.go_back(&then).await;
     stage.refuses("2026-W46", "before the freeze").await;
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
@@ -197,13 +177,12 @@ async fn what_comes_late_to_a_period_that_redis_has_forgotten_altogether_adds() 
     stage.archive_another().await;
     let then = stage.remember().await;
     let at = week("2026-W46");
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
+    stage.write(&at, &board(40)).await;
     stage.archive(NOW).await;
     stage.go_back(&then).await;
     // The next run notices that the board is missing.
     stage.archive(NOW).await;
-    late_is_added(&mut stage, &at, &mut whole).await;
+    late_is_added(&mut stage, &at).await;
 }
 
 #[tokio::test]
@@ -269,7 +248,7 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     stage.redis.zadd::<_, _, _, ()>(&live, "a", 1).await.unwrap();
     assert_eq!(cache.claim_board("likes", 901, &noted(900, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
-    stage.redis.del::<_, ()>(&live).await.unwrap();
+    stage.delete(&live).await;
     for (run, note, expected) in [(902, 0, 0), (903, 902, 902), (904, 0, 902)] {
         assert_eq!(cache.claim_board("likes", run, &noted(900, note)).await.unwrap(), 900);
         assert_eq!(freeze().await, Freeze { generation: 900, note: Some(expected) });

@@ -9,8 +9,7 @@ use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
 use tallyd_mysql::card::CardRow;
 
-use super::saved::open;
-use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, says};
 use crate::common::stdout;
 
 const DAILY: &str = "[[board]]\nname = \"likes\"\nperiod = \"day\"\nexpire_after = \"0s\"\narchive_keep = \"60d\"\n";
@@ -49,9 +48,7 @@ async fn a_shell_whose_clock_is_ahead_freezes_and_prunes_nothing() {
 
 #[tokio::test]
 async fn a_snapshot_from_the_future_does_not_delay_the_next_one() {
-    let mut stage = Stage::new("clocks_future", WEEKLY).await;
-    stage.write(&open(), &board(30)).await;
-    stage.save_all(false).await;
+    let (stage, _) = Stage::with_saved("clocks_future", WEEKLY, &board(30)).await;
     stage
         .execute("UPDATE leaderboard_snapshot_period SET began_at = began_at + INTERVAL 1 DAY, taken_at = began_at")
         .await;
@@ -63,18 +60,15 @@ async fn a_snapshot_from_the_future_does_not_delay_the_next_one() {
 
 #[tokio::test]
 async fn a_board_with_another_time_zone_in_the_card_stays_open() {
-    let mut stage = Stage::new("archive_zone", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(30)).await;
+    let (mut stage, at) = Stage::with_closed("archive_zone", WEEKLY, &board(30)).await;
     let mut card = Card::from(&stage.world.config);
     card.boards[0].time_zone = "America/New_York".to_owned();
     let row = |number, card: &Card| CardRow { number, text: card.encode(), by: "other".to_owned() };
     assert!(stage.store.replace_site_card(None, &row(1, &card)).await.unwrap());
     let report = stage.archive(NOW).await;
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept)]);
-    assert!(reason(&report, "2026-W46").contains("another time_zone or week_starts in the site card"), "{report:#}");
-    let live = stage.live(&at);
-    assert!(stage.exists(&live).await && stage.state(&at).await.is_none());
+    says(&report, "2026-W46", "another time_zone or week_starts in the site card");
+    assert!(stage.exists(&stage.live(&at)).await && stage.state(&at).await.is_none());
 
     let own = Card::from(&stage.world.config);
     assert!(stage.store.replace_site_card(Some(1), &row(2, &own)).await.unwrap());

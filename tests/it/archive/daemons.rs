@@ -6,7 +6,6 @@ use std::process::Stdio;
 use redis::AsyncCommands;
 use tallyd_core::model::BoardPeriod;
 
-use super::saved::add;
 use super::{Board, Stage, board, week};
 use crate::common::private::Private;
 use crate::common::scripts::OnBoard;
@@ -18,9 +17,7 @@ const SAVED: &str =
 #[tokio::test]
 async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     let settings = "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"1s\"\n";
-    let mut stage = Stage::new("daemon_saves", settings).await;
-    let at = week("total");
-    stage.write(&at, &board(1_500)).await;
+    let (mut stage, at) = Stage::with_board("daemon_saves", settings, "total", &board(1_500)).await;
     let daemon = stage.world.daemon();
     daemon.logged("\"board-saved\"").await;
     assert_eq!(stage.saved(&at).await, board(1_500));
@@ -40,11 +37,8 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     };
     eventually("the board is restored", restored).await;
     assert!(!stage.world.cache.is_board_lost(&at).await.unwrap());
-    let mut whole = board(1_500);
-    add(&mut whole, &added);
-    add(&mut whole, &added);
-    assert_eq!(stage.in_redis(&at).await, whole);
-    eventually("the board is saved again", async || stage.saved(&at).await == whole).await;
+    stage.is_whole(&at).await;
+    eventually("the board is saved again", async || stage.saved(&at).await == stage.written[&at]).await;
     let told = daemon.log().matches("\"board-lost\"").count();
     assert_eq!(told, 1, "{}", daemon.log());
     assert!(daemon.stop().success());
@@ -78,8 +72,7 @@ async fn a_full_redis_hides_no_lost_board_and_keeps_no_other_unsaved() {
 
 #[tokio::test]
 async fn a_daemon_warns_once_if_a_board_is_saved_late_again_and_again() {
-    let mut stage = Stage::new("daemon_late", SAVED).await;
-    stage.write(&week("total"), &board(9)).await;
+    let (stage, _) = Stage::with_board("daemon_late", SAVED, "total", &board(9)).await;
     let daemon = stage.world.daemon();
     daemon.logged("\"board-saved\"").await;
     let late = "UPDATE leaderboard_snapshot_period SET taken_at = '2026-01-01', began_at = UTC_TIMESTAMP(6)";
@@ -114,24 +107,20 @@ async fn many_archivers_at_once_archive_packed_boards_with_what_comes_late_once(
     let packed = |members: std::ops::Range<u64>, likes: u64, comments: u64| -> Board {
         members.map(|id| (format!("m{id}").into_bytes(), ((likes << 20) + comments) as f64)).collect()
     };
-    let mut whole = packed(0..2_000, 5, 7);
-    stage.write(&at, &whole).await;
+    stage.write(&at, &packed(0..2_000, 5, 7)).await;
     for turn in 0..4 {
         let mut rivals: Vec<_> = (0..4)
             .map(|_| stage.world.command().arg("archive").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
             .collect();
-        let late = packed(turn * 700..turn * 700 + 900, 1, 2);
-        stage.write(&at, &late).await;
-        add(&mut whole, &late);
+        stage.write(&at, &packed(turn * 700..turn * 700 + 900, 1, 2)).await;
         for rival in &mut rivals {
             let code = rival.wait().unwrap().code();
             assert!([Some(0), Some(75)].contains(&code), "{code:?}");
         }
     }
     assert!(stage.world.tallyd(&["archive"]).status.success());
-    stage.holds(&at, &whole).await;
-    let frozen = stage.frozen(&at);
-    assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
+    stage.holds_all(&at).await;
+    assert_eq!(stage.archived(&at).await, stage.ranked(&stage.frozen(&at)).await);
 }
 
 #[tokio::test]

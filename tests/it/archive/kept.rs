@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::late::late;
 use super::saved::{add, open};
-use super::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
+use super::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, says, week};
 use crate::common::eventually;
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
         outcomes(&report),
         [("2026-W46", Outcome::Kept), ("2026-W45", Outcome::Archived), ("2026-W46", Outcome::Archived)]
     );
-    assert!(reason(&report, "2026-W46").contains("differ at place 1"), "{report:#}");
+    says(&report, "2026-W46", "differ at place 1");
     let frozen = stage.frozen(&bad);
     assert_eq!(stage.ranked(&frozen).await.len(), 31);
     assert_eq!(stage.ttl_s(&frozen).await, -1);
@@ -51,16 +51,13 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
 
 #[tokio::test]
 async fn rows_that_changed_since_they_were_verified_keep_their_zset_for_good() {
-    let mut stage = Stage::new("archive_changed", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(30)).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_changed", WEEKLY, &board(30)).await;
     stage.execute("DELETE FROM leaderboard_archive WHERE place = 30").await;
 
     let report = stage.archive(NOW.after(30 * DAY)).await;
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("differ at place 30"), "{report:#}");
+    says(&report, "2026-W46", "differ at place 30");
     let frozen = stage.frozen(&at);
     assert_eq!(stage.ranked(&frozen).await.len(), 30);
     assert_eq!(stage.ttl_s(&frozen).await, -1);
@@ -73,31 +70,25 @@ async fn rows_that_changed_since_they_were_verified_keep_their_zset_for_good() {
 
 #[tokio::test]
 async fn a_board_that_redis_lost_before_it_was_verified_is_reported_and_what_came_late_is_not_taken_for_it() {
-    let mut stage = Stage::new("archive_lost", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(30)).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_lost", WEEKLY, &board(30)).await;
     // Redis is flushed while late writes are archived. More writes arrive after the flush.
     stage.execute("UPDATE leaderboard_period SET state = 'frozen'").await;
     let frozen = stage.frozen(&at);
-    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    stage.delete(&frozen).await;
     stage.write(&at, &board(1)).await;
 
     let report = stage.archive(NOW).await;
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("lost the period's frozen zset"), "{report:#}");
-    let live = stage.live(&at);
-    assert_eq!(stage.ranked(&live).await.len(), 1);
+    says(&report, "2026-W46", "lost the period's frozen zset");
+    assert_eq!(stage.ranked(&stage.live(&at)).await.len(), 1);
     assert!(!stage.exists(&frozen).await);
     stage.holds(&at, &board(30)).await;
 }
 
 #[tokio::test]
 async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
-    let mut stage = Stage::new("archive_flushed", &WEEKLY.replace("= 7", "= 1")).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(1_000)).await;
+    let (mut stage, at) = Stage::with_closed("archive_flushed", &WEEKLY.replace("= 7", "= 1"), &board(1_000)).await;
     let run = stage.take().await;
     let archiver = stage.archiver(&Scope::default(), NOW);
     let running = stage.rival(run, archiver, &CancellationToken::new());
@@ -108,43 +99,37 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let report = running.await.unwrap().unwrap();
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("frozen zset while the run read"), "{report:#}");
+    says(&report, "2026-W46", "frozen zset while the run read");
     assert_eq!(stage.state(&at).await.as_deref(), Some("frozen"));
     let copied = stage.rows().await;
     assert!((1..1_000).contains(&copied), "{copied}");
     stage.end_lease().await;
-    assert!(reason(&stage.archive(NOW).await, "2026-W46").contains("lost the period's frozen zset"));
+    says(&stage.archive(NOW).await, "2026-W46", "lost the period's frozen zset");
     assert_eq!(stage.rows().await, copied);
 }
 
 #[tokio::test]
 async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
-    let mut stage = Stage::new("archive_flushed_again", &WEEKLY.replace("= 7", "= 1")).await;
-    let at = week("2026-W46");
-    let first = board(1_000);
-    stage.write(&at, &first).await;
-    stage.archive(NOW).await;
-    let late = late(&mut first.clone());
-    stage.write(&at, &late).await;
+    let (first, settings) = (board(1_000), WEEKLY.replace("= 7", "= 1"));
+    let (mut stage, at) = Stage::with_archived("archive_flushed_again", &settings, &first).await;
+    stage.write(&at, &late()).await;
     let run = stage.take().await;
     let archiver = stage.archiver(&Scope::default(), NOW);
     let running = stage.rival(run, archiver, &CancellationToken::new());
     let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
     eventually("the run copies the board again", async || stage.world.count(copied).await > 0).await;
     stage.go_back(&Stored::new()).await;
-    let report = running.await.unwrap().unwrap();
-    assert!(reason(&report, "2026-W46").contains("frozen zset while the run read"), "{report:#}");
+    says(&running.await.unwrap().unwrap(), "2026-W46", "frozen zset while the run read");
     stage.holds(&at, &first).await;
 
     // A later write is added to the restored board.
     stage.end_lease().await;
-    stage.write(&at, &late).await;
-    let report = stage.archive(NOW).await;
-    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` to restore the archive"), "{report:#}");
+    stage.write(&at, &late()).await;
+    says(&stage.archive(NOW).await, "2026-W46", "`tallyd board restore` to restore the archive");
     stage.restore("2026-W46", NOW).await.unwrap();
     assert!(stage.archive(NOW).await.is_done());
     let mut whole = first;
-    add(&mut whole, &late);
+    add(&mut whole, &late());
     stage.holds(&at, &whole).await;
     let rows = "SELECT COUNT(*) FROM leaderboard_archive";
     assert_eq!(stage.world.count(rows).await, whole.len() as i64, "only one copy must be left");
@@ -152,12 +137,8 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
 
 #[tokio::test]
 async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
-    let mut stage = Stage::new("archive_lost_later", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(30)).await;
-    stage.archive(NOW).await;
-    let frozen = stage.frozen(&at);
-    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    let (mut stage, at) = Stage::with_archived("archive_lost_later", WEEKLY, &board(30)).await;
+    stage.delete(&stage.frozen(&at)).await;
     let report = stage.archive(NOW).await;
     assert!(report.is_done());
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
@@ -184,7 +165,7 @@ async fn what_mysql_can_not_hold_is_kept_with_its_reason() {
         let why = reason(&report, period);
         assert!(why.contains("MySQL cannot store the member") && why.contains(member), "{report:#}");
     }
-    assert!(reason(&report, "2026-W44").contains("WRONGTYPE"), "{report:#}");
+    says(&report, "2026-W44", "WRONGTYPE");
     for at in [&infinite, &long, &no_zset] {
         let frozen = stage.frozen(at);
         assert_eq!(stage.ttl_s(&frozen).await, -1, "{at}");
@@ -194,20 +175,16 @@ async fn what_mysql_can_not_hold_is_kept_with_its_reason() {
 
 #[tokio::test]
 async fn a_board_that_left_the_configuration_is_named_and_left_alone() {
-    let mut stage = Stage::new("archive_unknown", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(5)).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_unknown", WEEKLY, &board(5)).await;
     stage.write(&open(), &board(5)).await;
     stage.save_all(false).await;
     stage.world.config.boards.clear();
     let report = stage.archive(NOW.after(40 * DAY)).await;
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept), ("2026-W47", Outcome::Kept)]);
     for period in ["2026-W46", "2026-W47"] {
-        assert!(reason(&report, period).contains("the configuration no longer has this board"), "{report:#}");
+        says(&report, period, "the configuration no longer has this board");
     }
-    let frozen = stage.frozen(&at);
-    assert!(stage.exists(&frozen).await);
+    assert!(stage.exists(&stage.frozen(&at)).await);
 }
 
 #[tokio::test]
@@ -227,5 +204,5 @@ async fn a_key_of_the_wrong_type_keeps_only_its_own_board() {
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("2026-W47", Outcome::Saved)]);
     let report = stage.archive(NOW).await;
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept), ("2026-W46", Outcome::Archived)]);
-    assert!(reason(&report, "2026-W46").contains("WRONGTYPE"), "{report:#}");
+    says(&report, "2026-W46", "WRONGTYPE");
 }

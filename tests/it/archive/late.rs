@@ -8,69 +8,51 @@ use sqlx::AssertSqlSafe;
 use tallyd::jobs::archive::Outcome;
 use tallyd_base::jobs::run::RunReport as _;
 
-use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, says};
 
-/// Returns some late writes, and adds their scores to the board `whole`.
-pub fn late(whole: &mut Board) -> Board {
-    let late = Board::from([
+/// Returns some late writes.
+pub fn late() -> Board {
+    Board::from([
         (b"member-3".to_vec(), 100.0),
         (b"member-4".to_vec(), 0.5),
         (b"a new one".to_vec(), 4.0),
         (b"another new one".to_vec(), 1_000.0),
-    ]);
-    for (member, score) in &late {
-        *whole.entry(member.clone()).or_default() += score;
-    }
-    late
+    ])
 }
 
 #[tokio::test]
 async fn what_is_written_after_the_period_but_before_the_freeze_is_archived() {
-    let mut stage = Stage::new("archive_late_1", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
-    let late = late(&mut whole);
-    stage.write(&at, &late).await;
+    let (mut stage, at) = Stage::with_closed("archive_late_1", WEEKLY, &board(30)).await;
+    stage.write(&at, &late()).await;
     stage.archive(NOW).await;
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn what_is_written_after_the_freeze_is_merged_once() {
-    let mut stage = Stage::new("archive_late_2", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
+    let (mut stage, at) = Stage::with_closed("archive_late_2", WEEKLY, &board(30)).await;
     // The test freezes the board without archiving it, as if a run had crashed right after the freeze.
     stage.claim(1).await;
     stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap();
-    let live = stage.live(&at);
-    let late = late(&mut whole);
-    stage.write(&at, &late).await;
+    stage.write(&at, &late()).await;
 
     let report = stage.archive(NOW).await;
 
     assert!(report.is_done(), "{report:#}");
     assert_eq!((report.periods[0].members, report.periods[0].late_members), (32, 4));
-    stage.holds(&at, &whole).await;
-    assert!(!stage.exists(&live).await);
+    stage.holds_all(&at).await;
+    assert!(!stage.exists(&stage.live(&at)).await);
 }
 
 #[tokio::test]
 async fn what_is_written_after_the_archive_is_done_is_merged_and_archived_again() {
-    let mut stage = Stage::new("archive_late_3", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_late_3", WEEKLY, &board(30)).await;
     for _ in 0..3 {
-        let late = late(&mut whole);
-        stage.write(&at, &late).await;
+        stage.write(&at, &late()).await;
         let report = stage.archive(NOW).await;
         assert_eq!(outcomes(&report), [("2026-W46", Outcome::Archived)]);
         assert_eq!(report.periods[0].late_members, 4);
-        stage.holds(&at, &whole).await;
+        stage.holds_all(&at).await;
         let (live, frozen) = (stage.live(&at), stage.frozen(&at));
         assert!(!stage.exists(&live).await);
         assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
@@ -80,11 +62,7 @@ async fn what_is_written_after_the_archive_is_done_is_merged_and_archived_again(
 
 #[tokio::test]
 async fn late_writes_are_archived_again_after_mysql_was_restored() {
-    let mut stage = Stage::new("archive_late_older", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_late_older", WEEKLY, &board(30)).await;
     // The test first backs up MySQL's tables, then archives late writes, and then restores the tables.
     for table in ["leaderboard_period", "leaderboard_archive"] {
         sqlx::query(AssertSqlSafe(format!("CREATE TABLE older_{table} AS SELECT * FROM {table}")))
@@ -92,8 +70,7 @@ async fn late_writes_are_archived_again_after_mysql_was_restored() {
             .await
             .unwrap();
     }
-    let late = late(&mut whole);
-    stage.write(&at, &late).await;
+    stage.write(&at, &late()).await;
     stage.archive(NOW).await;
     for table in ["leaderboard_period", "leaderboard_archive"] {
         sqlx::query(AssertSqlSafe(format!("DELETE FROM {table}"))).execute(&stage.world.pool).await.unwrap();
@@ -106,38 +83,29 @@ async fn late_writes_are_archived_again_after_mysql_was_restored() {
     let report = stage.archive(NOW).await;
 
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Archived)]);
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), []);
 }
 
 #[tokio::test]
 async fn what_is_written_after_the_board_has_ended_is_kept_and_reported() {
-    let mut stage = Stage::new("archive_late_4", ENDED_AT_ONCE).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
-    let archived = whole.clone();
-    let late = late(&mut whole);
-    stage.write(&at, &late).await;
+    let (mut stage, at) = Stage::with_archived("archive_late_4", ENDED_AT_ONCE, &board(30)).await;
+    stage.write(&at, &late()).await;
     for _ in 0..2 {
         let report = stage.archive(NOW).await;
         assert!(!report.is_done());
         assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept)]);
-        assert!(reason(&report, "2026-W46").contains("these writes are in the live zset"), "{report:#}");
+        says(&report, "2026-W46", "these writes are in the live zset");
         let live = stage.live(&at);
-        assert_eq!(stage.ranked(&live).await.into_iter().collect::<Board>(), late);
+        assert_eq!(stage.ranked(&live).await.into_iter().collect::<Board>(), late());
         assert_eq!(stage.ttl_s(&live).await, -1);
-        stage.holds(&at, &archived).await;
+        stage.holds(&at, &board(30)).await;
     }
 }
 
 #[tokio::test]
 async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
-    let mut stage = Stage::new("archive_surplus", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(2_500)).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_surplus", WEEKLY, &board(2_500)).await;
     // An operator deletes the board's row, so the archiver archives the board again. The zset is now smaller.
     let frozen = stage.frozen(&at);
     stage.redis.zremrangebyrank::<_, ()>(&frozen, 20, -1).await.unwrap();
@@ -149,10 +117,7 @@ async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
 
 #[tokio::test]
 async fn a_writer_that_goes_on_all_the_while_loses_nothing() {
-    let mut stage = Stage::new("archive_late_5", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
+    let (mut stage, at) = Stage::with_closed("archive_late_5", WEEKLY, &board(30)).await;
     let (key, mut redis) = (stage.live(&at), stage.world.redis().await);
     let member = |step: u32| format!("member-{}", step % 61);
     let has_two_runs = Arc::new(AtomicBool::new(false));
@@ -173,11 +138,10 @@ async fn a_writer_that_goes_on_all_the_while_loses_nothing() {
         stage.archive(NOW).await;
     }
     for step in 0..writer.await.unwrap() {
-        *whole.entry(member(step).into_bytes()).or_default() += 1.0;
+        stage.note(&at, &Board::from([(member(step).into_bytes(), 1.0)]));
     }
     assert!(stage.archive(NOW).await.is_done());
 
-    stage.holds(&at, &whole).await;
-    let live = stage.live(&at);
-    assert!(!stage.exists(&live).await);
+    stage.holds_all(&at).await;
+    assert!(!stage.exists(&stage.live(&at)).await);
 }

@@ -29,6 +29,7 @@ use common::World;
 use common::private::Private;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
+use saved::add;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd_base::jobs::JobError;
@@ -47,6 +48,9 @@ use tokio_util::sync::CancellationToken;
 const NOW: Micros = Micros(1_795_262_400_000_000);
 
 const DAY: Duration = Duration::from_secs(86_400);
+
+/// A week after [`NOW`].
+const LATER: Micros = Micros(NOW.0 + 7 * 86_400_000_000);
 
 const WEEKLY: &str = "[archive]\npage_members = 7\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
@@ -74,6 +78,8 @@ struct Stage {
     servers: Servers,
     store: Store,
     redis: MultiplexedConnection,
+    /// What the test has written to each board, in sum.
+    written: BTreeMap<BoardPeriod, Board>,
 }
 
 impl Stage {
@@ -81,14 +87,46 @@ impl Stage {
         let world = World::new(name, settings).await;
         let servers = Servers::new(&world.config).unwrap();
         let redis = world.redis().await;
-        Self { world, store: servers.store.clone(), servers, redis }
+        Self { world, store: servers.store.clone(), servers, redis, written: BTreeMap::new() }
     }
 
-    /// Makes an environment whose Redis evicts boards when its memory is full.
-    async fn evicting(name: &str) -> (Self, Private) {
+    /// Makes an environment with the board of a period.
+    async fn with_board(name: &str, settings: &str, period: &str, members: &Board) -> (Self, BoardPeriod) {
+        let (mut stage, at) = (Self::new(name, settings).await, week(period));
+        stage.write(&at, members).await;
+        (stage, at)
+    }
+
+    /// Makes an environment with a board of last week, which is closed at [`NOW`].
+    async fn with_closed(name: &str, settings: &str, members: &Board) -> (Self, BoardPeriod) {
+        Self::with_board(name, settings, "2026-W46", members).await
+    }
+
+    /// Makes an environment with a board of last week, and archives it.
+    async fn with_archived(name: &str, settings: &str, members: &Board) -> (Self, BoardPeriod) {
+        let (stage, at) = Self::with_closed(name, settings, members).await;
+        stage.archive(NOW).await;
+        (stage, at)
+    }
+
+    /// Makes an environment with a board of this week, which is open at [`NOW`] and closed at [`LATER`].
+    async fn with_open(name: &str, settings: &str, members: &Board) -> (Self, BoardPeriod) {
+        Self::with_board(name, settings, "2026-W47", members).await
+    }
+
+    /// Makes an environment with a board of this week, and saves a snapshot of it.
+    async fn with_saved(name: &str, settings: &str, members: &Board) -> (Self, BoardPeriod) {
+        let (stage, at) = Self::with_open(name, settings, members).await;
+        stage.save_all(false).await;
+        (stage, at)
+    }
+
+    /// Like [`Stage::with_saved`], but Redis evicts boards when its memory is full.
+    async fn evicting(name: &str, members: &Board) -> (Self, BoardPeriod, Private) {
         let redis = Private::start(&["--maxmemory-policy", "allkeys-lru"]).await;
-        let stage = Self::new(name, &format!("[redis]\nurl = \"{}\"\n{WEEKLY}", redis.url())).await;
-        (stage, redis)
+        let settings = format!("[redis]\nurl = \"{}\"\n{WEEKLY}", redis.url());
+        let (stage, at) = Self::with_saved(name, &settings, members).await;
+        (stage, at, redis)
     }
 
     /// Runs a statement as another program does, which ignores tallyd's locks.
@@ -114,10 +152,20 @@ impl Stage {
             }
             pipeline.query_async::<()>(&mut self.redis).await.unwrap();
         }
+        self.note(at, members);
+    }
+
+    /// Notes what a test has written in another way.
+    fn note(&mut self, at: &BoardPeriod, members: &Board) {
+        add(self.written.entry(at.clone()).or_default(), members);
     }
 
     async fn exists(&mut self, key: &str) -> bool {
         self.redis.exists(key).await.unwrap()
+    }
+
+    async fn delete(&mut self, key: &str) {
+        self.redis.del::<_, ()>(key).await.unwrap();
     }
 
     async fn ttl_s(&mut self, key: &str) -> i64 {
@@ -149,6 +197,16 @@ impl Stage {
         let archived = self.archived(at).await;
         assert_eq!(archived.len(), expected.len(), "{at}");
         assert_eq!(archived.into_iter().collect::<Board>(), *expected, "{at}");
+    }
+
+    /// Checks that the archive has exactly what the test has written.
+    async fn holds_all(&self, at: &BoardPeriod) {
+        self.holds(at, &self.written[at]).await;
+    }
+
+    /// Checks that Redis has exactly what the test has written.
+    async fn is_whole(&mut self, at: &BoardPeriod) {
+        assert_eq!(self.in_redis(at).await, self.written[at], "{at}");
     }
 
     async fn state(&self, at: &BoardPeriod) -> Option<String> {
@@ -243,4 +301,10 @@ fn outcomes(report: &Report) -> Vec<(&str, Outcome)> {
 fn reason<'a>(report: &'a Report, period: &str) -> &'a str {
     let found = report.periods.iter().find(|found| found.period == period).unwrap();
     found.reason.as_deref().unwrap_or_default()
+}
+
+/// Checks the reason that the report gives for a period.
+#[track_caller]
+fn says(report: &Report, period: &str, why: &str) {
+    assert!(reason(report, period).contains(why), "{report:#}");
 }

@@ -5,15 +5,13 @@ use tallyd::jobs::archive::{Archiver, Outcome, Scope};
 use tallyd_base::jobs::run::RunReport as _;
 use tallyd_base::jobs::runner::RunOutcome;
 
-use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, says, week};
 
 #[tokio::test]
 async fn only_the_best_places_are_archived_where_that_is_set() {
-    let mut stage = Stage::new("archive_top", &format!("{WEEKLY}archive_top = 10\n")).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(33)).await;
-    let live = stage.live(&at);
-    let best = stage.ranked(&live).await[..10].to_vec();
+    let settings = format!("{WEEKLY}archive_top = 10\n");
+    let (mut stage, at) = Stage::with_closed("archive_top", &settings, &board(33)).await;
+    let best = stage.ranked(&stage.live(&at)).await[..10].to_vec();
     let report = stage.archive(NOW).await;
     let said = report.periods[0].to_string();
     assert!(said.starts_with("likes 2026-W46: archived, 10 members, 23 left out, in "), "{said}");
@@ -33,10 +31,7 @@ async fn only_the_best_places_are_archived_where_that_is_set() {
 
 #[tokio::test]
 async fn a_smaller_archive_leaves_none_of_a_larger_one_behind() {
-    let mut stage = Stage::new("archive_top_less", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(33)).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("archive_top_less", WEEKLY, &board(33)).await;
     stage.write(&at, &board(1)).await;
     let mut config = stage.world.config.clone();
     config.boards[0].archive_top = 5;
@@ -76,7 +71,7 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     // The pruned week must not be archived again or restored.
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
-    assert!(reason(&report, "2026-W45").contains("after its archive was deleted"), "{report:#}");
+    says(&report, "2026-W45", "after its archive was deleted");
     assert_eq!(report.outcome(), RunOutcome::Refused, "the run is not due before its next scheduled time");
     assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("the period's archive was deleted"));
 }
@@ -114,9 +109,7 @@ async fn rows_read(connection: &mut sqlx::MySqlConnection) -> u64 {
 async fn weeks_are_pruned_whatever_days_there_are() {
     let settings = "[[board]]\nname = \"likes\"\nperiod = \"day\"\n\
         [[board]]\nname = \"likes\"\nperiod = \"week\"\nexpire_after = \"0s\"\narchive_keep = \"60d\"\n";
-    let mut stage = Stage::new("archive_keep_kinds", settings).await;
-    let at = week("2026-W45");
-    stage.write(&at, &board(3)).await;
+    let (stage, _) = Stage::with_board("archive_keep_kinds", settings, "2026-W45", &board(3)).await;
     stage.archive(NOW).await;
     // These days were archived earlier, and their archives are kept forever.
     let days: Vec<String> = (0..300)

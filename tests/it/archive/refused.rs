@@ -7,14 +7,11 @@ use tallyd_redis::boards::Changed;
 use tallyd_redis::snapshots::{Raised, Restoring};
 
 use super::saved::open;
-use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, week};
+use super::{DAY, LATER, NOW, Stage, WEEKLY, board, outcomes};
 
 #[tokio::test]
 async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
-    let mut stage = Stage::new("restored_left", WEEKLY).await;
-    let (at, later) = (open(), NOW.after(7 * DAY));
-    stage.write(&at, &board(40)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_left", WEEKLY, &board(40)).await;
     let snapshot = stage.store.snapshot(&at).await.unwrap().unwrap();
     let tag = format!("s{}-{}", snapshot.number, NOW.0);
     // A restore filled its temporary zset and was then stopped. Redis still had the board.
@@ -31,9 +28,9 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     stage.refuses("2026-W47", "Redis has 40 members").await;
     assert_eq!(stage.in_redis(&at).await, board(40));
 
-    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
-    assert_eq!(outcomes(&stage.archive(later.after(30 * DAY)).await), [("2026-W47", Outcome::Ended)]);
-    stage.restore("2026-W47", later.after(30 * DAY)).await.unwrap();
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Archived)]);
+    assert_eq!(outcomes(&stage.archive(LATER.after(30 * DAY)).await), [("2026-W47", Outcome::Ended)]);
+    stage.restore("2026-W47", LATER.after(30 * DAY)).await.unwrap();
     let frozen = stage.frozen(&at);
     assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await);
     assert_eq!(stage.ttl_s(&frozen).await, -1);
@@ -41,15 +38,12 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
 
 #[tokio::test]
 async fn a_frozen_zset_that_came_back_after_its_end_is_not_trusted() {
-    let mut stage = Stage::new("restored_came_back", super::ENDED_AT_ONCE).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(30)).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("restored_came_back", super::ENDED_AT_ONCE, &board(30)).await;
     let frozen = stage.frozen(&at);
     stage.redis.zadd::<_, _, _, ()>(&frozen, "stranger", 5).await.unwrap();
     stage.refuses("2026-W46", "you can unlink the frozen zset").await;
     assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
-    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    stage.delete(&frozen).await;
     stage.restore("2026-W46", NOW).await.unwrap();
     assert_eq!(stage.state(&at).await.as_deref(), Some("done"));
     assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await);
@@ -57,12 +51,9 @@ async fn a_frozen_zset_that_came_back_after_its_end_is_not_trusted() {
 
 #[tokio::test]
 async fn what_is_left_of_a_deleted_snapshot_is_none() {
-    let mut stage = Stage::new("restored_void", WEEKLY).await;
-    let (at, later) = (open(), NOW.after(7 * DAY));
-    stage.write(&at, &board(30)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_void", WEEKLY, &board(30)).await;
     let run = stage.take().await;
-    stage.store.note_frozen(run, &at, 0, later).await.unwrap();
+    stage.store.note_frozen(run, &at, 0, LATER).await.unwrap();
     stage.store.void_snapshot(run, &at).await.unwrap();
     stage.end_lease().await;
     stage.lose(&at).await;

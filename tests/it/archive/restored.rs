@@ -7,8 +7,8 @@ use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::Micros;
 use tokio_util::sync::CancellationToken;
 
-use super::saved::{add, open};
-use super::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
+use super::back::raised;
+use super::{Board, DAY, LATER, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, says};
 
 impl Stage {
     pub async fn restore(&self, period: &str, now: Micros) -> anyhow::Result<Report> {
@@ -35,14 +35,9 @@ pub fn since() -> Board {
 
 #[tokio::test]
 async fn a_lost_board_is_restored_with_what_was_added_since() {
-    let mut stage = Stage::new("restored", WEEKLY).await;
-    let at = open();
-    let mut whole = board(2_500);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored", WEEKLY, &board(2_500)).await;
     stage.lose(&at).await;
     stage.write(&at, &since()).await;
-    add(&mut whole, &since());
 
     let report = stage.restore("2026-W47", NOW).await.unwrap();
 
@@ -54,20 +49,16 @@ async fn a_lost_board_is_restored_with_what_was_added_since() {
          before the loss are lost"
     );
     assert_eq!(reason(&report, "2026-W47"), from);
-    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.is_whole(&at).await;
     assert!(stage.save_all(false).await.is_done(), "the board has its mark again");
-    assert_eq!(stage.saved(&at).await, whole);
+    assert_eq!(stage.saved(&at).await, stage.written[&at]);
     stage.refuses("2026-W47", "Redis has 2501 members").await;
-    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.is_whole(&at).await;
 }
 
 #[tokio::test]
 async fn a_board_is_restored_under_load_and_every_write_counts_once() {
-    let mut stage = Stage::new("restored_load", WEEKLY).await;
-    let at = open();
-    let mut whole = board(5_000);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_load", WEEKLY, &board(5_000)).await;
     stage.lose(&at).await;
     let stop = CancellationToken::new();
     let mut writers = tokio::task::JoinSet::new();
@@ -90,149 +81,107 @@ async fn a_board_is_restored_under_load_and_every_write_counts_once() {
     assert!(report.is_done(), "{report:#}");
     stop.cancel();
     while let Some(added) = writers.join_next().await {
-        add(&mut whole, &added.unwrap());
+        stage.note(&at, &added.unwrap());
     }
-    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.is_whole(&at).await;
     assert!(stage.save_all(false).await.is_done());
 }
 
 #[tokio::test]
 async fn a_closed_board_that_redis_lost_is_not_archived_before_it_is_restored() {
-    let mut stage = Stage::new("restored_closed", WEEKLY).await;
-    let (at, later) = (open(), NOW.after(7 * DAY));
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_closed", WEEKLY, &board(40)).await;
     stage.lose(&at).await;
-    let report = stage.archive(later).await;
+    let report = stage.archive(LATER).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)], "Redis has no sign that the board existed");
     stage.write(&at, &since()).await;
-    let report = stage.archive(later).await;
-    assert!(reason(&report, "2026-W47").contains("`tallyd board restore`"), "{report:#}");
+    says(&stage.archive(LATER).await, "2026-W47", "`tallyd board restore`");
     assert_eq!(stage.state(&at).await, None);
 
-    stage.restore("2026-W47", later).await.unwrap();
-    add(&mut whole, &since());
-    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
-    stage.holds(&at, &whole).await;
+    stage.restore("2026-W47", LATER).await.unwrap();
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn an_evicted_board_is_not_archived_for_what_is_left_of_it() {
-    let (mut stage, _redis) = Stage::evicting("restored_evicted").await;
-    let (at, later) = (open(), NOW.after(7 * DAY));
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
-    let live = stage.live(&at);
-    stage.redis.del::<_, ()>(&live).await.unwrap();
+    let (mut stage, at, _redis) = Stage::evicting("restored_evicted", &board(40)).await;
+    stage.delete(&stage.live(&at)).await;
     stage.write(&at, &since()).await;
-    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Kept)]);
-    stage.restore_how("2026-W47", later, true).await.unwrap();
-    add(&mut whole, &since());
-    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
-    stage.holds(&at, &whole).await;
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Kept)]);
+    stage.restore_how("2026-W47", LATER, true).await.unwrap();
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn a_board_that_is_lost_while_it_is_archived_is_restored_and_archived() {
-    let mut stage = Stage::new("restored_frozen", WEEKLY).await;
-    let (at, later) = (open(), NOW.after(7 * DAY));
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_frozen", WEEKLY, &board(40)).await;
     let run = stage.take().await;
     let generation = stage.claim(run).await;
     stage.world.cache.freeze_board(&at, run, 0, None).await.unwrap();
-    stage.store.note_frozen(run, &at, generation, later).await.unwrap();
+    stage.store.note_frozen(run, &at, generation, LATER).await.unwrap();
     stage.end_lease().await;
     stage.refuses("2026-W47", "run `tallyd archive` to continue").await;
     stage.lose(&at).await;
     stage.write(&at, &since()).await;
-    let report = stage.archive(later).await;
-    assert!(reason(&report, "2026-W47").contains("there is a snapshot"), "{report:#}");
+    says(&stage.archive(LATER).await, "2026-W47", "there is a snapshot");
 
-    stage.restore("2026-W47", later).await.unwrap();
-    add(&mut whole, &since());
-    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
-    stage.holds(&at, &whole).await;
+    stage.restore("2026-W47", LATER).await.unwrap();
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn an_archived_board_is_put_back_stays_and_ends_again() {
-    let mut stage = Stage::new("restored_archive", WEEKLY).await;
-    let at = week("2026-W46");
-    let mut whole = board(2_100);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("restored_archive", WEEKLY, &board(2_100)).await;
     stage.refuses("2026-W46", "frozen zset is in Redis").await;
     let ended = NOW.after(30 * DAY);
     assert_eq!(outcomes(&stage.archive(ended).await), [("2026-W46", Outcome::Ended)]);
     let ranked = stage.archived(&at).await;
 
-    let report = stage.restore("2026-W46", ended).await.unwrap();
-    assert!(reason(&report, "2026-W46").contains("from its archive of 2026-11-21T12:00:00Z"), "{report:#}");
+    says(&stage.restore("2026-W46", ended).await.unwrap(), "2026-W46", "from its archive of 2026-11-21T12:00:00Z");
     let frozen = stage.frozen(&at);
     assert_eq!(stage.ranked(&frozen).await, ranked);
     assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), []);
 
     // A late write is added to the restored board.
     stage.write(&at, &since()).await;
-    add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Archived)]);
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
     assert_eq!(outcomes(&stage.archive(ended.after(59 * DAY)).await), [("2026-W46", Outcome::Ended)]);
     assert!(!stage.exists(&frozen).await);
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn what_comes_after_the_end_is_saved_by_putting_the_board_back() {
-    let mut stage = Stage::new("restored_late", super::ENDED_AT_ONCE).await;
-    let at = week("2026-W46");
-    let mut whole = board(30);
-    stage.write(&at, &whole).await;
-    stage.archive(NOW).await;
+    let (mut stage, at) = Stage::with_archived("restored_late", super::ENDED_AT_ONCE, &board(30)).await;
     stage.write(&at, &since()).await;
-    let report = stage.archive(NOW).await;
-    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` to restore the archive"));
+    says(&stage.archive(NOW).await, "2026-W46", "`tallyd board restore` to restore the archive");
     stage.restore("2026-W46", NOW).await.unwrap();
-    add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Ended)]);
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 #[tokio::test]
 async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
-    let mut stage = Stage::new("restored_backup", WEEKLY).await;
-    let at = open();
-    let old = board(1_500);
-    stage.write(&at, &old).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_backup", WEEKLY, &board(1_500)).await;
     let (live, mark) = (stage.live(&at), stage.mark(&at));
     let backup: (Vec<u8>, Vec<u8>) =
         redis::pipe().cmd("DUMP").arg(&live).cmd("DUMP").arg(&mark).query_async(&mut stage.redis).await.unwrap();
-    let later: Board = (0..500).map(|id| (format!("member-{id}").into_bytes(), 50.0)).collect();
-    stage.write(&at, &later).await;
+    stage.write(&at, &(0..500).map(|id| (format!("member-{id}").into_bytes(), 50.0)).collect()).await;
     stage.save_all(false).await;
-    let mut saved = old;
-    add(&mut saved, &later);
+    let saved = stage.written[&at].clone();
     // Redis restarts from the backup, and gets more writes.
     stage.lose(&at).await;
     for (key, dump) in [(&live, &backup.0), (&mark, &backup.1)] {
         redis::cmd("RESTORE").arg(key).arg(0).arg(dump).query_async::<()>(&mut stage.redis).await.unwrap();
     }
     stage.write(&at, &since()).await;
-    let mut expected = stage.in_redis(&at).await;
-    for (member, score) in saved {
-        let raised = expected.entry(member).or_default();
-        *raised = raised.max(score);
-    }
-    let report = stage.save_all(false).await;
-    assert!(reason(&report, "2026-W47").contains("`tallyd board restore`"), "{report:#}");
+    let expected = raised(&saved, &stage.in_redis(&at).await);
+    says(&stage.save_all(false).await, "2026-W47", "`tallyd board restore`");
     for _ in 0..2 {
-        let report = stage.restore("2026-W47", NOW).await.unwrap();
-        assert!(reason(&report, "2026-W47").contains("raised to its snapshot"), "{report:#}");
+        says(&stage.restore("2026-W47", NOW).await.unwrap(), "2026-W47", "raised to its snapshot");
         assert_eq!(stage.in_redis(&at).await, expected);
         // The second pass of this loop also tests an older value of the mark.
         stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
@@ -244,13 +193,9 @@ async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
 
 #[tokio::test]
 async fn a_board_that_lost_its_mark_alone_is_not_added_to_itself() {
-    let mut stage = Stage::new("restored_mark", WEEKLY).await;
-    let at = open();
-    stage.write(&at, &board(300)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_mark", WEEKLY, &board(300)).await;
     stage.write(&at, &since()).await;
-    let (mark, whole) = (stage.mark(&at), stage.in_redis(&at).await);
-    stage.redis.del::<_, ()>(&mark).await.unwrap();
+    stage.delete(&stage.mark(&at)).await;
     assert!(!stage.save_all(false).await.is_done());
     let dry = stage.world.tallyd(&["board", "restore", "likes", "2026-W47", "--dry-run"]);
     let sum: f64 = board(300).values().sum();
@@ -262,46 +207,38 @@ async fn a_board_that_lost_its_mark_alone_is_not_added_to_itself() {
         "{said}"
     );
     stage.restore("2026-W47", NOW).await.unwrap();
-    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.is_whole(&at).await;
     assert!(stage.save_all(false).await.is_done());
     // MySQL was restored from a backup.
     stage.execute("UPDATE leaderboard_snapshot_period SET number = 1").await;
     stage.execute("UPDATE leaderboard_snapshot SET score = 1, primary_value = 1").await;
     stage.refuses("2026-W47", "Redis has 301 members").await;
     assert!(stage.save_all(false).await.is_done());
-    assert_eq!(stage.saved(&at).await, whole);
+    assert_eq!(stage.saved(&at).await, stage.written[&at]);
 }
 
 #[tokio::test]
 async fn what_came_since_a_flush_is_added_however_much_it_is() {
-    let mut stage = Stage::new("restored_flushed", WEEKLY).await;
-    let at = open();
     let of = |factor: f64| board(300).into_iter().map(|(member, score)| (member, score * factor)).collect::<Board>();
-    stage.write(&at, &of(10.0)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_flushed", WEEKLY, &of(10.0)).await;
     stage.go_back(&Stored::new()).await;
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
-    assert_eq!(stage.in_redis(&at).await, of(16.0));
+    stage.is_whole(&at).await;
     // The test deletes only the board's mark. The data set stays the same, so tallyd must not treat this case as a
     // flush of Redis.
-    let mark = stage.mark(&at);
-    stage.redis.del::<_, ()>(&mark).await.unwrap();
+    stage.delete(&stage.mark(&at)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
-    assert_eq!(stage.in_redis(&at).await, of(16.0));
+    stage.is_whole(&at).await;
 }
 
 #[tokio::test]
 async fn a_board_of_which_much_was_taken_away_is_not_doubled() {
-    let (mut stage, _redis) = Stage::evicting("restored_fallen").await;
-    let at = open();
-    let mut whole = board(10);
-    add(&mut whole, &Board::from([(b"b".to_vec(), 900.0)]));
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
-    let unliked = Board::from([(b"member-9".to_vec(), -1.0)]);
-    stage.write(&at, &unliked).await;
-    add(&mut whole, &unliked);
+    let mut saved = board(10);
+    saved.insert(b"b".to_vec(), 900.0);
+    let (mut stage, at, _redis) = Stage::evicting("restored_fallen", &saved).await;
+    stage.write(&at, &Board::from([(b"member-9".to_vec(), -1.0)])).await;
+    let whole = stage.written[&at].clone();
     assert!(stage.save_all(false).await.is_done(), "an unlike must not count as a loss");
     stage.write(&at, &Board::from([(b"b".to_vec(), -600.0)])).await;
     assert!(!stage.save_all(false).await.is_done());
@@ -322,18 +259,13 @@ async fn a_board_of_which_much_was_taken_away_is_not_doubled() {
 
 #[tokio::test]
 async fn a_freeze_that_a_failover_undid_is_done_again_and_nothing_counts_twice() {
-    let mut stage = Stage::new("restored_undone", WEEKLY).await;
-    let (at, later) = (open(), NOW.after(7 * DAY));
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("restored_undone", WEEKLY, &board(40)).await;
     let run = stage.take().await;
     let generation = stage.claim(run).await;
-    stage.store.note_frozen(run, &at, generation, later).await.unwrap();
+    stage.store.note_frozen(run, &at, generation, LATER).await.unwrap();
     stage.end_lease().await;
     stage.write(&at, &since()).await;
-    add(&mut whole, &since());
     stage.refuses("2026-W47", "Redis went back to a state before the freeze").await;
-    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
-    stage.holds(&at, &whole).await;
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds_all(&at).await;
 }

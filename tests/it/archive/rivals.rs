@@ -27,9 +27,7 @@ use crate::common::{DEADLINE, eventually};
 
 #[tokio::test]
 async fn of_two_archivers_at_once_one_works() {
-    let mut stage = Stage::new("archive_two", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(300)).await;
+    let (stage, at) = Stage::with_closed("archive_two", WEEKLY, &board(300)).await;
     let archiver = stage.archiver(&Scope::default(), NOW);
     let (one, other) = tokio::join!(stage.run_once(&archiver), stage.run_once(&archiver));
     let ran = [one.unwrap(), other.unwrap()];
@@ -40,10 +38,7 @@ async fn of_two_archivers_at_once_one_works() {
 
 #[tokio::test]
 async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() {
-    let mut stage = Stage::new("archive_overtaken", &WEEKLY.replace("= 7", "= 1")).await;
-    let at = week("2026-W46");
-    let whole = board(5_000);
-    stage.write(&at, &whole).await;
+    let (stage, at) = Stage::with_closed("archive_overtaken", &WEEKLY.replace("= 7", "= 1"), &board(5_000)).await;
     let overtaken = stage.take().await;
     let archiver = stage.archiver(&Scope::default(), NOW);
     let running = stage.rival(overtaken, archiver, &CancellationToken::new());
@@ -63,7 +58,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     let error = running.await.unwrap().unwrap_err();
     assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
     assert!(report.is_done(), "{report:#}");
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 /// A process that is killed when this value is dropped.
@@ -85,17 +80,13 @@ impl Drop for Process {
 
 #[tokio::test]
 async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing() {
-    let mut stage = Stage::new("archive_woken", &WEEKLY.replace("= 7", "= 1")).await;
-    let at = week("2026-W46");
-    let mut whole = board(1_500);
-    stage.write(&at, &whole).await;
+    let (mut stage, at) = Stage::with_closed("archive_woken", &WEEKLY.replace("= 7", "= 1"), &board(1_500)).await;
     let mut tallyd = stage.world.command();
     tallyd.args(["archive", "--period", "2026-W46", "--yes"]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Process(tallyd.spawn().unwrap());
     eventually("the process copies the board", async || stage.rows().await > 0).await;
     process.signal("STOP");
-    let late = late(&mut whole);
-    stage.write(&at, &late).await;
+    stage.write(&at, &late()).await;
     let until = Instant::now() + DEADLINE;
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The row then stays
@@ -116,7 +107,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
 
     assert!(!ended.success());
     assert_eq!(stage.everything().await, before);
-    stage.holds(&at, &whole).await;
+    stage.holds_all(&at).await;
 }
 
 async fn kill_open_transactions(stage: &Stage) {
@@ -135,9 +126,7 @@ async fn kill_open_transactions(stage: &Stage) {
 
 #[tokio::test]
 async fn a_run_whose_lock_was_taken_over_writes_nothing() {
-    let mut stage = Stage::new("archive_fenced", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(10)).await;
+    let (mut stage, at) = Stage::with_closed("archive_fenced", WEEKLY, &board(10)).await;
     let overtaken = stage.take().await;
     stage.end_lease().await;
     stage.take().await;
@@ -204,7 +193,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
     for flushed in [false, true] {
         stage.world.cache.claim_board("likes", 1, &[]).await.unwrap();
         match flushed {
-            true => stage.redis.del::<_, ()>(&claim).await.unwrap(),
+            true => stage.delete(&claim).await,
             false => drop(stage.world.cache.claim_board("likes", 2, &[]).await.unwrap()),
         }
         stage.write(&at, &board(3)).await;
@@ -227,7 +216,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
             assert_eq!(refused, Changed::Refused);
         }
         assert_eq!(stage.everything().await, before);
-        stage.redis.del::<_, ()>(&live).await.unwrap();
+        stage.delete(&live).await;
         assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Refused);
         assert!(stage.exists(&frozen).await);
         assert_eq!(before.0.get(&frozen), stage.everything().await.0.get(&frozen));
@@ -237,9 +226,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
 /// MySQL lost the first run's rows in a failover, so the second run got the same run id.
 #[tokio::test]
 async fn of_two_runs_with_one_number_the_last_to_claim_has_the_board() {
-    let mut stage = Stage::new("archive_one_number", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(3)).await;
+    let (stage, at) = Stage::with_closed("archive_one_number", WEEKLY, &board(3)).await;
     let config = &stage.world.config;
     let other = Cache::new(&config.redis, &config.metrics).unwrap();
     stage.world.cache.claim_board("likes", 7, &[]).await.unwrap();
@@ -263,7 +250,7 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
     // If the frozen zset is missing, the run must not merge the late writes. Otherwise the new frozen zset would
     // contain only the late writes of the board.
-    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    stage.delete(&frozen).await;
     assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);
     assert!(!stage.exists(&frozen).await);

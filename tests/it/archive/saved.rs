@@ -9,7 +9,7 @@ use tallyd_base::jobs::run::RunReport as _;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tokio_util::sync::CancellationToken;
 
-use super::{Board, DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use super::{Board, DAY, LATER, NOW, Stage, WEEKLY, board, outcomes, says, week};
 use crate::common::eventually;
 
 /// The current week, which is open at [`NOW`].
@@ -68,26 +68,21 @@ pub fn add(to: &mut Board, added: &Board) {
 
 #[tokio::test]
 async fn a_snapshot_is_what_the_board_is() {
-    let mut stage = Stage::new("saved", WEEKLY).await;
-    let at = open();
-    let mut whole = board(3_000);
-    stage.write(&at, &whole).await;
+    let (mut stage, at) = Stage::with_open("saved", WEEKLY, &board(3_000)).await;
     let live = stage.live(&at);
     stage.redis.expire::<_, ()>(&live, 3_600).await.unwrap();
     let report = stage.save_all(false).await;
     assert_eq!(stage.ttl_s(&live).await, -1, "a board must not expire before it is archived");
     assert_eq!((outcomes(&report), report.periods[0].members), (vec![("2026-W47", Outcome::Saved)], 3_000));
-    assert_eq!(stage.saved(&at).await, whole);
+    assert_eq!(stage.saved(&at).await, stage.written[&at]);
 
-    let added = Board::from([(b"member-7".to_vec(), 100.5), (b"new".to_vec(), 1.0)]);
-    stage.write(&at, &added).await;
-    add(&mut whole, &added);
+    stage.write(&at, &Board::from([(b"member-7".to_vec(), 100.5), (b"new".to_vec(), 1.0)])).await;
     for id in 0..700 {
         stage.redis.zrem::<_, _, ()>(&live, format!("member-{id}")).await.unwrap();
-        whole.remove(format!("member-{id}").as_bytes());
+        stage.written.get_mut(&at).unwrap().remove(format!("member-{id}").as_bytes());
     }
     assert!(stage.save_all(false).await.is_done());
-    assert_eq!(stage.saved(&at).await, whole);
+    assert_eq!(stage.saved(&at).await, stage.written[&at]);
 }
 
 #[tokio::test]
@@ -119,33 +114,27 @@ async fn a_young_board_whose_first_likes_were_withdrawn_is_no_loss() {
     stage.redis.zrem::<_, _, ()>(&live, "a").await.unwrap();
     // The only like was withdrawn, so the board is gone. In the next week, its snapshot follows.
     assert_eq!(outcomes(&stage.save_due(later).await), [("2026-W47", Outcome::Saved)]);
-    assert_eq!(outcomes(&stage.archive(NOW.after(7 * DAY)).await), [("2026-W47", Outcome::Forgotten)]);
-    assert_eq!(stage.archive(NOW.after(7 * DAY)).await.periods, []);
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Forgotten)]);
+    assert_eq!(stage.archive(LATER).await.periods, []);
     // The first like was withdrawn, and others came.
     stage.write(&at, &like("a", 1.0)).await;
     stage.save_due(NOW).await;
     stage.redis.zrem::<_, _, ()>(&live, "a").await.unwrap();
     stage.write(&at, &like("b", 5.0)).await;
     assert_eq!(outcomes(&stage.save_due(later).await), [("2026-W47", Outcome::Saved)]);
-    assert_eq!(outcomes(&stage.archive(NOW.after(7 * DAY)).await), [("2026-W47", Outcome::Archived)]);
+    assert_eq!(outcomes(&stage.archive(LATER).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &like("b", 5.0)).await;
 }
 
 #[tokio::test]
 async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
-    let mut stage = Stage::new("saved_lost", WEEKLY).await;
-    let at = open();
-    stage.write(&at, &board(30)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("saved_lost", WEEKLY, &board(30)).await;
     stage.lose(&at).await;
     stage.write(&at, &board(20)).await;
 
     let report = stage.save_all(false).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)]);
-    assert!(
-        reason(&report, "2026-W47").contains("Redis has lost the board, wholly or in part, since its last snapshot"),
-        "{report:#}"
-    );
+    says(&report, "2026-W47", "Redis has lost the board, wholly or in part, since its last snapshot");
     assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon must not save the board");
     assert_eq!(stage.saved(&at).await, board(30));
 
@@ -159,34 +148,25 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
 
 #[tokio::test]
 async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_snapshot() {
-    let (mut stage, _redis) = Stage::evicting("saved_evicted").await;
-    let at = open();
-    stage.write(&at, &board(30)).await;
-    stage.save_all(false).await;
+    let (mut stage, at, _redis) = Stage::evicting("saved_evicted", &board(30)).await;
     let (live, mark) = (stage.live(&at), stage.mark(&at));
 
-    stage.redis.del::<_, ()>(&live).await.unwrap();
+    stage.delete(&live).await;
     // The board has all members again, but with lower scores.
     stage.write(&at, &board(30).into_keys().map(|member| (member, 1.0)).collect()).await;
-    let report = stage.save_all(false).await;
-    assert!(reason(&report, "2026-W47").contains("wholly or in part"), "{report:#}");
+    says(&stage.save_all(false).await, "2026-W47", "wholly or in part");
     assert_eq!(stage.saved(&at).await, board(30));
 
     let number: u64 = stage.redis.get(&mark).await.unwrap();
     stage.redis.set::<_, _, ()>(&mark, number - 1).await.unwrap();
     stage.write(&at, &board(30)).await;
-    let report = stage.save_all(false).await;
-    assert!(reason(&report, "2026-W47").contains("Redis has lost the board"), "{report:#}");
+    says(&stage.save_all(false).await, "2026-W47", "Redis has lost the board");
     assert_eq!(stage.saved(&at).await, board(30));
 }
 
 #[tokio::test]
 async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
-    let mut stage = Stage::new("saved_midway", WEEKLY).await;
-    let at = open();
-    let whole = board(60_000);
-    stage.write(&at, &whole).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("saved_midway", WEEKLY, &board(60_000)).await;
     let mut snapshots = Snapshots::new(&stage.world.config, Some(Scope::default()), false);
     snapshots.now = Some(NOW);
     let run = stage.take().await;
@@ -201,15 +181,13 @@ async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
     stage.write(&at, &Board::from([(b"member-1".to_vec(), 1.0)])).await;
     let report = saving.await.unwrap().unwrap();
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)]);
-    assert_eq!(stage.saved(&at).await, whole);
+    assert_eq!(stage.saved(&at).await, board(60_000));
 }
 
 #[tokio::test]
 async fn a_snapshot_under_load_has_each_member_as_it_was_at_some_time_of_the_run() {
-    let mut stage = Stage::new("saved_load", WEEKLY).await;
-    let at = open();
     let before = board(5_000);
-    stage.write(&at, &before).await;
+    let (stage, at) = Stage::with_open("saved_load", WEEKLY, &before).await;
     let (mut redis, key) = (stage.redis.clone(), stage.live(&at));
     let stop = CancellationToken::new();
     let stopped = stop.clone();
@@ -240,17 +218,13 @@ async fn a_snapshot_under_load_has_each_member_as_it_was_at_some_time_of_the_run
 
 #[tokio::test]
 async fn a_snapshot_goes_when_its_board_is_archived() {
-    let mut stage = Stage::new("saved_done", WEEKLY).await;
-    let at = open();
-    stage.write(&at, &board(2_500)).await;
-    stage.save_all(false).await;
-    let report = stage.archive(NOW.after(7 * DAY)).await;
+    let (mut stage, at) = Stage::with_saved("saved_done", WEEKLY, &board(2_500)).await;
+    let report = stage.archive(LATER).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &board(2_500)).await;
     assert_eq!(stage.saved(&at).await, Board::new());
     assert_eq!(stage.store.snapshot(&at).await.unwrap(), None);
-    let mark = stage.mark(&at);
-    assert!(!stage.exists(&mark).await);
+    assert!(!stage.exists(&stage.mark(&at)).await);
 }
 
 #[tokio::test]
@@ -286,9 +260,7 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
 
 #[tokio::test]
 async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
-    let mut stage = Stage::new("saved_first", WEEKLY).await;
-    let at = open();
-    stage.write(&at, &board(30)).await;
+    let (stage, at) = Stage::with_open("saved_first", WEEKLY, &board(30)).await;
     let run = stage.take().await;
     stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
     stage.end_lease().await;
@@ -301,24 +273,18 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
 
 #[tokio::test]
 async fn a_board_that_was_deleted_on_purpose_is_forgotten_by_force() {
-    let mut stage = Stage::new("saved_forgotten", WEEKLY).await;
-    let at = open();
-    stage.write(&at, &board(2_500)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("saved_forgotten", WEEKLY, &board(2_500)).await;
     stage.lose(&at).await;
     let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W47".to_owned()), dry_run: false };
     assert_eq!(outcomes(&stage.save(Some(&week), false, NOW).await), [("2026-W47", Outcome::Kept)]);
     assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Forgotten)]);
     assert_eq!((stage.saved(&at).await, stage.store.snapshot(&at).await.unwrap()), (Board::new(), None));
-    assert_eq!(stage.archive(NOW.after(7 * DAY)).await.periods, []);
+    assert_eq!(stage.archive(LATER).await.periods, []);
 }
 
 #[tokio::test]
 async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
-    let mut stage = Stage::new("saved_overtaken", WEEKLY).await;
-    let at = open();
-    stage.write(&at, &board(30)).await;
-    stage.save_all(false).await;
+    let (mut stage, at) = Stage::with_saved("saved_overtaken", WEEKLY, &board(30)).await;
     let mark = stage.mark(&at);
     let former: u64 = stage.redis.get(&mark).await.unwrap();
     let overtaken = stage.take().await;
@@ -332,16 +298,11 @@ async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
 
 #[tokio::test]
 async fn what_is_frozen_or_archived_is_not_saved() {
-    let mut stage = Stage::new("saved_archived", WEEKLY).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(30)).await;
-    stage.archive(NOW).await;
-    let frozen = stage.frozen(&at);
-    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    let (mut stage, at) = Stage::with_archived("saved_archived", WEEKLY, &board(30)).await;
+    stage.delete(&stage.frozen(&at)).await;
     stage.write(&at, &board(2)).await;
     let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W46".to_owned()), dry_run: false };
-    let report = stage.save(Some(&week), true, NOW).await;
-    assert!(reason(&report, "2026-W46").contains("frozen or archived"), "{report:#}");
+    says(&stage.save(Some(&week), true, NOW).await, "2026-W46", "frozen or archived");
     assert_eq!(stage.saved(&at).await, Board::new());
 }
 
@@ -355,8 +316,7 @@ async fn a_board_that_can_not_be_saved_keeps_no_other_one_from_it() {
     for _ in 0..2 {
         stage.save_due(NOW).await;
     }
-    let live = stage.live(&at);
-    stage.redis.del::<_, ()>(&live).await.unwrap();
+    stage.delete(&stage.live(&at)).await;
     stage.write(&at, &Board::from([(b"member-1".to_vec(), 1.0)])).await;
     let later = NOW.after(DAY / 24);
     let report = stage.save_due(later).await;

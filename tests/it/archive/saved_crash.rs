@@ -9,8 +9,7 @@ use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
 
 use super::crash::dies;
-use super::saved::add;
-use super::{Board, Stage, board, week};
+use super::{Board, Stage, board};
 
 const SETTINGS: &str = "[archive]\npage_members = 300\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
@@ -33,21 +32,17 @@ fn points(task: &str) -> BTreeSet<&'static str> {
 
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_a_snapshot_leaves_one_that_the_next_completes() {
-    let mut stage = Stage::new("saved_crash", SETTINGS).await;
-    let at = week("total");
+    let (mut stage, at) = Stage::with_board("saved_crash", SETTINGS, "total", &board(2_500)).await;
     let save = ["board", "snapshot", "likes", "total"];
-    let mut whole = board(2_500);
     let mut reached = BTreeSet::new();
-    stage.write(&at, &whole).await;
     assert!(!dies(&stage, &save, "none"));
     for fault_point in points("snapshot") {
         if survives(&stage, &save, fault_point).await {
             reached.insert(fault_point);
         }
-        assert_eq!(stage.saved(&at).await, whole, "{fault_point}");
+        assert_eq!(stage.saved(&at).await, stage.written[&at], "{fault_point}");
         let added = Board::from([(b"member-7".to_vec(), 1.0), (fault_point.as_bytes().to_vec(), 3.0)]);
         stage.write(&at, &added).await;
-        add(&mut whole, &added);
     }
     assert_eq!(reached, points("snapshot"));
 }
@@ -55,9 +50,8 @@ async fn a_crash_between_any_two_steps_of_a_snapshot_leaves_one_that_the_next_co
 #[tokio::test]
 async fn a_first_snapshot_that_dies_is_no_loss_of_the_board() {
     for (index, fault_point) in ["snapshot:marked", "snapshot:saved-page", "snapshot:saved"].into_iter().enumerate() {
-        let mut stage = Stage::new(&format!("saved_crash_first_{index}"), SETTINGS).await;
-        let at = week("total");
-        stage.write(&at, &board(2_500)).await;
+        let name = format!("saved_crash_first_{index}");
+        let (stage, at) = Stage::with_board(&name, SETTINGS, "total", &board(2_500)).await;
         assert!(survives(&stage, &["board", "snapshot", "likes", "total"], fault_point).await, "{fault_point}");
         assert_eq!(stage.saved(&at).await, board(2_500), "{fault_point}");
     }
@@ -65,30 +59,24 @@ async fn a_first_snapshot_that_dies_is_no_loss_of_the_board() {
 
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothing_twice() {
-    let mut stage = Stage::new("restored_crash", SETTINGS).await;
-    let at = week("total");
+    let (mut stage, at) = Stage::with_board("restored_crash", SETTINGS, "total", &board(2_500)).await;
     let mut reached = BTreeSet::new();
-    let mut whole = board(2_500);
-    stage.write(&at, &whole).await;
     for fault_point in points("restore") {
         assert!(!dies(&stage, &["board", "snapshot", "likes", "total"], "none"), "{fault_point}");
         stage.lose(&at).await;
         let since: Board = (2_000..2_700).map(|id| (format!("member-{id}").into_bytes(), 2.0)).collect();
         stage.write(&at, &since).await;
-        add(&mut whole, &since);
         let restore = ["board", "restore", "likes", "total", "--yes"];
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;
             // Before the test repeats the restore, `member-9` gets more likes.
-            let more = Board::from([(b"member-9".to_vec(), 4.0)]);
-            stage.write(&at, &more).await;
-            add(&mut whole, &more);
+            stage.write(&at, &Board::from([(b"member-9".to_vec(), 4.0)])).await;
             if fault_point != "restore:put" {
                 assert!(!dies(&stage, &restore, "none"), "{fault_point}");
             }
         }
-        assert_eq!(stage.in_redis(&at).await, whole, "{fault_point}");
+        assert_eq!(stage.in_redis(&at).await, stage.written[&at], "{fault_point}");
     }
     let skipped = ["restore:raised-page", "restore:noted"];
     assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
@@ -96,7 +84,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
     let mark = stage.mark(&at);
     stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     assert!(survives(&stage, &["board", "restore", "likes", "total", "--yes"], "restore:raised-page").await);
-    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.is_whole(&at).await;
 }
 
 #[tokio::test]
@@ -120,8 +108,7 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
             assert_eq!(again, fault_point != "restore:put", "{fault_point}");
         }
         assert_eq!(stage.state(&at).await.as_deref(), Some("done"), "{fault_point}");
-        let frozen = stage.frozen(&at);
-        assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await, "{fault_point}");
+        assert_eq!(stage.ranked(&stage.frozen(&at)).await, stage.archived(&at).await, "{fault_point}");
     }
     let skipped = ["restore:merged-page", "restore:raised-page"];
     assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());

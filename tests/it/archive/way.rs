@@ -54,8 +54,7 @@ async fn members_are_any_bytes_and_scores_come_back_bit_by_bit() {
     members.insert("点赞".into(), 0.1 + 0.2);
     members.insert(b"A".to_vec(), -1.5);
     stage.write(&at, &members).await;
-    let live = stage.live(&at);
-    let ranked = stage.ranked(&live).await;
+    let ranked = stage.ranked(&stage.live(&at)).await;
 
     let report = stage.archive(NOW).await;
 
@@ -96,9 +95,7 @@ async fn weeks_missed_while_down_are_made_up_for_and_the_open_ones_left_alone() 
 async fn a_board_stays_until_late_writes_have_been_waited_for() {
     let config =
         "[[board]]\nname = \"likes\"\nperiod = \"week\"\ntime_zone = \"Asia/Shanghai\"\narchive_grace = \"2h\"\n";
-    let mut stage = Stage::new("archive_grace", config).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(5)).await;
+    let (stage, at) = Stage::with_closed("archive_grace", config, &board(5)).await;
     // The week ends on Sunday, 15 November, at 16:00 UTC. It closes at 18:00 UTC, because the grace period is two
     // hours.
     let closes = Micros(1_794_765_600_000_000);
@@ -109,11 +106,8 @@ async fn a_board_stays_until_late_writes_have_been_waited_for() {
 
 #[tokio::test]
 async fn an_archived_board_is_unlinked_when_its_time_has_come() {
-    let mut stage = Stage::new("archive_ends", WEEKLY).await;
-    let at = week("2026-W46");
+    let (mut stage, at) = Stage::with_archived("archive_ends", WEEKLY, &board(50)).await;
     let frozen = stage.frozen(&at);
-    stage.write(&at, &board(50)).await;
-    stage.archive(NOW).await;
 
     assert_eq!(outcomes(&stage.archive(NOW.after(29 * DAY)).await), []);
     assert!(stage.exists(&frozen).await);
@@ -129,13 +123,10 @@ async fn an_archived_board_is_unlinked_when_its_time_has_come() {
 
 #[tokio::test]
 async fn a_board_that_shall_not_stay_is_unlinked_as_soon_as_it_is_archived() {
-    let mut stage = Stage::new("archive_at_once", ENDED_AT_ONCE).await;
-    let at = week("2026-W46");
-    stage.write(&at, &board(50)).await;
+    let (mut stage, at) = Stage::with_closed("archive_at_once", ENDED_AT_ONCE, &board(50)).await;
     let report = stage.archive(NOW).await;
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
-    let frozen = stage.frozen(&at);
-    assert!(!stage.exists(&frozen).await);
+    assert!(!stage.exists(&stage.frozen(&at)).await);
     assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
     stage.holds(&at, &board(50)).await;
 }
