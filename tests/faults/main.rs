@@ -14,10 +14,18 @@ use tallyd_core::fence::Depth;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_testkit as common;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// Makes a world as soon as no other test of this suite runs.
+async fn alone(name: &str, settings: &str) -> (MutexGuard<'static, ()>, World, Publisher) {
+    let alone = ALONE.lock().await;
+    let world = World::new(name, settings).await;
+    let publisher = world.publisher().await;
+    (alone, world, publisher)
+}
 
 /// The number of events of most tests.
 const EVENTS: u64 = 5_000;
@@ -67,25 +75,19 @@ async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mysql_killed_five_times_under_load_loses_and_doubles_nothing() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("mysql_five_times", "[consumer]\nbatch_events_max = 500").await;
-    let publisher = world.publisher().await;
+    let (_alone, world, publisher) = alone("mysql_five_times", "[consumer]\nbatch_events_max = 500").await;
     let (bodies, model) = traffic(4 * EVENTS, 18);
     let daemon = world.daemon();
     for part in bodies.chunks(bodies.len() / 5) {
         world.publish(&publisher, part).await;
         servers::kill("mysql").start();
     }
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("rabbitmq_killed", "[consumer]\nbatch_events_max = 500").await;
-    let publisher = world.publisher().await;
+    let (_alone, world, publisher) = alone("rabbitmq_killed", "[consumer]\nbatch_events_max = 500").await;
     let (bodies, model) = traffic(EVENTS, 7);
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
@@ -101,16 +103,12 @@ async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
     publish_through(&world, after).await;
     started.await.unwrap();
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_killed_under_load_delays_nothing() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("redis_killed", "[consumer]\nbatch_events_max = 500").await;
-    let publisher = world.publisher().await;
+    let (_alone, world, publisher) = alone("redis_killed", "[consumer]\nbatch_events_max = 500").await;
     let (bodies, model) = traffic(EVENTS, 7);
     let daemon = world.daemon();
     let (before, after) = bodies.split_at(bodies.len() / 2);
@@ -145,10 +143,8 @@ async fn read_all_the_time(client: Arc<ApiServer>, targets: Vec<Target>, stop: C
 
 #[tokio::test(flavor = "multi_thread")]
 async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
+    let (_alone, world, publisher) = alone("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
     let client = Arc::new(world.api_server());
-    let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
     let mut model = Model::default();
@@ -157,8 +153,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     for target in &targets {
         model.apply(&event_of(client.like(*target, UserId(1), &[]).await.unwrap()));
     }
-    world.drained(&publisher).await;
-    world.outbox_added().await;
+    world.settle(&publisher).await;
     let stop = CancellationToken::new();
     let reader = tokio::spawn(read_all_the_time(Arc::clone(&client), targets.clone(), stop.clone()));
     let (clicking, clicks) = (stop.clone(), Arc::clone(&client));
@@ -192,11 +187,8 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn work_goes_on_within_seconds_of_mysqls_return() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("mysql_back", "").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("consuming").await;
+    let (_alone, world, publisher) = alone("mysql_back", "").await;
+    let daemon = world.consuming().await;
     let mysql = servers::kill("mysql");
     let (bodies, model) = traffic(EVENTS, 8);
     world.publish(&publisher, &bodies[..100]).await;
@@ -208,18 +200,13 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     // The daemon retries once a second. The limit of 20 seconds is generous, because the machine can be slow.
     assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
     world.publish(&publisher, &bodies[100..]).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_returns() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("given_back", "[consumer]\ndatabase_away_max = \"1s\"").await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("consuming").await;
+    let (_alone, world, publisher) = alone("given_back", "[consumer]\ndatabase_away_max = \"1s\"").await;
+    let daemon = world.consuming().await;
     let mysql = servers::kill("mysql");
     let (bodies, model) = traffic(EVENTS, 12);
     world.publish(&publisher, &bodies).await;
@@ -229,16 +216,12 @@ async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_r
     })
     .await;
     mysql.start();
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn consuming_goes_on_under_the_brokers_memory_alarm() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("alarm", "[consumer]\nbatch_events_max = 200").await;
-    let publisher = world.publisher().await;
+    let (_alone, world, publisher) = alone("alarm", "[consumer]\nbatch_events_max = 200").await;
     let (bodies, model) = traffic(EVENTS, 13);
     world.publish(&publisher, &bodies).await;
     let watermark = "set_vm_memory_high_watermark";
@@ -276,9 +259,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
-    let _alone = ALONE.lock().await;
-    let world = World::new("ack_timeout", "").await;
-    let publisher = world.publisher().await;
+    let (_alone, world, publisher) = alone("ack_timeout", "").await;
     let (bodies, model) = traffic(EVENTS, 19);
     // RabbitMQ reads these settings when a channel opens.
     let set = |timeout_ms: u32, tick_ms: u32| {
@@ -288,8 +269,7 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
         )
     };
     let impatient = servers::change(&["eval", &set(1_000, 500)], &["eval", &set(1_800_000, 60_000)]);
-    let daemon = world.daemon();
-    daemon.logged("consuming").await;
+    let daemon = world.consuming().await;
     let mysql = servers::kill("mysql");
     let (first, rest) = bodies.split_at(100);
     world.publish(&publisher, first).await;
@@ -300,7 +280,5 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     drop(impatient);
     mysql.start();
     world.publish(&publisher, rest).await;
-    world.drained(&publisher).await;
-    world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
+    world.ends_as(&model, &publisher, daemon).await;
 }
