@@ -153,7 +153,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     for target in &targets {
         model.apply(&event_of(client.like(*target, UserId(1), &[]).await.unwrap()));
     }
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     let stop = CancellationToken::new();
     let reader = tokio::spawn(read_all_the_time(Arc::clone(&client), targets.clone(), stop.clone()));
     let (clicking, clicks) = (stop.clone(), Arc::clone(&client));

@@ -44,7 +44,7 @@ impl World {
     }
 
     /// Waits until all published events are in MySQL and in Redis.
-    pub async fn settle(&self, publisher: &Publisher) {
+    pub async fn counted(&self, publisher: &Publisher) {
         self.drained(publisher).await;
         self.outbox_added().await;
     }

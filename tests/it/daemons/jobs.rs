@@ -35,7 +35,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     }
     // This daemon runs no job. It writes the likes, and counts them in Redis.
     let writing = world.daemon_with(&[("TALLYD__RECONCILE__FULL_CRON", ""), ("TALLYD__ARCHIVE__CRON", "")]);
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     assert!(writing.stop().success());
     for (id, by) in [(250, 3), (500, -1), (1_000, 2)] {
         drift(&world, target(id), by).await;

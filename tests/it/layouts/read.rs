@@ -16,7 +16,7 @@ async fn a_page_has_all_numbers_in_every_layout() {
         let client = world.api_server();
         client.like(target(2), UserId(7), &[]).await.unwrap();
         client.add(target(2), Metric(3), 9, "a").await.unwrap();
-        world.settle(&publisher).await;
+        world.counted(&publisher).await;
         let page: Vec<_> = (1..=100).map(target).collect();
         let numbers = client.read(&page).await.unwrap();
         let redis = |value| Some(Number { value, source: Source::Redis });

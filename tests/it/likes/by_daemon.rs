@@ -90,7 +90,7 @@ async fn the_rust_client_only_publishes_likes() {
     let unknown = Target { kind: Kind(9), ..target(42) };
     let refused = client.like(unknown, UserId(5)).await;
     assert!(matches!(refused, Err(PublishError::NotSent(ClientError::NoKind(_)))), "{refused:?}");
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     assert_eq!((world.redis_counters().await[&target(42)], world.counters().await[&target(42)]), (3, 3));
     assert!(daemon.stop().success());
 }
@@ -105,7 +105,7 @@ async fn an_event_that_was_not_confirmed_is_published_again_by_the_rust_client()
     let Err(PublishError::NotConfirmed { event, .. }) = failed else { panic!("{failed:?}") };
     world.client().publish(&event, None).await.unwrap();
     let daemon = world.daemon();
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     assert_eq!(world.redis_counters().await[&target(42)], 1);
     assert!(daemon.stop().success());
 }
@@ -164,7 +164,7 @@ async fn a_reconcile_of_published_likes_loads_and_repairs_without_rabbitmq() {
     let mut clicks = Clicks::of(40);
     let bodies = clicks.some(2_000);
     world.publish(&publisher, &bodies).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     assert!(daemon.stop().success());
     let reconcile = |arguments: &[&str]| {
         let mut command = world.command();
@@ -196,7 +196,7 @@ async fn a_changed_run_lists_likes_and_counts_of_a_late_clock() {
         (1..=20).map(|user| body(&LikeEvent { target: target(user % 4 + 1), user: UserId(user), at, liked: true }));
     let view = encode_count(TargetId(5), ("video", "view"), 3, at, "a late view", None);
     world.publish(&publisher, &likes.chain([(UserId(1), view)]).collect::<Vec<_>>()).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     drift(&world, target(3), 1).await;
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(5)));
     let () = world.redis().await.hset(key, 5, "0,2").await.unwrap();
@@ -211,7 +211,7 @@ async fn lost_counters_of_likes_are_loaded_while_others_are_published() {
     let (world, publisher, daemon) = open("by_daemon_loaded", "").await;
     let mut clicks = Clicks::of(400);
     world.publish(&publisher, &clicks.some(3_000)).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     let first = world.report(&["reconcile", "--full"]);
     assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
     for _ in 0..3 {
@@ -235,7 +235,7 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
         })
         .collect();
     world.publish(&publisher, &likes).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     world.report(&["reconcile", "--full"]);
     // The test deletes rows that `counter` and Redis still count. The test also changes another target's row in
     // `counter`, while the count of this target in Redis stays right.

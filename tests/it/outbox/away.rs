@@ -120,7 +120,7 @@ async fn a_board_gets_rows_that_it_could_not_take_at_first() {
     daemon.signal("CONT");
     daemon.logged("adding the outbox to Redis failed").await;
     limit_memory(&redis, "0").await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     let score = redis::cmd("ZSCORE").arg(world.cache.keys.board("seen", "total")).arg(1).to_owned();
     let score: Option<i64> = score.query_async(&mut redis.connect().await).await.unwrap();
     assert_eq!(score, Some(1));

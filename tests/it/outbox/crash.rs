@@ -89,7 +89,7 @@ async fn restored(name: &str, lives: bool) {
     let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let mut counts = Counts::of(30);
     world.publish(&publisher, &counts.some(100)).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     let execute = async |sql: String| {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     };
@@ -97,7 +97,7 @@ async fn restored(name: &str, lives: bool) {
         execute(format!("CREATE TABLE saved_{table} AS SELECT * FROM {table}")).await;
     }
     world.publish(&publisher, &counts.some(400)).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     let back = TABLES.map(|table| format!("DELETE FROM {table}; INSERT INTO {table} SELECT * FROM saved_{table};"));
     let back = format!("BEGIN; {} COMMIT", back.concat());
     let daemon = if lives {

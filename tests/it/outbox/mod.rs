@@ -117,7 +117,7 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
 /// Redis.
 /// Checks that MySQL and Redis have the sums of all counts, without a reconcile.
 async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
-    world.settle(publisher).await;
+    world.counted(publisher).await;
     assert_eq!(in_mysql(world).await, counts.sums);
     assert_eq!(in_redis(world, &world.cache, counts.targets).await, counts.by_daemon());
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
@@ -134,7 +134,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     let mut counts = Counts::of(40);
     let bodies = counts.some(800);
     world.publish(&publisher, &bodies).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     world.publish(&publisher, &bodies).await;
     assert_exact(&world, &publisher, &counts).await;
     assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "each like must be counted once");
@@ -178,7 +178,7 @@ async fn drift_of_what_the_daemon_counts_is_repaired_at_once() {
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     for (round, mode) in ["--full", "--changed"].into_iter().enumerate() {
         client.like(target(1), UserId(round as u64 + 1), &[]).await.unwrap();
-        world.settle(&publisher).await;
+        world.counted(&publisher).await;
         drift(&world, target(1), 3).await;
         assert_eq!(world.report(&["reconcile", mode])["repaired"], 1, "{mode}");
         assert_eq!(world.redis_counters().await.get(&target(1)), Some(&(round as i64 + 1)));

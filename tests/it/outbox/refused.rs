@@ -37,7 +37,7 @@ async fn round(world: &World, publisher: &tallyd_rabbitmq::Publisher, number: u6
         [body(&LikeEvent { target: *target, user, at, liked: true }), (user, view)]
     });
     world.publish(publisher, &events.collect::<Vec<_>>()).await;
-    world.settle(publisher).await;
+    world.counted(publisher).await;
 }
 
 #[tokio::test]

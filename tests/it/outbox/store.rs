@@ -48,7 +48,7 @@ async fn rows_are_deleted_only_once_they_are_added() {
     let (daemon, publisher) = (world.consuming().await, world.publisher().await);
     let mut counts = Counts::of(20);
     world.publish(&publisher, &counts.some(300)).await;
-    world.settle(&publisher).await;
+    world.counted(&publisher).await;
     assert!(daemon.stop().success());
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let numbers = store.outbox_numbers().await.unwrap();
