@@ -5,7 +5,7 @@ use tallyd_base::config::Amqp;
 use tallyd_rabbitmq::Broker;
 
 use super::accounts::Accounts;
-use super::stack;
+use super::{DEADLINE, patient, stack};
 
 pub(super) struct Leftovers {
     pub world: String,
@@ -33,7 +33,9 @@ impl Drop for Leftovers {
 impl Leftovers {
     async fn delete(&self) {
         let Self { world, amqp, mysql } = self;
-        let broker = Broker::new(&Amqp { url: stack("AMQP_URL").as_str().into(), ..amqp.clone() }).unwrap();
+        let url = stack("AMQP_URL").as_str().into();
+        let timeout_ms = DEADLINE.as_millis() as u64;
+        let broker = Broker::new(&Amqp { url, seeds: Vec::new(), timeout_ms, ..amqp.clone() }).unwrap();
         let link = broker.connect("test").await.unwrap();
         let of_partitions = (0..broker.partitions()).map(|partition| broker.queue(partition));
         for queue in of_partitions.chain([format!("{world}.returned")]) {
@@ -47,8 +49,7 @@ impl Leftovers {
             sqlx::query(AssertSqlSafe(format!("DROP DATABASE {world}"))).execute(&admin).await.unwrap();
             accounts.drop(&admin).await;
         }
-        let redis = redis::Client::open(stack("REDIS_URL")).unwrap();
-        let mut redis = redis.get_multiplexed_async_connection().await.unwrap();
+        let mut redis = patient(&stack("REDIS_URL")).await;
         let keys: Vec<String> = redis::cmd("KEYS").arg(format!("{world}:*")).query_async(&mut redis).await.unwrap();
         for keys in keys.chunks(1_000) {
             let _: i64 = redis::cmd("UNLINK").arg(keys).query_async(&mut redis).await.unwrap();

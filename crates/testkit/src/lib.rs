@@ -227,10 +227,7 @@ impl World {
     }
 
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
-        // The library's default timeout of half a second is too short for a machine that runs other tests.
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
-        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+        patient(self.config.redis.url.expose()).await
     }
 
     pub async fn publisher(&self) -> Publisher {
@@ -274,6 +271,14 @@ impl World {
         .map(|row| (Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) }, row.get(2)))
         .collect()
     }
+}
+
+/// Connects to Redis. The library's default timeouts are too short for a machine that runs other tests.
+async fn patient(url: &str) -> redis::aio::MultiplexedConnection {
+    let config = redis::AsyncConnectionConfig::new();
+    let config = config.set_connection_timeout(Some(DEADLINE)).set_response_timeout(Some(DEADLINE));
+    let client = redis::Client::open(url).unwrap();
+    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
 /// Returns the test's own access to Redis. Like the test's access to the broker, it waits longer than a program, because

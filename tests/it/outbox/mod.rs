@@ -113,8 +113,6 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     numbers
 }
 
-/// Waits until all published events are in MySQL. Then waits until MySQL has noted that all rows of the outbox are in
-/// Redis.
 /// Checks that MySQL and Redis have the sums of all counts, without a reconcile.
 async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
     world.counted(publisher).await;

@@ -29,7 +29,7 @@ fn assert_checks(world: &World, code: i32, said: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_behind_one_address_get_one_bucket_with_each_script() {
     let (_node, _proxy, url) = sharded().await;
-    let mut world = World::new("outbox_sharded", &format!("[redis]\nurl = \"{url}\"\n{METRICS}")).await;
+    let world = World::new("outbox_sharded", &format!("[redis]\nurl = \"{url}\"\n{METRICS}")).await;
     let publisher = world.publisher().await;
     let mut counts = Counts::of(100);
     world.publish(&publisher, &counts.some(500)).await;
@@ -38,8 +38,6 @@ async fn shards_behind_one_address_get_one_bucket_with_each_script() {
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     assert_checks(&world, 0, "ok       redis-scripts         several shards are behind one address");
     assert!(daemon.stop().success());
-    // The node ends with the test, and needs no clean-up.
-    world.config.redis.cluster = true;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,7 +47,6 @@ async fn a_layout_with_many_keys_is_refused_where_shards_share_an_address() {
     let text = b"-CROSSSLOT Keys in request don't hash to the same slot";
     proxy.replace(text, b"-ERR eval/evalsha command keys    must be in same slot");
     let settings = format!("[redis]\nurl = \"{url}\"\nlayout = \"entity\"\n");
-    let mut world = World::new("plain_sharded", &settings).await;
+    let world = World::new("plain_sharded", &settings).await;
     assert_checks(&world, 78, "which is only possible with the layout packed");
-    world.config.redis.cluster = true;
 }

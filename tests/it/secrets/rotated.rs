@@ -30,7 +30,7 @@ impl Drop for Account {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn passwords_that_change_in_their_files_need_no_restart() {
-    let mut world = World::new("rotated", "").await;
+    let world = World::new("rotated", "").await;
     let account = Account::new(&world);
     let accounts = world.accounts.clone().unwrap();
     let (mysql, mysql_url) = Proxy::before(&accounts.of_daemon(world.config.mysql.url.expose())).await;
@@ -69,5 +69,4 @@ async fn passwords_that_change_in_their_files_need_no_restart() {
     world.outbox_added().await;
     assert!(!daemon.log().contains("Access denied"), "{}", daemon.log());
     assert!(daemon.stop().success());
-    world.set("");
 }

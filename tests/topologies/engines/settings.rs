@@ -73,12 +73,11 @@ async fn a_binary_log_of_statements_is_refused_before_any_write() {
 async fn an_account_with_an_unknown_plugin_is_refused_by_its_name() {
     const SENTENCE: &str =
         "plugin client_ed25519, which tallyd does not know: use mysql_native_password or caching_sha2_password";
-    let Some((server, admin, mut world)) = world_with("--plugin-load-add=auth_ed25519", "plugin").await else { return };
+    let Some((server, admin, world)) = world_with("--plugin-load-add=auth_ed25519", "plugin").await else { return };
     run(&admin, "CREATE USER new IDENTIFIED VIA ed25519 USING PASSWORD('x'); GRANT ALL ON *.* TO new").await;
     let url = format!("mysql://new:x@{}/{}", server.address(), world.name);
     world.write(&format!("[mysql]\nurl = \"{url}\""));
     for arguments in [&["config", "check"][..], &["run"], &["reconcile"], &["migrate"]] {
         assert_refused(&world.tallyd(arguments), SENTENCE);
     }
-    world.set("");
 }
