@@ -1,5 +1,6 @@
 //! Undoes all faults, and waits until nothing is in flight any more.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -137,10 +138,27 @@ impl Site {
     ///
     /// # Errors
     /// Fails if MySQL doesn't answer.
-    pub async fn outboxes_behind(&self) -> Result<i64> {
-        let sql = "SELECT CAST(COUNT(*) AS SIGNED) FROM partition_owner o LEFT JOIN outbox_state s USING (`partition`) \
-            WHERE o.outbox > COALESCE(s.applied, 0)";
-        Ok(sqlx::query_scalar(sql).fetch_one(self.pool()).await?)
+    pub async fn outboxes_behind(&self) -> Result<usize> {
+        self.outboxes_before(&self.outbox_ends().await?).await
+    }
+
+    /// Returns the last row of each partition's outbox.
+    ///
+    /// # Errors
+    /// Fails if MySQL doesn't answer.
+    pub async fn outbox_ends(&self) -> Result<Vec<(u16, u64)>> {
+        Ok(sqlx::query_as("SELECT `partition`, outbox FROM partition_owner").fetch_all(self.pool()).await?)
+    }
+
+    /// Returns the number of partitions of which Redis does not have these rows yet.
+    ///
+    /// # Errors
+    /// Fails if MySQL doesn't answer.
+    pub async fn outboxes_before(&self, ends: &[(u16, u64)]) -> Result<usize> {
+        let sql = "SELECT `partition`, applied FROM outbox_state";
+        let applied: Vec<(u16, u64)> = sqlx::query_as(sql).fetch_all(self.pool()).await?;
+        let applied: BTreeMap<u16, u64> = applied.into_iter().collect();
+        Ok(ends.iter().filter(|(partition, end)| applied.get(partition).copied().unwrap_or(0) < *end).count())
     }
 
     /// Returns the number of messages that are in queues or unacknowledged.
