@@ -95,7 +95,7 @@ struct Partition {
     /// Events that are delivered to the consumer, but not in a batch yet.
     delivered: f64,
     open: f64,
-    open_since: f64,
+    wrote_at: f64,
     writing: Option<Writing>,
     /// Uncommitted events: their arrival time and their count.
     arrived: VecDeque<(f64, f64)>,
@@ -118,7 +118,7 @@ impl Partition {
     }
 
     /// Uses `us` microseconds of a core's time.
-    fn work(&mut self, role: Role, us: f64, now: f64, site: &Site) {
+    fn work(&mut self, role: Role, us: f64, site: &Site) {
         let done = |us: f64, cost: f64| if cost > 0.0 { us / cost } else { f64::INFINITY };
         match role {
             Role::Publish => {
@@ -134,9 +134,6 @@ impl Partition {
             Role::Consume => {
                 let room = site.batch_events_max - self.open;
                 let events = done(us, site.costs.consume).min(self.delivered).min(room);
-                if self.open == 0.0 {
-                    self.open_since = now;
-                }
                 self.delivered -= events;
                 self.open += events;
             }
@@ -148,14 +145,15 @@ impl Partition {
         }
     }
 
-    /// Begins to write the open batch if no other batch is being written, and the open batch is full or has waited for
-    /// the linger time.
+    /// Begins to write the open batch if no other batch is being written, and the open batch is full or the last one began
+    /// longer ago than the linger time.
     fn begin_writing(&mut self, now: f64, site: &Site) {
         let is_full = self.open >= site.batch_events_max - 0.5;
-        let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;
+        let has_lingered = self.open >= 1.0 && now - self.wrote_at >= site.linger_us;
         if self.writing.is_some() || !(is_full || has_lingered) {
             return;
         }
+        self.wrote_at = now;
         let (events, costs) = (std::mem::take(&mut self.open), &site.costs);
         self.writing = Some(Writing {
             events,
@@ -196,7 +194,7 @@ pub fn simulate(site: &Site) -> Outcome {
         for partition in &mut partitions {
             arrive(partition, now, site);
         }
-        share(&mut partitions, now, site);
+        share(&mut partitions, site);
         for partition in &mut partitions {
             partition.begin_writing(now, site);
             if let Some(events) = partition.end_writing() {
@@ -218,7 +216,7 @@ fn arrive(partition: &mut Partition, now: f64, site: &Site) {
 }
 
 /// Divides each pool of cores equally among the active threads that use this pool.
-fn share(partitions: &mut [Partition], now: f64, site: &Site) {
+fn share(partitions: &mut [Partition], site: &Site) {
     let pools: Vec<(f64, &[Role])> = match site.cores {
         Cores::Shared(cores) => vec![(cores, &[Role::Publish, Role::Deliver, Role::Consume, Role::Write])],
         Cores::Own { rabbitmq, daemons, mysql } => {
@@ -236,7 +234,7 @@ fn share(partitions: &mut [Partition], now: f64, site: &Site) {
         let us = STEP_US * (cores / threads.len().max(1) as f64).min(1.0);
         for (place, role) in threads {
             if let Some(partition) = partitions.get_mut(place) {
-                partition.work(role, us, now, site);
+                partition.work(role, us, site);
             }
         }
     }

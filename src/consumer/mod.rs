@@ -34,7 +34,6 @@
 //! loop, because a quorum queue dead-letters a message after 20 returns. The consumer must never exit because a server
 //! does not answer.
 
-mod arrival_rate;
 mod batch;
 mod batch_writer;
 mod clock;

@@ -97,13 +97,14 @@ impl<M: Message, T> Flow<M, T> {
     }
 
     /// The caller does this step before the next call. `is_full`: the open batch takes no other message.
-    /// `has_lingered`: it need not wait for more.
+    /// `has_lingered`: it need not wait for more. It waits for none that cannot come before its acknowledgement.
     pub fn next(&mut self, is_full: bool, has_lingered: impl FnOnce() -> bool) -> Option<Step<M, T>> {
         if !is_full && let Some(message) = self.joining() {
             return Some(Step::Join(message));
         }
         let is_idle = self.writing_last.is_none();
-        if is_idle && self.open_last.is_some() && (is_full || self.is_ending || has_lingered()) {
+        let must_go = is_full || self.is_ending || !self.inbox.is_empty() || self.prefetch.is_used_up(self.open);
+        if is_idle && self.open_last.is_some() && (must_go || has_lingered()) {
             self.writing_last = self.open_last.take();
             (self.open, self.open_returns) = (0, 0);
             return Some(Step::Write);

@@ -113,6 +113,11 @@ impl Prefetch {
         self.messages
     }
 
+    /// Whether the broker sends no message beside these.
+    pub fn is_used_up(&self, messages: usize) -> bool {
+        self.messages > 0 && messages >= usize::from(self.messages)
+    }
+
     pub fn note(&mut self, returns: i64, bytes: usize) {
         self.sizes.note(bytes);
         self.seen = self.seen.saturating_add(1);

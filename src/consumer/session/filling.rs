@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
 
 use tracing::debug;
 
@@ -19,14 +18,12 @@ use tallyd_mysql::letters::DeadLetter;
 #[derive(Default)]
 pub(super) struct Filling {
     pub batch: Batch,
-    pub since: Option<Instant>,
     pub oldest: Option<Micros>,
     pub received: ReceivedCounts,
 }
 
 impl Filling {
     pub(super) fn take(&mut self, message: Arrived, map: Option<&Map>, (terms, now): (&Terms, Micros), queue: &str) {
-        self.since.get_or_insert_with(Instant::now);
         self.received.messages += 1;
         self.received.redelivered += u64::from(message.redelivered);
         self.batch.messages += 1;

@@ -2,8 +2,8 @@
 //!
 //! [`Flow`] decides what to do next. While the writer writes one batch, the session fills the next one. The broker holds
 //! back messages beyond the prefetch. A batch closes when it is full, or when the session ends. A batch also closes when
-//! the writer is free and `linger_ms` has passed since the batch's first message. While few events arrive, a batch closes
-//! as soon as the writer is free.
+//! the writer is free and `linger_ms` has passed since the last batch closed. So an event of an idle partition is written
+//! at once, and a busy partition commits at most `1000 / linger_ms` times a second, plus its full batches.
 
 mod filling;
 mod writing;
@@ -21,7 +21,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::filling::Filling;
 use self::writing::{Writing, join};
-use super::arrival_rate::ArrivalRate;
 use super::batch::Arrived;
 use super::batch_writer::BatchWriter;
 use super::counting::InBatches;
@@ -84,7 +83,7 @@ pub(super) async fn run(
         is_cancelled: false,
         flow: Flow::new(std::mem::take(&mut learned.prefetch), limits),
         open: Filling::default(),
-        arrival_rate: ArrivalRate::default(),
+        closed_last: None,
         writer: Some(writer),
         writing: None,
         outage,
@@ -136,7 +135,7 @@ struct Session<'a> {
     is_cancelled: bool,
     flow: Flow<Arrived, Acker>,
     open: Filling,
-    arrival_rate: ArrivalRate,
+    closed_last: Option<Instant>,
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
@@ -172,7 +171,7 @@ impl Session<'_> {
             self.unacked.note(self.flow.waiting(), &self.partition_state);
             loop {
                 let (is_full, lingers_until) = (self.is_full(), self.lingers_until());
-                let has_lingered = || lingers_until.is_some_and(|until| until <= Instant::now());
+                let has_lingered = || lingers_until.is_none_or(|until| until <= Instant::now());
                 let Some(step) = self.flow.next(is_full, has_lingered) else { break };
                 match step {
                     Step::Join(message) => self.push(message),
@@ -203,11 +202,13 @@ impl Session<'_> {
                 delivery = self.deliveries.next(), if gather.is_none() && !self.is_cancelled => {
                     self.take_in(delivery)?;
                     self.take_in_arrived()?;
-                    // While the writer is busy, waiting costs no time.
-                    gather = (self.arrival_rate.is_fast || self.writing.is_some()).then(|| Instant::now() + GATHER);
+                    let now = Instant::now();
+                    let must_linger = self.lingers_until().is_some_and(|until| until > now);
+                    // While the open batch can't be written, waiting costs no time.
+                    gather = (must_linger || self.writing.is_some()).then(|| now + GATHER);
                 }
                 () = until(gather) => gather = None,
-                () = until(lingers_until), if self.writing.is_none() => {}
+                () = until(lingers_until), if self.writing.is_none() && self.open.batch.messages > 0 => {}
                 _ = tick.tick(), if !is_ending => self.check_idle().await?,
             }
         }
@@ -254,9 +255,9 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
+    /// `None` if no batch was written before the open one, which then need not wait.
     fn lingers_until(&self) -> Option<Instant> {
-        let linger_ms = if self.arrival_rate.is_fast { self.config.consumer.linger_ms } else { 0 };
-        self.open.since.map(|since| since + Duration::from_millis(linger_ms))
+        self.closed_last.map(|closed| closed + Duration::from_millis(self.config.consumer.linger_ms))
     }
 
     /// Takes one message. If the queue was deleted, the library reports this once. This does not matter if the session is

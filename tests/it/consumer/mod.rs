@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use common::size::size;
-use common::{Dice, Model, World, body, eventually, target};
+use common::{Daemon, Dice, Model, World, body, eventually, target};
 use futures_util::StreamExt;
 use lapin::options::BasicConsumeOptions;
 use lapin::types::FieldTable;
@@ -28,6 +28,12 @@ type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 fn prefetch_of(line: &str) -> Option<u64> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     line["prefetch"].as_u64().filter(|_| line["event"] == "consuming")
+}
+
+/// Waits until the consumer has a usual prefetch. It takes the first ten messages one by one, and never keeps one waiting.
+async fn takes_many(daemon: &Daemon) {
+    let is_usual = |line: &str| prefetch_of(line).is_some_and(|prefetch| prefetch > 1);
+    eventually("the consumer takes many messages", async || daemon.log().lines().any(is_usual)).await;
 }
 
 /// Receives messages as the only consumer, and dies without an acknowledgement.
@@ -133,26 +139,51 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
 }
 
 #[tokio::test]
-async fn few_likes_are_written_without_waiting_for_more() {
-    const LIKES: u32 = 30;
+async fn a_like_is_written_at_once_unless_a_batch_has_just_begun() {
     const LINGER: Duration = Duration::from_secs(3);
-    let world = World::new("few_likes", &format!("[consumer]\nlinger_ms = {}", LINGER.as_millis())).await;
-    let (publisher, daemon) = (world.publisher().await, world.daemon());
-    let mut began = Instant::now();
-    for user in 1..=LIKES {
-        let like = LikeEvent { target: target(1), user: UserId(user.into()), at: Micros(NOW), liked: true };
-        world.publish(&publisher, &[body(&like)]).await;
-        eventually("the like is written", || async {
-            world.count("SELECT COUNT(*) FROM like_record").await == i64::from(user)
-        })
-        .await;
-        if user == 1 {
-            // The first batches of a session wait for more events.
-            began = Instant::now();
-        }
+    let world = World::new("idle_like", &format!("[consumer]\nlinger_ms = {}", LINGER.as_millis())).await;
+    let daemon = world.consuming().await;
+    let publisher = world.publisher().await;
+    let like = |user| body(&LikeEvent { target: target(1), user: UserId(user), at: Micros(NOW), liked: true });
+    world.publish(&publisher, &(1..=10).map(like).collect::<Vec<_>>()).await;
+    takes_many(&daemon).await;
+    let writes = async |user| {
+        let began = Instant::now();
+        world.publish(&publisher, &[like(user)]).await;
+        let is_written = async || world.count("SELECT COUNT(*) FROM like_record").await == user.cast_signed();
+        eventually("the like is written", is_written).await;
+        began.elapsed()
+    };
+    let began = Instant::now();
+    assert!(writes(11).await < LINGER);
+    writes(12).await;
+    assert!(began.elapsed() > LINGER, "the second like did not wait");
+    // Lets the partition be idle.
+    tokio::time::sleep(LINGER).await;
+    assert!(writes(13).await < LINGER);
+}
+
+#[tokio::test]
+async fn a_busy_partition_begins_at_most_one_batch_per_linger() {
+    const LINGER: Duration = Duration::from_millis(200);
+    let settings = format!("[consumer]\nlinger_ms = {}\n[log]\nlevel = \"debug\"\n", LINGER.as_millis());
+    let world = World::new("busy_likes", &settings).await;
+    let daemon = world.consuming().await;
+    let publisher = world.publisher().await;
+    let (bodies, model, _) = traffic(300, 20);
+    let (first, rest) = bodies.split_at(10);
+    world.publish(&publisher, first).await;
+    takes_many(&daemon).await;
+    let began = Instant::now();
+    let before = daemon.log().len();
+    for like in rest {
+        world.publish(&publisher, std::slice::from_ref(like)).await;
     }
-    assert!(began.elapsed() < LINGER * LIKES / 3, "{LIKES} likes took {:?}", began.elapsed());
-    assert!(daemon.stop().success());
+    world.drained(&publisher).await;
+    let lingers = began.elapsed().as_millis() / LINGER.as_millis();
+    let batches = daemon.log()[before..].lines().filter(|line| line.contains("\"batch-committed\"")).count();
+    assert!(batches > 1 && batches as u128 <= lingers + 1, "{batches} batches in {lingers} times linger_ms");
+    world.assert_equals(&model).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -317,5 +348,4 @@ async fn a_slow_batch_is_logged_with_the_traces_of_its_messages() {
     let line: serde_json::Value = serde_json::from_str(line).unwrap();
     assert_eq!((&line["level"], &line["traceparents"]), (&"WARN".into(), &TRACE.into()), "{line}");
     assert!(line["seconds"].as_f64().unwrap() > 2.0 && line["events"] == 1, "{line}");
-    assert!(daemon.stop().success());
 }

@@ -180,8 +180,8 @@ pub struct Consumer {
     /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Milliseconds that a batch waits for more events, if a partition gets at least 2,000 events a second. A longer
-    /// wait makes batches larger, but adds latency.
+    /// Minimum time in milliseconds from the begin of a partition's batch to the begin of the next one, if neither is full.
+    /// An event that comes later is written at once. A longer time saves commits, but adds latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
     /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server
@@ -211,7 +211,7 @@ impl Default for Consumer {
             batch_bytes_max: 8 << 20,
             applied_event_keep: Pause::from_secs(7 * 86_400),
             dead_letters_max: 100_000,
-            linger_ms: 5,
+            linger_ms: 10,
             reads_first: false,
             at_min: Day::first_of(2010),
             future_max: Pause::from_secs(300),
