@@ -65,15 +65,15 @@ impl Runtime {
             }
             Self::Go => Command::new(installed.join("consumer")),
         };
-        let config = &world.config;
+        let (config, peers) = (&world.config, world.setup.peers);
         command
             .arg(way)
             .env("AMQP_URL", config.amqp.url.expose())
             .env("QUEUE", world.broker.queue(0))
-            .env("PREFETCH", config.amqp.prefetch.to_string())
+            .env("PREFETCH", peers.prefetch.unwrap_or(config.amqp.prefetch).to_string())
             .env("MYSQL_URL", config.mysql.url.expose())
-            .env("BATCH", config.consumer.batch_events_max.to_string())
-            .env("LINGER_MS", world.setup.peer_linger_ms.to_string());
+            .env("BATCH", peers.batch.unwrap_or(config.consumer.batch_events_max).to_string())
+            .env("LINGER_MS", peers.linger_ms.unwrap_or(config.consumer.linger_ms).to_string());
         command
     }
 }

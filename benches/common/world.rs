@@ -23,13 +23,24 @@ const REDIS_CALL_MAX: Duration = Duration::from_mins(1);
 /// Time between two questions for the length of a queue.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The settings of tallyd. Peers get the same values.
+/// The settings of peers, if they differ from those of tallyd. Other consumers often use smaller batches and a longer
+/// linger time (the wait for a full batch).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peers {
+    pub batch: Option<usize>,
+    pub prefetch: Option<u16>,
+    pub linger_ms: Option<u64>,
+}
+
+/// The settings of tallyd. Peers get the same values, except those in `peers`.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub partitions: u16,
     pub batch_events_max: usize,
-    /// Only for peers. Other consumers often use a longer linger time (the wait for a full batch) than tallyd.
-    pub peer_linger_ms: u64,
+    /// `None`: the default, but at least two batches.
+    pub prefetch: Option<u16>,
+    pub linger_ms: u64,
+    pub peers: Peers,
     pub dead_letters_max: u64,
     /// The writer of the like counters in Redis: the daemon or the API servers.
     pub likes_by: Writes,
@@ -43,7 +54,9 @@ impl Default for Setup {
         Self {
             partitions: 1,
             batch_events_max,
-            peer_linger_ms: linger_ms,
+            prefetch: None,
+            linger_ms,
+            peers: Peers::default(),
             dead_letters_max,
             likes_by: Writes::Daemon,
             metrics: "",
@@ -52,10 +65,9 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Returns the prefetch. The prefetch is at least the default, at least two batches, and at most the protocol's
-    /// maximum.
     fn prefetch(self) -> u16 {
-        u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX).max(Config::default().amqp.prefetch)
+        let least = || u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX);
+        self.prefetch.unwrap_or_else(|| least().max(Config::default().amqp.prefetch))
     }
 }
 
@@ -198,7 +210,7 @@ pub fn stack(name: &str) -> Result<String> {
 }
 
 fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
-    let Setup { partitions, batch_events_max, dead_letters_max, likes_by, metrics, .. } = setup;
+    let Setup { partitions, batch_events_max, linger_ms, dead_letters_max, likes_by, metrics, .. } = setup;
     let writer = match likes_by {
         Writes::Api => "api",
         Writes::Daemon => "daemon",
@@ -210,7 +222,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\
          [mysql]\nurl = \"{admin_url}{name}\"\n[redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\n\
          [consumer]\nbatch_events_max = {batch_events_max}\nbatch_bytes_max = {bytes_max}\n\
-         dead_letters_max = {dead_letters_max}\n\
+         linger_ms = {linger_ms}\ndead_letters_max = {dead_letters_max}\n\
          [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n[admin]\nlisten = \"\"\ncontrol = \"\"\n\
          [log]\nlevel = \"info,tallyd::consumer::session::writing=debug\"\nformat = \"json\"\n\
          [[rule]]\nmetric = \"like\"\nwriter = \"{writer}\"\n[[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",

@@ -8,6 +8,8 @@ use tallyd_core::rules::Writes;
 pub const NOOP: &str = "noop";
 pub const FLOOR: &str = "floor";
 pub const FLOOR_1000: &str = "floor-1000";
+/// What a peer with exact counters can reach at most: it reads the old rows, has a peer's batches, and no broker.
+pub const FLOOR_EXACT: &str = "floor-exact";
 pub const TALLYD: &str = "tallyd";
 /// tallyd on a site whose API servers count likes in Redis.
 pub const TALLYD_API: &str = "tallyd-api";
@@ -25,10 +27,11 @@ const ARRAY_EVENTS: usize = 100;
 /// The number of groups of users in [`TALLYD_ARRAYS_2_GROUPED`].
 const GROUPS: u64 = 64;
 
-pub const ALL: [Contender; 15] = [
+pub const ALL: [Contender; 16] = [
     Contender::role(NOOP, Keeps::Nothing),
     Contender::role(FLOOR, Keeps::RowsAndCounters),
     Contender { name: FLOOR_1000, batch_events_max: Some(1_000), ..Contender::role(FLOOR, Keeps::RowsAndCounters) },
+    Contender::role(FLOOR_EXACT, Keeps::RowsAndCounters),
     Contender::tallyd(TALLYD, 1),
     Contender { likes_by: Writes::Api, ..Contender::tallyd(TALLYD_API, 1) },
     Contender::tallyd("tallyd-2", 2),

@@ -13,6 +13,7 @@ use crate::common::model::Model;
 use crate::common::preload;
 use crate::common::workload::USERS;
 use crate::common::world::{Setup, World, stack};
+use crate::contenders::{FLOOR, FLOOR_EXACT};
 use crate::traffic::{Traffic, row_bytes};
 
 /// The load of a run.
@@ -66,7 +67,11 @@ impl Drained {
 /// # Errors
 /// Fails if the contender failed or wrote wrong data.
 pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<Drained> {
-    let batch_events_max = contender.batch_events_max.unwrap_or(setup.batch_events_max);
+    let batch_events_max = match contender.runs {
+        Runs::Role(FLOOR_EXACT) => setup.peers.batch,
+        _ => contender.batch_events_max,
+    };
+    let batch_events_max = batch_events_max.unwrap_or(setup.batch_events_max);
     let setup = Setup { partitions: contender.partitions, likes_by: contender.likes_by, batch_events_max, ..setup };
     let world = World::new(contender.name, setup).await?;
     let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
@@ -79,8 +84,8 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
         crate::curve::fill_table(world, load.rows_before).await?;
     }
     let before = servers.used(None)?;
-    // The contender `floor` generates its events itself.
-    if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
+    // These contenders generate their events themselves.
+    if !matches!(contender.runs, Runs::Role(FLOOR | FLOOR_EXACT)) {
         let events = crate::events(load.events, load.hot);
         match contender.per_message {
             1 => preload::preload(world, events).await?,

@@ -34,9 +34,25 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
+    /// tallyd's batch_events_max [default: tallyd's default].
+    #[arg(long, value_name = "EVENTS")]
+    batch: Option<usize>,
+
+    /// tallyd's prefetch [default: tallyd's default, but at least two batches].
+    #[arg(long, value_name = "MESSAGES")]
+    prefetch: Option<u16>,
+
     /// How long peers wait for a batch to fill [default: same as tallyd].
     #[arg(long, value_name = "MS")]
     peer_linger_ms: Option<u64>,
+
+    /// Number of events in a peer's batch, and in a batch of floor-exact [default: same as tallyd].
+    #[arg(long, value_name = "EVENTS")]
+    peer_batch: Option<usize>,
+
+    /// Number of messages that a peer has not acknowledged [default: same as tallyd].
+    #[arg(long, value_name = "MESSAGES")]
+    peer_prefetch: Option<u16>,
 
     /// Also run tallyd once with this many events, to measure its peak memory.
     #[arg(long, value_name = "EVENTS")]
@@ -76,6 +92,7 @@ struct Arguments {
 enum Role {
     Noop,
     Floor,
+    FloorExact,
 }
 
 #[tokio::main]
@@ -89,7 +106,10 @@ async fn main() -> Result<()> {
             let config = tallyd_base::config::load(&path)?;
             match role {
                 Role::Noop => roles::noop(&config).await,
-                Role::Floor => roles::floor(&config, events(arguments.events, arguments.hot)).await,
+                Role::Floor | Role::FloorExact => {
+                    let reads_first = matches!(role, Role::FloorExact);
+                    roles::floor(&config, reads_first, events(arguments.events, arguments.hot)).await
+                }
             }
         }
     }

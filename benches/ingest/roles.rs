@@ -10,7 +10,7 @@ use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use sqlx::{Connection, MySqlConnection};
 use tallyd_base::config::Config;
-use tallyd_core::coalesce::{coalesce, differences};
+use tallyd_core::coalesce::{Before, LikeState, Pair, before, coalesce, differences};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::Metric;
 use tallyd_mysql::{Store, StoreError, Text, likes};
@@ -59,14 +59,15 @@ pub async fn noop(config: &Config) -> Result<()> {
     }
 }
 
-/// Writes the same batches as tallyd, without a broker. The rate shows the database's limit.
-pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
+/// Writes batches without a broker, as tallyd does. The rate shows the database's limit. With `reads_first`, old rows are
+/// read before they are written, as most programs with exact counters do.
+pub async fn floor(config: &Config, reads_first: bool, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();
     let store = Store::new(&config.mysql, 1)?;
     let mut lent = store.acquire().await?;
     say_consuming();
     for batch in events.chunks(config.consumer.batch_events_max) {
-        lent.limit("write a batch", |connection| write_batch(connection, batch)).await?;
+        lent.limit("write a batch", |connection| write_batch(connection, reads_first, batch)).await?;
         say_committed(batch.len() as u64);
     }
     // Waits until the benchmark has read the CPU time of this process.
@@ -75,14 +76,36 @@ pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> 
 
 /// Runs tallyd's transaction with counters. The transaction here omits the parts that protect against other daemons and
 /// bad messages: the owner's row, fences (markers of jobs) and dead letters.
-async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
+async fn write_batch(
+    connection: &mut MySqlConnection,
+    reads_first: bool,
+    events: &[LikeEvent],
+) -> Result<(), StoreError> {
     let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
     let winners = coalesce(events);
-    let before = likes::upsert(&mut tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?;
+    let before = if reads_first {
+        read_and_write(&mut tx, &winners).await?
+    } else {
+        likes::upsert(&mut tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?
+    };
     let mut text = Text::default();
     likes::add_differences(&mut text, 0, &differences(Metric(1), &winners, &before));
     text.run(&mut tx, "add to counters").await?;
     tx.commit().await.map_err(StoreError::sql("commit a batch"))
+}
+
+async fn read_and_write(
+    connection: &mut MySqlConnection,
+    winners: &[(Pair, LikeState)],
+) -> Result<Vec<Before>, StoreError> {
+    let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
+    let before = before(winners, &likes::old_states(connection, &pairs).await?);
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
+        winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
+    };
+    likes::insert_states(connection, &those(|before| *before == Before::Absent)).await?;
+    likes::update_states(connection, &those(|before| matches!(before, Before::Older(_)))).await?;
+    Ok(before)
 }
 
 fn say_consuming() {

@@ -12,7 +12,7 @@ use crate::common::lineup::line_up;
 use crate::common::machine::{Machine, cores};
 use crate::common::model::Model;
 use crate::common::report::{Results, median, number, print_figures, print_table, write_picture};
-use crate::common::world::Setup;
+use crate::common::world::{Peers, Setup};
 use crate::contenders::{ALL, TALLYD};
 use crate::drain::{self, Drained, Load};
 use crate::figures;
@@ -31,8 +31,10 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let contenders = &lineup.contenders;
     let model = Model::of(crate::events(arguments.events, arguments.hot));
     let load = Load { events: arguments.events, hot: arguments.hot, rows_before: 0, model: &model };
-    let mut setup = Setup::default();
-    setup.peer_linger_ms = arguments.peer_linger_ms.unwrap_or(setup.peer_linger_ms);
+    let peers =
+        Peers { batch: arguments.peer_batch, prefetch: arguments.peer_prefetch, linger_ms: arguments.peer_linger_ms };
+    let mut setup = Setup { prefetch: arguments.prefetch, peers, ..Setup::default() };
+    setup.batch_events_max = arguments.batch.unwrap_or(setup.batch_events_max);
     let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
     for round in 0..arguments.rounds {
         for place in 0..contenders.len() {

@@ -9,17 +9,15 @@ use anyhow::Result;
 use clap::Parser;
 use serde::Serialize;
 
-use common::contender::{Contender, Keeps};
+use common::contender::{Contender, Keeps, Runs};
 use common::lineup::line_up;
 use common::machine::Machine;
 use common::peers::Runtime;
 use common::report::{Aim, Results, median, number, print_figures, print_table};
+use common::world::{Peers, Setup};
 use measure::{Measured, Quantiles, measure};
 use tallyd_benches as common;
 use tallyd_core::rules::Writes;
-
-/// Events per second.
-const RATES: [u64; 2] = [1_000, 10_000];
 
 const TALLYD: &str = "tallyd";
 /// tallyd on a site whose API servers count likes in Redis.
@@ -37,15 +35,21 @@ const CONTENDERS: [Contender; 6] = [
     Contender::peer(EXACT_PEER, Runtime::Go, "exact", Keeps::RowsAndCounters),
 ];
 
-const AIMS: [(&str, Aim); 3] = [
-    ("p99_ms_at_1000", Aim::AtMost(8.0)),
+const AIMS: [(&str, Aim); 5] = [
+    ("p99_ms_at_1000", Aim::AtMost(25.0)),
+    ("exact_peer_cpu_ratio_at_1000", Aim::AtMost(1.0)),
+    ("commits_per_s_at_1000", Aim::AtMost(100.0)),
     ("p99_ms_at_10000", Aim::AtMost(30.0)),
     ("exact_peer_p99_ratio_at_10000", Aim::AtMost(1.0)),
 ];
 
-/// Publish at 1,000 and 10,000 events per second, and read the times of the commits in the contenders' logs.
+/// Publish at steady rates, and read the times of the commits in the contenders' logs.
 #[derive(Debug, Parser)]
 struct Arguments {
+    /// Comma-separated rates, in events per second.
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 4_000, 10_000])]
+    rates: Vec<u64>,
+
     /// Number of seconds for which each rate is measured, after a warm-up of two seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
@@ -58,10 +62,45 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
+    /// Run tallyd with each of these comma-separated values of linger_ms [default: tallyd's].
+    #[arg(long, value_name = "MS", value_delimiter = ',')]
+    linger_ms: Vec<u64>,
+
+    /// How long peers wait for a batch to fill [default: same as tallyd].
+    #[arg(long, value_name = "MS")]
+    peer_linger_ms: Option<u64>,
+
     /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
+
+/// A contender with its settings.
+struct Entrant {
+    name: String,
+    contender: Contender,
+    setup: Setup,
+}
+
+impl Arguments {
+    /// Returns the contender once, or once for each value of linger_ms.
+    fn entrants(&self, contender: Contender) -> Vec<Entrant> {
+        let peers = Peers { linger_ms: self.peer_linger_ms, ..Peers::default() };
+        let setup = Setup { likes_by: contender.likes_by, peers, ..Setup::default() };
+        if !matches!(contender.runs, Runs::Tallyd) || self.linger_ms.is_empty() {
+            return vec![Entrant { name: contender.name.to_owned(), contender, setup }];
+        }
+        let with = |linger_ms: &u64| Entrant {
+            name: format!("{} with {linger_ms} ms", contender.name),
+            contender,
+            setup: Setup { linger_ms: *linger_ms, ..setup },
+        };
+        self.linger_ms.iter().map(with).collect()
+    }
+}
+
+/// The runs of each contender at each rate.
+type Standings = BTreeMap<(u64, String), Standing>;
 
 /// A contender's runs at one rate.
 #[derive(Serialize)]
@@ -75,41 +114,48 @@ async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let machine = Machine::look().await?;
     let lineup = line_up(&CONTENDERS, &arguments.only).await?;
-    let mut runs: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
+    let entrants: Vec<Entrant> = lineup.contenders.iter().flat_map(|it| arguments.entrants(*it)).collect();
+    let mut runs: BTreeMap<(u64, String), Vec<Measured>> = BTreeMap::new();
     for round in 0..arguments.rounds {
-        for rate in RATES {
-            for contender in &lineup.contenders {
-                let name = format!("{} at {rate}", contender.name);
-                let Some(measured) = measure(contender, rate, arguments.seconds).await? else {
-                    println!("round {}: {name}/s: too slow for this rate", round + 1);
+        for rate in &arguments.rates {
+            for Entrant { name, contender, setup } in &entrants {
+                let Some(measured) = measure(contender, *setup, *rate, arguments.seconds).await? else {
+                    println!("round {}: {name} at {rate}/s: too slow for this rate", round + 1);
                     continue;
                 };
-                println!("round {}: {name}/s: p99 {} ms", round + 1, number(measured.latency_ms.p99));
-                runs.entry(name).or_default().push(measured);
+                println!("round {}: {name} at {rate}/s: p99 {} ms", round + 1, number(measured.latency_ms.p99));
+                runs.entry((*rate, name.clone())).or_default().push(measured);
             }
         }
     }
-    let standings: BTreeMap<String, Standing> =
-        runs.into_iter().map(|(name, runs)| (name, Standing { median: medians(&runs), runs })).collect();
+    let standings: Standings =
+        runs.into_iter().map(|(place, runs)| (place, Standing { median: medians(&runs), runs })).collect();
     print_standings(&standings);
     lineup.print_missing();
     let figures = figures(&standings);
     print_figures(&figures, &AIMS);
+    let results: BTreeMap<String, Standing> =
+        standings.into_iter().map(|((rate, name), standing)| (format!("{name} at {rate}"), standing)).collect();
     let arguments = std::env::args().skip(1).collect();
-    Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write("latency")
+    Results { figures, machine, arguments, missing: lineup.missing, results }.write("latency")
 }
 
-fn figures(standings: &BTreeMap<String, Standing>) -> BTreeMap<String, f64> {
+fn figures(standings: &Standings) -> BTreeMap<String, f64> {
     let mut figures = BTreeMap::new();
-    let modes = [(TALLYD, ""), (TALLYD_API, "_api")];
-    for (rate, (mode, suffix)) in RATES.into_iter().flat_map(|rate| modes.map(|mode| (rate, mode))) {
-        let Some(standing) = standings.get(&format!("{mode} at {rate}")) else { continue };
-        let Quantiles { p50, p99, max } = standing.median.latency_ms;
-        for (name, value) in [("p50", p50), ("p99", p99), ("max", max)] {
-            figures.insert(format!("{name}_ms_at_{rate}{suffix}"), value);
-        }
-        if let Some(peer) = standings.get(&format!("{EXACT_PEER} at {rate}")) {
-            figures.insert(format!("exact_peer_p99_ratio_at_{rate}{suffix}"), p99 / peer.median.latency_ms.p99);
+    for ((rate, name), Standing { median: run, .. }) in standings {
+        let Some(suffix) = name.strip_prefix(TALLYD) else { continue };
+        let suffix = suffix.replace(['-', ' '], "_");
+        let Quantiles { p50, p99, max } = run.latency_ms;
+        let commits_per_s = *rate as f64 / run.events_per_batch;
+        let own = [("p50_ms", p50), ("p99_ms", p99), ("max_ms", max), ("commits_per_s", commits_per_s)];
+        let peer = standings.get(&(*rate, EXACT_PEER.to_owned())).map(|Standing { median: peer, .. }| {
+            [
+                ("exact_peer_p99_ratio", p99 / peer.latency_ms.p99),
+                ("exact_peer_cpu_ratio", run.cpu_us() / peer.cpu_us()),
+            ]
+        });
+        for (name, value) in own.into_iter().chain([("cpu_us", run.cpu_us())]).chain(peer.into_iter().flatten()) {
+            figures.insert(format!("{name}_at_{rate}{suffix}"), value);
         }
     }
     figures
@@ -134,15 +180,15 @@ fn medians(runs: &[Measured]) -> Measured {
     }
 }
 
-fn print_standings(standings: &BTreeMap<String, Standing>) {
+fn print_standings(standings: &Standings) {
     let rows: Vec<Vec<String>> = standings
         .iter()
-        .map(|(name, Standing { median: run, .. })| {
+        .map(|((rate, name), Standing { median: run, .. })| {
             let latency = [run.latency_ms.p50, run.latency_ms.p99, run.latency_ms.max];
-            let cost = [run.events_per_batch, run.consumer_us, run.mysql_us, run.rabbitmq_us];
-            let rest = [run.redis_us, run.others_cores];
+            let cost = [run.events_per_batch, run.consumer_us, run.mysql_us, run.rabbitmq_us, run.redis_us];
+            let rest = [run.cpu_us(), run.others_cores];
             let cells = latency.into_iter().chain([run.late_ms.p99]).chain(cost).chain(rest).map(number);
-            std::iter::once(name.clone()).chain(cells).collect()
+            [rate.to_string(), name.clone()].into_iter().chain(cells).collect()
         })
         .collect();
     println!(
@@ -150,7 +196,8 @@ fn print_standings(standings: &BTreeMap<String, Standing>) {
          publisher's part."
     );
     let titles = [
-        "contender and events/s",
+        "events/s",
+        "contender",
         "p50",
         "p99",
         "max",
@@ -160,6 +207,7 @@ fn print_standings(standings: &BTreeMap<String, Standing>) {
         "MySQL us",
         "RabbitMQ us",
         "Redis us",
+        "all us",
         "others",
     ];
     print_table(&titles, &rows);

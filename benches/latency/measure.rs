@@ -43,9 +43,16 @@ pub struct Measured {
     pub others_cores: f64,
 }
 
+impl Measured {
+    /// CPU time of the contender and the servers together, per event.
+    pub fn cpu_us(&self) -> f64 {
+        self.consumer_us + self.mysql_us + self.rabbitmq_us + self.redis_us
+    }
+}
+
 /// Measures the latencies. Returns `None` if the contender can't keep up with the rate.
-pub async fn measure(contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {
-    let world = World::new(contender.name, Setup { likes_by: contender.likes_by, ..Setup::default() }).await?;
+pub async fn measure(contender: &Contender, setup: Setup, rate: u64, seconds: u64) -> Result<Option<Measured>> {
+    let world = World::new(contender.name, setup).await?;
     let measured = measure_in(&world, contender, rate, seconds).await.with_context(|| contender.name);
     world.close(measured).await
 }
