@@ -64,7 +64,6 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     assert_eq!(world.redis_counters().await[&target(42)], 1);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
-    assert!(daemon.stop().success());
 }
 
 /// Returns the SQL blocks under a heading of a document. The names in the blocks are replaced by the test world's

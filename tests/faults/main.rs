@@ -110,7 +110,7 @@ async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
 async fn redis_killed_under_load_delays_nothing() {
     let (_alone, world, publisher) = alone("redis_killed", "[consumer]\nbatch_events_max = 500").await;
     let (bodies, model) = traffic(EVENTS, 7);
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let (before, after) = bodies.split_at(bodies.len() / 2);
     world.publish(&publisher, before).await;
     let redis = servers::kill("redis");
@@ -125,7 +125,6 @@ async fn redis_killed_under_load_delays_nothing() {
     assert_eq!(world.reconcile("--changed").await["ended"], "done");
     world.outbox_added().await;
     world.assert_redis_equals(&model).await;
-    assert!(daemon.stop().success());
 }
 
 /// Reads the counters of `targets` in a loop until `stop` is cancelled. These counters are never zero. Returns how many
@@ -182,7 +181,6 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     // like.
     world.succeeds(&["reconcile"]).await;
     world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,7 +224,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     world.publish(&publisher, &bodies).await;
     let watermark = "set_vm_memory_high_watermark";
     let alarm = servers::change(&[watermark, "0.0000001"], &[watermark, "0.4"]);
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let rows = i64::try_from(model.rows.len()).unwrap();
     eventually("all events are written and acknowledged", || async {
         world.count("SELECT COUNT(*) FROM like_record").await == rows
@@ -254,7 +252,6 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     );
     drop(alarm);
     world.assert_equals(&model).await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -51,7 +51,7 @@ fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
 #[tokio::test]
 async fn a_count_is_added_once_however_often_it_is_delivered() {
     let world = World::new("counts_once", METRICS).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
     // The test also publishes a like, so that the repeated messages contain several types of events.
@@ -64,7 +64,6 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     assert_eq!(numbers(&world).await, expected);
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 500);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-    assert!(daemon.stop().success());
 }
 
 /// The publisher republishes unconfirmed events again and again.
@@ -82,7 +81,6 @@ async fn batches_with_one_applied_count_each_are_written_once() {
     assert_eq!(numbers(&world).await, sums);
     let failed = daemon.log().matches("\"contention\"").count();
     assert!(failed <= 2, "{failed} transactions failed");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
@@ -95,10 +93,9 @@ async fn a_count_survives_the_daemons_death_before_and_after_its_commit() {
         let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&crashed).contains("fault-point"), "{}", stderr(&crashed));
     }
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, sums);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
@@ -120,7 +117,6 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
     let elsewhere: Vec<_> = bodies.iter().map(|(user, body)| (UserId(user.0 + 1), body.clone())).collect();
     world.consumed(&publisher, &elsewhere).await;
     assert_eq!(numbers(&world).await, sums);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
@@ -143,7 +139,6 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
     let reasons = "SELECT COUNT(*) FROM dead_letter WHERE reason IN ('at-too-old', 'event-id-out-of-range')";
     assert_eq!(world.count(reasons).await, 2);
-    assert!(daemon.stop().success());
 }
 
 /// A daemon must also reject events that another daemon, with a shorter `applied_event_keep`, has already forgotten.
@@ -189,7 +184,7 @@ async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
 #[tokio::test]
 async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let world = World::new("counts_known", METRICS).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let second = tallyd_base::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
@@ -204,13 +199,12 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     ];
     world.consumed(&publisher, &bodies).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 2), ((1, 4), 1), ((2, 3), 1)]));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
 async fn the_ledger_is_emptied_while_batches_are_written() {
     let world = World::new("counts_prune", &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (bodies, sums) = some(3_000);
     let store = tallyd_mysql::Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &bodies).await };
@@ -233,14 +227,13 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, sums);
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 3_000);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
 async fn a_targets_numbers_are_shown_side_by_side() {
     let rule = "[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
     let world = World::new("counts_show", &format!("{METRICS}{rule}")).await;
-    let daemon = world.consuming().await;
+    let _daemon = world.consuming().await;
     let client = world.api_server();
     for user in 1..=3 {
         client.like(target(42), UserId(user), &[]).await.unwrap();
@@ -262,7 +255,6 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     let refused = world.tallyd(&["show", "film:1"]);
     assert_eq!(refused.status.code(), Some(64));
     assert!(stderr(&refused).contains("the kinds are video"), "{}", stderr(&refused));
-    assert!(daemon.stop().success());
 }
 
 /// Returns the code blocks of docs/counters.md that are marked with this language.
@@ -275,7 +267,7 @@ fn documented(language: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_documented_product_is_counted_and_read_by_key() {
     let world = World::new("counts_documented", &documented("toml")[0]).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
     let (product, _) = text.split_once("## Unread counters").unwrap();
     let events =
@@ -315,7 +307,6 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     let read = handler_reads(&mut connection).await - before;
     assert!(found.len() == 100 && read < 1_000, "{} targets, {read} rows were read", found.len());
     drop(connection);
-    assert!(daemon.stop().success());
 }
 
 /// Returns the counters of one target, by metric.

@@ -48,7 +48,7 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     let world = World::new("drift", "").await;
     let publisher = world.publisher().await;
     let client = Arc::new(world.api_server());
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
     let mut quiet = Vec::new();
     for id in 100..103 {
@@ -85,7 +85,6 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     world.assert_equals(&model).await;
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(report["drifted"], 0, "{report}");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +92,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     let world = World::new("flushed", "").await;
     let publisher = world.publisher().await;
     let client = Arc::new(world.api_server());
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let loaded = world.report(&["reconcile"]);
     assert_eq!(number(&loaded, "buckets_loaded"), u64::from(world.cache.keys.buckets()));
     let site = Site::of(&client, CLICKERS, EACH);
@@ -114,7 +113,6 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     world.drained(&publisher).await;
     world.assert_equals(&model).await;
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
-    assert!(daemon.stop().success());
 }
 
 /// Ten users like each of twenty targets, and MySQL and Redis have these likes.
@@ -126,7 +124,7 @@ async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_finds_drift_and_changes_nothing() {
-    let (world, daemon, _) = settled("dry_run", "").await;
+    let (world, _daemon, _) = settled("dry_run", "").await;
     assert_eq!(world.tallyd(&["reconcile", "--dry-run"]).status.code(), Some(0));
     drift(&world, target(3), 2).await;
     drift(&world, target(888), 1).await;
@@ -138,7 +136,6 @@ async fn a_dry_run_finds_drift_and_changes_nothing() {
     assert!(text.contains("video:3: drifted, Redis 12, MySQL 10"), "{text}");
     assert!(text.contains("video:888: drifted, Redis 1, MySQL 0"), "{text}");
     assert_eq!(world.redis_counters().await, before);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +181,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_counter_that_differs_from_its_rows_is_corrected() {
-    let (world, daemon, model) = settled("counter_off", "").await;
+    let (world, _daemon, model) = settled("counter_off", "").await;
     sqlx::query("UPDATE counter SET value = value + 7 WHERE target_id = 5").execute(&world.pool).await.unwrap();
     sqlx::query("DELETE FROM counter WHERE target_id = 6").execute(&world.pool).await.unwrap();
     let output = world.tallyd(&["reconcile", "--dry-run", "--format", "json"]);
@@ -194,7 +191,6 @@ async fn a_counter_that_differs_from_its_rows_is_corrected() {
     world.assert_equals(&model).await;
     let again = world.report(&["reconcile"]);
     assert_eq!((&again["counters_off"], &again["drifted"]), (&0.into(), &0.into()), "{again}");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,13 +211,12 @@ async fn without_a_daemon_it_works_on_an_empty_queue_and_says_why_not_on_a_full_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_that_were_deleted_by_hand_go_from_redis_too() {
-    let (world, daemon, _) = settled("deleted", "").await;
+    let (world, _daemon, _) = settled("deleted", "").await;
     sqlx::query("DELETE FROM like_record WHERE target_id = 9").execute(&world.pool).await.unwrap();
     let report = world.report(&["reconcile"]);
     assert_eq!((&report["counters_off"], &report["repaired"]), (&1.into(), &0.into()), "{report}");
     world.outbox_added().await;
     assert_eq!(world.redis_counters().await.get(&target(9)), None);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -112,7 +112,6 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     assert!(events(&daemon, "consuming").len() < 10, "the sessions continued");
     assert!(events(&daemon, "outage-begun").is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +139,6 @@ async fn a_kind_that_is_added_is_taken_and_its_numbers_are_loaded() {
     let posts: i64 = redis::cmd("EXISTS").arg(&key).query_async(&mut redis).await.unwrap();
     assert_eq!(posts, 1);
     assert!(stdout(&world.tallyd(&["show", "post:9"])).contains("post:9"));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +168,6 @@ async fn a_configuration_that_is_wrong_is_refused_with_all_its_problems_and_the_
     assert!(events(&daemon, "reloaded").is_empty() && events(&daemon, "batch-committed").is_empty());
     let nothing = reload(&world, &daemon, old, "reloaded").await;
     assert_eq!(nothing["changed"], "nothing");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,7 +200,6 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     let back = reload(&world, &daemon, "", "reloaded").await;
     assert_eq!(back["changed"], "nothing");
     assert_eq!(events(&daemon, "reload-needs-restart").len(), 2);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,7 +241,6 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     assert!(problems.contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{problems}");
     // An operator can configure a retired metric again.
     reload(&world, &daemon, &both.replace("unused = 3\n", "share = 3\n"), "reloaded").await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -345,7 +340,6 @@ async fn systemd_is_told_when_a_reload_begins_and_ends() {
         told("READY=1").await;
     }
     assert_eq!((events(&daemon, "reloaded").len(), events(&daemon, "reload-refused").len()), (1, 1));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

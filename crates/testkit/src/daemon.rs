@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{DEADLINE, STARTED, World, eventually};
 
-/// A daemon that runs as a child process. Dropping the `Daemon` kills the process.
+/// A daemon that runs as a child process. If it still runs when the `Daemon` is dropped, it must stop without an error.
 pub struct Daemon {
     pub child: Child,
     pub(super) log_path: PathBuf,
@@ -63,6 +63,11 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        if !std::thread::panicking() && self.child.try_wait().unwrap().is_none() {
+            self.signal("TERM");
+            let status = self.wait();
+            assert!(status.success(), "the daemon stopped with {status}:\n{}", self.log());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -79,7 +79,6 @@ async fn ready_says_which_server_is_away_and_why() {
         reason.contains("connection refused")
     })
     .await;
-    assert!(refused.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,7 +166,6 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
         points.as_array().unwrap().iter().any(has_both)
     })
     .await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -199,7 +197,6 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
     eventually("the daemon is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
     world.drained(&publisher).await;
     assert_eq!(world.counters().await[&super::target(42)], 1);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,5 +238,4 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
             && told["reconciles"].as_array().unwrap().iter().all(|run| run["run"] != 2)
     })
     .await;
-    assert!(daemon.stop().success());
 }

@@ -86,7 +86,6 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
     let never = "tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"changed\"}";
     assert_eq!(told().await.get(never), None, "no run has ended");
     assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids must not be labels");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,7 +110,6 @@ async fn prometheus_gets_the_format_that_it_accepts() {
         samples(&old.body).keys().eq(samples(&new.body).keys())
     })
     .await;
-    assert!(daemon.stop().success());
 }
 
 /// Maps each metric's name to the metric's type, meaning, and labels without `le`.
@@ -198,5 +196,4 @@ async fn the_documented_metrics_are_those_that_are_told() {
     for (name, (of, _, _)) in &told {
         assert_eq!(name.ends_with("_total"), of == "counter", "{name} is a {of}");
     }
-    assert!(daemon.stop().success());
 }

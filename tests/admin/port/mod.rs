@@ -93,7 +93,6 @@ async fn a_targets_numbers_are_those_that_show_prints() {
     daemon.logged("\"reloaded\"").await;
     let posts = get(&address, "/v1/counters/post/42").await.json();
     assert_eq!((&posts["target"], &posts["numbers"][1]["metric"]), (&json!("post:42"), &json!("view")));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,7 +124,6 @@ async fn what_can_not_be_answered_is_refused_with_its_reason() {
         let answer = send(&address, &format!("GET /v1/counters/video/42 HTTP/1.1\r\n{host}\r\n")).await;
         assert_eq!(answer.status, status, "{host}: {}", answer.body);
     }
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,7 +163,6 @@ async fn servers_that_are_away_are_told_in_time_and_slow_nothing_else() {
         answer.status == 200 && answer.json()["numbers"][0]["counter"] == 1
     })
     .await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,7 +178,6 @@ async fn the_port_is_there_while_mysql_is_awaited() {
     assert!(answer.error().starts_with("MySQL: connect to MySQL"), "{}", answer.body);
     proxy.release();
     daemon.logged("\"started\"").await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,5 +236,4 @@ async fn events_go_on_while_another_program_has_the_port() {
     assert_eq!((lines("\"outage-begun\""), lines("\"outage-over\""), lines("\"admin-listening\"")), (1, 1, 1), "{log}");
     let checked = world.tallyd(&["config", "check"]);
     assert!(stdout(&checked).contains(&format!("answers at {port}")), "{}", stdout(&checked));
-    assert!(daemon.stop().success());
 }

@@ -103,7 +103,6 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
         assert!(head.contains(line), "no {line} in {head}");
     }
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -129,7 +128,6 @@ async fn whatever_a_reason_holds_is_shown_as_text() {
     assert!(!browser.value("document.title").await.as_str().unwrap().contains("taken over"));
     assert_quiet(&browser, false).await;
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +155,6 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     eventually("no problem is shown", || async { browser.text("#troubles").await.is_empty() }).await;
     assert_quiet(&browser, false).await;
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,7 +198,6 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     assert!(points.as_str().unwrap().contains('M'), "the plot still has the points from before the restart: {points}");
     assert_quiet(&browser, true).await;
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,7 +245,6 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
         assert!(browser.value(first).await.as_f64().unwrap() >= 52.0, "all points must be within the axes");
     }
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 /// Users click for this duration, divided by the pace of the world. Then the test makes the page's screenshots.
@@ -327,7 +322,6 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     redis.release();
     assert_quiet(&browser, false).await;
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 /// Checks that every text has a contrast of at least 4.5 with its background (WCAG 2.2, 1.4.3).

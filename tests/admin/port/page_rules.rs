@@ -83,7 +83,6 @@ async fn sections_are_open_and_have_a_runbook_while_they_have_a_problem() {
     shows(&browser, "#tile-problems", "none").await;
     assert_eq!(browser.value(open).await, Value::Array(Vec::new()), "no problem is left");
     browser.close().await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,5 +121,4 @@ async fn arrow_keys_read_out_the_points_of_every_plot() {
     let said = press("plot-drift", "ArrowLeft").await;
     assert!(said.starts_with("0 ") && said.ends_with("full done: 0 of 0 drifted, 0 repaired"), "{said}");
     browser.close().await;
-    assert!(daemon.stop().success());
 }

@@ -65,7 +65,6 @@ async fn samples_and_packages_agree_with_the_gateway() {
     }
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     gateway.process.stop();
-    assert!(daemon.stop().success());
 }
 
 /// Without RabbitMQ's address a client publishes over HTTP.

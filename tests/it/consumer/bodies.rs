@@ -68,5 +68,4 @@ async fn packed_bodies_and_long_lists_are_counted_like_others() {
     assert!(unknown.2.contains("its content_encoding is \"br\", and tallyd unpacks only gzip"), "{}", unknown.2);
     assert!(bomb.0 == "too-large" && bomb.1.len() < 1 << 20, "{}: {} bytes", bomb.2, bomb.1.len());
     assert!(daemon.status_kib("VmHWM") < 300 << 10, "{} KiB", daemon.status_kib("VmHWM"));
-    assert!(daemon.stop().success());
 }

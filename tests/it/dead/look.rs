@@ -17,7 +17,7 @@ const NASTY: &str = "{\"type\": \"\u{1b}[2J\u{9b}2J\u{202e}\u{7}";
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_listed_newest_first_and_do_nothing_to_a_terminal() {
     let world = World::new("dead_list", METRICS).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let bodies = [film(1, 7), NASTY.as_bytes().to_vec(), vec![0xff, 0x1b, b'c'], vec![b'x'; 64 * 1024]];
     for (number, body) in (1..).zip(&bodies) {
         world.publish(&publisher, &[(UserId(7), body.clone())]).await;
@@ -54,7 +54,6 @@ async fn dead_letters_are_listed_newest_first_and_do_nothing_to_a_terminal() {
         .collect();
     assert_eq!(reasons, [("malformed-json", 3), ("unknown-kind", 1)]);
     assert_exits(&world.tallyd(&["dead", "list", "--summary"]), 0, "unknown-kind");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +187,7 @@ async fn servers_that_are_away_are_said() {
 async fn a_dead_letter_names_the_trace_of_its_message() {
     const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let world = World::new("dead_trace", "").await;
-    let daemon = world.consuming().await;
+    let _daemon = world.consuming().await;
     let (publisher, exchange) = (world.publisher().await, world.broker.exchange());
     for (body, header) in [("{", Some(TRACE)), ("[", Some("00-invalid")), ("none", None)] {
         publisher.publish_traced(&exchange, "7", body.as_bytes(), header).await.unwrap();
@@ -207,5 +206,4 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
     for command in [vec!["dead", "list"], vec!["dead", "show", &id]] {
         assert_eq!(stdout(&world.tallyd(&command)).matches(&traceparent).count(), 1, "{command:?}");
     }
-    assert!(daemon.stop().success());
 }

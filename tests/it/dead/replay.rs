@@ -54,7 +54,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(open(&world).await, 300, "a letter that was not marked as replayed must still be open");
     let report = world.report(&["dead", "replay", "--reason", "unknown-kind", "--limit", "100"]);
     assert_eq!(report["replayed"], 100);
-    let daemon = world.consuming().await;
+    let _daemon = world.consuming().await;
     let killed =
         world.command().args(["dead", "replay", "--all"]).env("TALLYD_FAULT_POINT", "dead:confirmed").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
@@ -72,7 +72,6 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     world.assert_equals(&model).await;
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 150);
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "0 of 0");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +107,7 @@ async fn a_letter_goes_to_the_partition_that_its_producer_would_choose() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let world = World::new("dead_left", METRICS).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let good =
         body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd_base::runtime::clock::now(), liked: true }).1;
     let half = [b"[", good.as_slice(), b",", &film(1, 1), b"]"].concat();
@@ -155,7 +154,6 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     assert_eq!(state(3), ("returned-by-broker", 1, true));
     assert_eq!(state(5), ("unknown-kind", 1, true));
     assert_eq!(world.counters().await[&target(1)], 1);
-    assert!(daemon.stop().success());
 }
 
 /// Starts a command, and waits until it has stopped itself at its pause point after the first confirms.
@@ -193,7 +191,7 @@ async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     let world = World::new("dead_race", "").await;
-    let daemon = world.consuming().await;
+    let _daemon = world.consuming().await;
     put_bodies(&world, Reason::MalformedJson, &[b"nonsense".to_vec()]).await;
     let replay = paused(&world, &["dead", "replay", "1", "--force"]).await;
     let refusals = "SELECT CAST(refusals AS SIGNED) FROM dead_letter WHERE id = 1";
@@ -202,13 +200,12 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     let output = replay.wait_with_output().unwrap();
     assert_exits(&output, 1, "1 of the replayed letters were immediately refused again");
     assert_eq!(ids(&world).await, [(1, true)]);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     let world = World::new("dead_endless", "[consumer]\nlinger_ms = 1\n").await;
-    let daemon = world.consuming().await;
+    let _daemon = world.consuming().await;
     // Each letter is a list of ten events. After the replay, each of these events is a separate letter.
     let list = |number: u64| {
         let events: Vec<Vec<u8>> = (0..10).map(|user| film(number, 1 + user)).collect();
@@ -218,7 +215,6 @@ async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     assert_exits(&world.tallyd(&["dead", "replay", "--all", "--force"]), 0, "300 of 300 dead letters replayed");
     world.drained(&world.publisher().await).await;
     assert_eq!(open(&world).await, 3_000);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,7 +39,7 @@ async fn numbers_are_under_the_names_that_sites_give_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
     for (name, settings) in [("plain_mended_string", STRING), ("plain_mended_entity", ENTITY)] {
-        let settings = format!("{settings}[reconcile]\nwatch_every = \"1s\"\nrepair_targets_max_percent = 100\n");
+        let settings = format!("{settings}[reconcile]\nrepair_targets_max_percent = 100\n");
         let (world, daemon, publisher) = settled(name, &settings).await;
         let stop = CancellationToken::new();
         let crowd = crowd(&world, 3, 0, &stop);
@@ -66,6 +66,9 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         let client = world.api_server();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
 
+        // Before, a run of the daemon could have repaired the drift.
+        world.write(&format!("{settings}watch_every = \"1s\"\n"));
+        daemon.signal("HUP");
         let () = redis::cmd("EVAL")
             .arg("for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('UNLINK', key) end return redis.status_reply('OK')")
             .arg(0)
@@ -95,7 +98,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_holds_something_else_is_left_alone_and_said() {
-    let (world, daemon, _) = settled("plain_junk", &as_api(STRING)).await;
+    let (world, _daemon, _) = settled("plain_junk", &as_api(STRING)).await;
     let client = world.api_server();
     let place = world.cache.keys.place("video", target(42), tallyd_core::model::Metric(1));
     let mut redis = world.redis().await;
@@ -114,5 +117,4 @@ async fn a_key_that_holds_something_else_is_left_alone_and_said() {
     assert!(report.status.success(), "{}", stderr(&report));
     let left: String = redis::cmd("GET").arg(&place.key).query_async(&mut redis).await.unwrap();
     assert_eq!(left, "many");
-    assert!(daemon.stop().success());
 }

@@ -46,7 +46,7 @@ async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_redis_has_forgotten_is_asked_from_mysql() {
-    let (world, daemon) = loaded("guard_mysql", "").await;
+    let (world, _daemon) = loaded("guard_mysql", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = world.api_server();
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -57,12 +57,11 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     assert!(redis.hexists::<_, _, bool>(&recent[0], "42:7").await.unwrap(), "Redis must remember the click");
     assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(0));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_the_end() {
-    let (world, daemon) = loaded("guard_crowd", "").await;
+    let (world, _daemon) = loaded("guard_crowd", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = Arc::new(world.api_server());
     let mut tasks = tokio::task::JoinSet::new();
@@ -110,7 +109,6 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     world.assert_redis_equals(&model).await;
     let report = world.report(&["reconcile"]);
     assert_eq!(report["drifted"], 0, "{report}");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +178,7 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
-    let (world, daemon) = loaded("guard_behind", "").await;
+    let (world, _daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = world.api_server();
     // These rows come from a server whose clock was two minutes ahead. Users 7 and 8 like the target, and user 9 no
@@ -202,7 +200,6 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     world.drained(&publisher).await;
     let likers = "SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0 AND user_id IN (8, 9)";
     assert_eq!((world.count(likers).await, world.counters().await[&target(42)]), (2, 2));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -223,5 +223,4 @@ async fn memory_stays_bounded_while_lost_buckets_are_loaded() {
     println!("{peak} of {limit} MiB");
     assert!(peak < limit, "{peak} MiB");
     cell.was_never_full();
-    assert!(daemon.stop().success());
 }

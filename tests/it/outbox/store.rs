@@ -14,7 +14,7 @@ use super::{Counts, METRICS, VIEW, assert_exact, in_redis};
 #[tokio::test]
 async fn corrections_are_added_beside_the_partitions() {
     let world = World::new("outbox_append", METRICS).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let mut counts = Counts::of(20);
     world.publish(&publisher, &counts.some(50)).await;
     let additions: Vec<Addition> =
@@ -35,7 +35,6 @@ async fn corrections_are_added_beside_the_partitions() {
     assert!((1_001..=3_500).all(|id| redis.get(&(id, VIEW.0)) == Some(&6)));
     // A reconcile must also succeed after the daemon has added these outbox rows to Redis.
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
-    assert!(daemon.stop().success());
 }
 
 async fn pruned(world: &World) -> u64 {
@@ -84,7 +83,7 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert_eq!(since(0).await, some);
     // MySQL has not noted that some rows were added to Redis. The daemon adds these rows to Redis again, and this
     // changes nothing.
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     super::eventually("all rows are noted as added", || async { store.outbox_applied().await.unwrap() == numbers })
         .await;
@@ -102,5 +101,4 @@ async fn rows_are_deleted_only_once_they_are_added() {
     }
     assert_eq!(since(0).await, []);
     assert_exact(&world, &publisher, &counts).await;
-    assert!(daemon.stop().success());
 }

@@ -84,15 +84,14 @@ async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     assert!(daemon.stop().success());
     let mut world = world;
     world.set("[reconcile]\nfull_cron = \"* * * * * *\"");
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let due = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND started_at < NOW(6)";
     eventually("a full run is due", || async { world.count(due).await > 0 }).await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
-    let (world, daemon, _) = settled("old_runs", 3, "").await;
+    let (world, _daemon, _) = settled("old_runs", 3, "").await;
     for _ in 0..3 {
         assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
     }
@@ -111,7 +110,6 @@ async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
     .unwrap();
     assert_eq!(outcomes, [("done".to_owned(), 1), ("failed".to_owned(), 1)]);
     assert_eq!(world.count(full).await, 1, "the job must not delete the full run's row");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
@@ -149,7 +147,7 @@ async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_an_old_watch_that_cannot_be_deleted_fail_no_run() {
-    let (world, daemon, model) = settled("old_watch", 3, "[mysql]\ntransaction_timeout_ms = 1000").await;
+    let (world, _daemon, model) = settled("old_watch", 3, "[mysql]\ntransaction_timeout_ms = 1000").await;
     drift(&world, target(2), 3).await;
     sqlx::query("INSERT INTO watched_target (watch, kind, target_id, metric) VALUES (1, 1, 1, 1)")
         .execute(&world.pool)
@@ -163,12 +161,11 @@ async fn rows_of_an_old_watch_that_cannot_be_deleted_fail_no_run() {
     world.assert_redis_equals(&model).await;
     world.report(&["reconcile", "--changed"]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_target").await, 0);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_makes_most_wrong_numbers_right_at_once() {
-    let (world, daemon, model) = settled("reload", 150, "").await;
+    let (world, _daemon, model) = settled("reload", 150, "").await;
     for id in 1..=130 {
         drift(&world, target(id), 3).await;
     }
@@ -179,7 +176,6 @@ async fn a_reload_makes_most_wrong_numbers_right_at_once() {
     assert_eq!((&report["buckets_loaded"], &report["drifted"]), (&16.into(), &0.into()), "{report}");
     world.assert_redis_equals(&model).await;
     assert_eq!(world.tallyd(&["reconcile", "--reload", "--full"]).status.code(), Some(64));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,7 +24,7 @@ async fn one_by_one(world: &World, events: &[Event]) -> Vec<i64> {
 #[tokio::test]
 async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let world = World::new("sets_late", UNREAD).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let start = start();
     // Some count events are from yesterday, so they are in another partition of the table.
     let at = |second: i64| start + second * 1_000_000;
@@ -55,13 +55,12 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
         world.consumed(&publisher, &[body]).await;
     }
     assert_eq!(unread(&world).await.get(&2), Some(&106));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
 async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
     let world = World::new("sets_equal", UNREAD).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let at = start();
     let events = [
         (1, at, What::Count(5)),
@@ -77,7 +76,6 @@ async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
         "`applied_event` must also have events without effect"
     );
     assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta").await, 1);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
@@ -89,12 +87,11 @@ async fn what_was_counted_before_a_number_became_settable_goes_with_the_first_se
     assert_eq!(one_by_one(&world, &before).await, [5, 11]);
     assert!(daemon.stop().success());
     world.set(UNREAD);
-    let (daemon, publisher) = (world.daemon(), world.publisher().await);
+    let (_daemon, publisher) = (world.daemon(), world.publisher().await);
     for (number, event) in [(1, start + 10, What::Count(1)), (1, start + 5, What::Set(100))].into_iter().enumerate() {
         world.consumed(&publisher, &[published(number + 10, event, 1)]).await;
     }
     assert_eq!(unread(&world).await, BTreeMap::from([(1, 101)]));
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
@@ -113,7 +110,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
         })
         .collect();
     assert_eq!(rows.len(), 7);
-    let (daemon, publisher) = (world.daemon(), world.publisher().await);
+    let (_daemon, publisher) = (world.daemon(), world.publisher().await);
     let dot = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 8 AND target_id = 9";
     for (event, unread) in &rows {
         world.consumed(&publisher, &[(UserId(9), event.clone())]).await;
@@ -128,7 +125,6 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
     let other = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 8 AND target_id = 10";
     assert_eq!(world.count(other).await, 5);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]

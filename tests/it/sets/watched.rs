@@ -59,7 +59,7 @@ async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i
 #[tokio::test]
 async fn what_changes_a_watched_number_is_logged_once() {
     let world = World::new("sets_watched", UNREAD).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let clock = Clock(start());
     let before = [clock.unread(1, (1, 1, What::Count(2))), clock.unread(2, (1, 2, What::Set(10))), clock.view("a", 1)];
     world.consumed(&publisher, &before).await;
@@ -89,13 +89,12 @@ async fn what_changes_a_watched_number_is_logged_once() {
     assert_eq!((now, counts[1]), (-1, clock.logged(6, (UNREAD_METRIC, None))));
     assert_eq!([5, 6, 7].map(|second| clock.value(second, now, &counts)), [None, Some(0), Some(-1)]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_event").await, 0, "the run must not watch likes");
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test]
 async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     let world = World::new("sets_watches", UNREAD).await;
-    let (daemon, publisher) = (world.consuming().await, world.publisher().await);
+    let (_daemon, publisher) = (world.consuming().await, world.publisher().await);
     let (clock, store) = (Clock(start()), Store::new(&world.config.mysql, 2).unwrap());
     let [first, second, third] = [(1, 1), (2, 1), (2, 2)].map(|(run, number)| number_of(run, number));
     store.watch(first, &[(target(1), UNREAD_METRIC)], &world.broker.numbered(1), 60).await.unwrap();
@@ -128,5 +127,4 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     ] {
         assert_eq!(world.count(table).await, 0, "{table}");
     }
-    assert!(daemon.stop().success());
 }

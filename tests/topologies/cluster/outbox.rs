@@ -57,7 +57,6 @@ async fn what_the_daemon_counts_is_added_once_though_masters_sleep() {
     })
     .await;
     assert_eq!(in_redis(&world).await, expected);
-    assert!(daemon.stop().success());
 }
 
 /// Freezes two masters while the outbox has more rows than one pass reads, and wakes one of them. All layouts on the
@@ -119,7 +118,6 @@ async fn silent_master(nodes: &Nodes, name: &str, settings: &str) {
         let samples = cache.sample(&names, &numbers).await.unwrap();
         assert!(samples.into_iter().all(|sample| sample.unwrap().value == 1));
     }
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

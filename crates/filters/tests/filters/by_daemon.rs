@@ -45,7 +45,6 @@ async fn likes_that_are_only_published_come_into_the_filter() {
         assert_eq!(world.counters().await[&target(1)], users.len() as i64);
         assert_no_false_no(&world, target(1), users.iter().copied()).await;
     }
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,5 +84,4 @@ async fn a_no_of_a_filter_counts_only_while_the_outbox_is_not_behind() {
         .await;
     assert_eq!(asked(40).await, (true, "mysql".to_owned()));
     assert!(gateway.process.stop().success());
-    assert!(daemon.stop().success());
 }

@@ -235,7 +235,6 @@ async fn built_under_load(name: &str, settings: &str, counts: [Counts; 3]) {
     world.outbox_added().await;
     let rows = world.counters().await;
     assert_eq!(world.redis_counters().await, rows.into_iter().filter(|(_, likes)| *likes != 0).collect());
-    assert!(daemon.stop().success());
 }
 
 /// Runs the job at least twelve times. Returns how many filters it has built, and how many users it has added to them.
@@ -307,7 +306,6 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     assert_eq!(run(&world).await.built, 1);
     world.config.filter.likes_min = 200;
     assert_eq!(run(&world).await.dropped, 1, "a filter for far too few likes must not stay");
-    assert!(daemon.stop().success());
 }
 
 async fn refused_of(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) -> usize {

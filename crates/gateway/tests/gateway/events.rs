@@ -36,7 +36,6 @@ async fn events_are_accepted_once_the_broker_has_them_all() {
     })
     .await;
     assert!(gateway.process.stop().success());
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,7 +91,6 @@ async fn what_api_servers_count_is_published_with_the_scripts_at_and_refused_wit
     world.drained(&world.publisher().await).await;
     world.assert_equals(&model).await;
     assert!(gateway.process.stop().success());
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,7 +84,6 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     assert!(resumed["resumed_run"].is_u64(), "{resumed}");
     assert_eq!((&resumed["rows"], &resumed["unlikes"]), (&json!(2_500), &json!(2_500)));
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,7 +106,6 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
 
     assert_eq!(report(&erase(&world, &["--target", &name]), 0)["rows"], 1);
     assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,7 +133,6 @@ async fn a_pause_of_the_consumers_ends_an_erase_and_resume_continues_it() {
     let rest = report(&erase(&world, &["--user", &user, "--resume"]), 0);
     assert_eq!((&rest["ended"], &rest["rows"]), (&json!("done"), &json!(2_500)), "{rest}");
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
-    assert!(daemon.stop().success());
 }
 
 /// Starts an erase, and waits until it has stopped itself at the pause point.

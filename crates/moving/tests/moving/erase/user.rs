@@ -104,7 +104,6 @@ async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
     for count in ["rows", "unlikes", "redis_keys", "outbox_rows", "letters_deleted", "zsets", "places", "saved"] {
         assert_eq!(again[count], 0, "{count}");
     }
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,7 +122,6 @@ async fn an_index_by_user_is_used_and_finds_the_same() {
     likes.model.rows.retain(|(_, user), _| *user != USER);
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
     world.assert_equals(&likes.model).await;
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,7 +152,6 @@ async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     // The erased user returns, and likes a target again.
     let clicked = client.like(target(1), USER, &[]).await.unwrap();
     assert!(clicked.counted().is_some());
-    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,7 +174,6 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
     run_filters(&world).await;
     assert_eq!(by_filter(&world).await, Some(Seen::Known(false)));
-    assert!(daemon.stop().success());
 }
 
 /// Waits until no other run holds the lock. Then runs the filters' job once.

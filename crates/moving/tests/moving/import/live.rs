@@ -125,5 +125,4 @@ async fn verify_finds_nothing_while_both_sides_change() {
     assert_eq!(output.status.code(), Some(0), "{} {}", stdout(&output), stderr(&output));
     world.drained(&publisher).await;
     assert_eq!(here(&world).await, on_site(&world).await);
-    assert!(daemon.stop().success());
 }
