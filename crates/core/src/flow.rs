@@ -97,13 +97,15 @@ impl<M: Message, T> Flow<M, T> {
     }
 
     /// The caller does this step before the next call. `is_full`: the open batch takes no other message.
-    /// `has_lingered`: it need not wait for more. It waits for none that cannot come before its acknowledgement.
+    /// `has_lingered`: it need not wait for more. It never waits for a message that can't come before it is acknowledged.
     pub fn next(&mut self, is_full: bool, has_lingered: impl FnOnce() -> bool) -> Option<Step<M, T>> {
         if !is_full && let Some(message) = self.joining() {
             return Some(Step::Join(message));
         }
         let is_idle = self.writing_last.is_none();
-        let must_go = is_full || self.is_ending || !self.inbox.is_empty() || self.prefetch.is_used_up(self.open);
+        // The next message can join neither this batch nor, after an acknowledgement, another one.
+        let is_blocked = !self.inbox.is_empty() && self.committed_last.is_none();
+        let must_go = is_full || self.is_ending || is_blocked || self.prefetch.is_used_up(self.open);
         if is_idle && self.open_last.is_some() && (must_go || has_lingered()) {
             self.writing_last = self.open_last.take();
             (self.open, self.open_returns) = (0, 0);
@@ -136,5 +138,58 @@ impl<M: Message, T> Flow<M, T> {
         self.prefetch.note(message.returns(), message.bytes());
         self.is_ending |= self.prefetch.is_off(self.limits);
         Some(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Seen(i64);
+
+    impl Message for Seen {
+        fn returns(&self) -> i64 {
+            self.0
+        }
+
+        fn bytes(&self) -> usize {
+            100
+        }
+    }
+
+    /// A session that may hold `messages` messages, with messages that were returned so often. All that can have joined
+    /// the open batch.
+    fn flow(messages: u16, returns: &[i64]) -> Flow<Seen, usize> {
+        let limits = Limits { messages, bytes: 1 << 25 };
+        let mut prefetch = Prefetch::default();
+        prefetch.note(0, 100);
+        assert_eq!(prefetch.begin(limits), messages);
+        let mut flow = Flow::new(prefetch, limits);
+        for (tag, returns) in returns.iter().enumerate() {
+            flow.received(Seen(*returns), tag).unwrap();
+        }
+        while flow.joining().is_some() {}
+        flow
+    }
+
+    #[test]
+    fn a_batch_waits_only_for_messages_that_can_come_before_it() {
+        let next = |messages, returns: &[i64]| flow(messages, returns).next(false, || false);
+        assert!(next(3, &[0, 0]).is_none(), "a third message can come");
+        assert!(matches!(next(2, &[0, 0]), Some(Step::Write)), "the broker sends no third message");
+        assert!(matches!(next(9, &[0, 11]), Some(Step::Write)), "the second message is written alone");
+    }
+
+    #[test]
+    fn an_acknowledgement_that_lets_a_message_join_comes_first() {
+        let mut flow = flow(9, &[0]);
+        assert!(matches!(flow.next(false, || true), Some(Step::Write)));
+        flow.committed();
+        flow.received(Seen(0), 1).unwrap();
+        flow.received(Seen(6), 2).unwrap();
+        assert!(matches!(flow.next(false, || false), Some(Step::Join(Seen(0)))));
+        assert!(matches!(flow.next(false, || false), Some(Step::Acknowledge(0))));
+        assert!(matches!(flow.next(false, || false), Some(Step::Join(Seen(6)))));
+        assert!(flow.next(false, || false).is_none());
     }
 }

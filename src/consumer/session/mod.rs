@@ -1,9 +1,10 @@
 //! One session with the broker: it receives, writes and acknowledges messages until it ends ([`SessionEnd`]).
 //!
 //! [`Flow`] decides what to do next. While the writer writes one batch, the session fills the next one. The broker holds
-//! back messages beyond the prefetch. A batch closes when it is full, or when the session ends. A batch also closes when
-//! the writer is free and `linger_ms` has passed since the last batch closed. So an event of an idle partition is written
-//! at once, and a busy partition commits at most `1000 / linger_ms` times a second, plus its full batches.
+//! back messages beyond the prefetch. A batch closes when it is full, when no further message can come before its
+//! acknowledgement, or when the session ends. Otherwise it closes when the writer is free and `linger_ms` has passed since
+//! the write of the last batch began. So an event of an idle partition is written at once, and a busy partition commits
+//! seldom.
 
 mod filling;
 mod writing;
@@ -83,7 +84,7 @@ pub(super) async fn run(
         is_cancelled: false,
         flow: Flow::new(std::mem::take(&mut learned.prefetch), limits),
         open: Filling::default(),
-        closed_last: None,
+        write_began: None,
         writer: Some(writer),
         writing: None,
         outage,
@@ -135,7 +136,8 @@ struct Session<'a> {
     is_cancelled: bool,
     flow: Flow<Arrived, Acker>,
     open: Filling,
-    closed_last: Option<Instant>,
+    /// When the write of the last batch began.
+    write_began: Option<Instant>,
     /// The idle writer. Always either `writer` or `writing` is `Some`, and the other one is `None`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
@@ -255,9 +257,9 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
-    /// `None` if no batch was written before the open one, which then need not wait.
+    /// `None` if no batch was written in this session. The open one then need not wait.
     fn lingers_until(&self) -> Option<Instant> {
-        self.closed_last.map(|closed| closed + Duration::from_millis(self.config.consumer.linger_ms))
+        self.write_began.map(|began| began + Duration::from_millis(self.config.consumer.linger_ms))
     }
 
     /// Takes one message. If the queue was deleted, the library reports this once. This does not matter if the session is

@@ -35,7 +35,7 @@ impl Session<'_> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
         open.received.note();
-        self.closed_last = Some(Instant::now());
+        self.write_began = Some(Instant::now());
         telemetry().consumer.batches.get_or_create(&why).inc();
         self.unacked.writing = std::mem::take(&mut self.unacked.open);
         self.writing = Some(tokio::spawn(write(self.partition.number, writer, open, why)));
