@@ -8,13 +8,19 @@ use std::time::{Duration, Instant};
 
 use super::{DEADLINE, STARTED, World, eventually};
 
-/// A daemon that runs as a child process. If it still runs when the `Daemon` is dropped, it must stop without an error.
+/// A daemon that runs as a child process. Unless a test has waited for its end, it must still run when the `Daemon` is dropped,
+/// and stop without an error.
 pub struct Daemon {
     pub child: Child,
-    pub(super) log_path: PathBuf,
+    log_path: PathBuf,
+    has_ended: bool,
 }
 
 impl Daemon {
+    pub(super) fn new(child: Child, log_path: PathBuf) -> Self {
+        Self { child, log_path, has_ended: false }
+    }
+
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
         assert!(sent.success(), "kill -{name}");
@@ -27,7 +33,7 @@ impl Daemon {
 
     pub fn kill(mut self) {
         self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.wait();
     }
 
     pub fn stop(mut self) -> ExitStatus {
@@ -36,14 +42,19 @@ impl Daemon {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
+        self.has_ended = true;
+        self.ended().unwrap_or_else(|| panic!("the daemon did not end in time:\n{}", self.log()))
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
         let until = Instant::now() + DEADLINE;
-        loop {
+        while Instant::now() < until {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
+                return Some(status);
             }
-            assert!(Instant::now() < until, "the daemon did not end in time:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
+        None
     }
 
     pub fn status_kib(&self, name: &str) -> u64 {
@@ -63,13 +74,21 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if !std::thread::panicking() && self.child.try_wait().unwrap().is_none() {
+        let must_stop = !self.has_ended && !std::thread::panicking();
+        let status = must_stop.then(|| {
+            // The process gets the signal also if it has died meanwhile.
             self.signal("TERM");
-            let status = self.wait();
-            assert!(status.success(), "the daemon stopped with {status}:\n{}", self.log());
-        }
+            self.ended()
+        });
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(status) = status {
+            assert!(
+                status.is_some_and(|status| status.success()),
+                "the daemon stopped with {status:?}:\n{}",
+                self.log()
+            );
+        }
     }
 }
 

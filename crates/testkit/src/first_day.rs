@@ -156,7 +156,7 @@ impl FirstDay {
         let log = File::create(&log_path).unwrap();
         let mut process = self.command();
         process.arg("--config").arg(self.path(file)).arg(command).env(variable.0, variable.1);
-        Daemon { child: process.stderr(log).spawn().unwrap(), log_path }
+        Daemon::new(process.stderr(log).spawn().unwrap(), log_path)
     }
 
     pub async fn daemon(&self) -> Daemon {

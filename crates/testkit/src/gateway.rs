@@ -88,7 +88,7 @@ pub fn gateway_command(config: &Path) -> Command {
 impl Gateway {
     pub async fn spawned(mut command: Command, log_path: PathBuf) -> Self {
         command.stderr(File::create(&log_path).unwrap());
-        Self::started(Daemon { child: command.spawn().unwrap(), log_path }).await
+        Self::started(Daemon::new(command.spawn().unwrap(), log_path)).await
     }
 
     pub async fn started(process: Daemon) -> Self {

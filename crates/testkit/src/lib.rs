@@ -190,7 +190,7 @@ impl World {
         let log = File::create(&log_path).unwrap();
         let environment = environment.iter().map(|(name, value)| (*name, self.as_daemon(name, value)));
         let child = self.command().arg("run").envs(environment).stdin(Stdio::null()).stderr(log).spawn().unwrap();
-        Daemon { child, log_path }
+        Daemon::new(child, log_path)
     }
 
     /// Starts a daemon, and waits until it consumes.

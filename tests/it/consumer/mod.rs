@@ -58,8 +58,8 @@ fn traffic(count: usize, seed: u64) -> Traffic {
         if dice.percent(1) {
             let text =
                 ["nonsense", "{\"type\":\"like\"}", "{\"type\":\"like\",\"kind\":\"film\",\"target_id\":1}", "[]"];
-            // The number makes each body unique, because equal bodies become one dead letter.
-            let body = format!("{}\n{number}", text[dice.below(4) as usize]).into_bytes();
+            // The numbers make each body unique, because equal bodies become one dead letter.
+            let body = format!("{}\n{seed} {number}", text[dice.below(4) as usize]).into_bytes();
             malformed.push(body.clone());
             bodies.push((UserId(1 + dice.below(USERS)), body));
             continue;

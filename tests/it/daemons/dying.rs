@@ -53,8 +53,9 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     let mut hosts = vec![Host::new(&world).await, Host::new(&world).await, Host::new(&world).await];
     let site = Site::open(&world);
     all_held(&world).await;
-    let dead = holder(&world, &mut hosts).await;
+    let mut dead = holder(&world, &mut hosts).await;
     dead.daemon.signal("KILL");
+    dead.daemon.wait();
     taken_from(&world, &dead.daemon).await;
     hosts.push(Host::new(&world).await);
     site.clicked(200).await;

@@ -66,7 +66,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         let client = world.api_server();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
 
-        // Before, a run of the daemon could have repaired the drift.
+        // Only from here on may a run of the daemon mend something.
         world.write(&format!("{settings}watch_every = \"1s\"\n"));
         daemon.signal("HUP");
         let () = redis::cmd("EVAL")

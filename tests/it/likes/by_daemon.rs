@@ -52,9 +52,10 @@ async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
 }
 
 /// Checks that MySQL and Redis have the result of all clicks.
-async fn end(world: World, publisher: &Publisher, _daemon: Daemon, clicks: &Clicks) {
+async fn end(world: World, publisher: &Publisher, daemon: Daemon, clicks: &Clicks) {
     world.drained(publisher).await;
     world.assert_equals(&clicks.model).await;
+    assert!(daemon.stop().success());
 }
 
 #[tokio::test]

@@ -122,12 +122,13 @@ async fn assert_readers_know(world: &World, model: &Model) {
     assert!(by_filter > 0, "no filter was asked");
 }
 
-async fn end(world: World, users: Users, _daemon: Daemon) {
+async fn end(world: World, users: Users, daemon: Daemon) {
     users.clicked(300).await;
     let model = users.end().await;
     world.drained(&world.publisher().await).await;
     world.assert_equals(&model).await;
     assert_readers_know(&world, &model).await;
+    assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -42,8 +42,9 @@ type Numbers = BTreeMap<(Target, Metric), i64>;
 
 /// A test site with a daemon. Redis has loaded all buckets of the site.
 struct Product {
-    world: World,
+    /// Before the world, so that it stops before its database is deleted.
     daemon: Option<Daemon>,
+    world: World,
     client: Arc<ApiServer>,
     numbers: Numbers,
 }

@@ -154,11 +154,12 @@ async fn two_layouts_get_the_same_numbers() {
     let also = "[redis.also]\nlayout = \"entity\"\ncounter_key = \"also:{kind}:{id}\"\nbucket_bits = 3\n";
     let world = World::new("outbox_also", &format!("{also}{METRICS}")).await;
     let second = world.cache.also(&world.config.redis, &world.config.metrics).unwrap().unwrap();
-    let daemon = world.consuming_with(&[("TALLYD_FAULT_POINT", "outbox:amidst")]).await;
+    let mut dying = world.consuming_with(&[("TALLYD_FAULT_POINT", "outbox:amidst")]).await;
     let publisher = world.publisher().await;
     let mut counts = Counts::of(40);
     world.publish(&publisher, &counts.some(300)).await;
-    daemon.logged("fault-point").await;
+    dying.logged("fault-point").await;
+    dying.wait();
     let _daemon = world.daemon();
     world.publish(&publisher, &counts.some(300)).await;
     assert_exact(&world, &publisher, &counts).await;

@@ -27,11 +27,12 @@ const DIFFERENT: i32 = 2;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub struct Mover {
+    /// Before the world, so that it stops before its database is deleted.
+    daemon: Option<Daemon>,
     pub world: World,
     pub site: OldSite,
     settings: toml::Table,
     steps: Vec<Step>,
-    daemon: Option<Daemon>,
     export: Option<Child>,
     /// The name of the daemon's account in RabbitMQ.
     account: String,

@@ -66,7 +66,7 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
-    let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
+    let (world, publisher, _daemon) = site("export_hard", HARD, HARD_TABLE).await;
     // Both rows were written before the site switched to tallyd. After the switch, user 901 takes back the like of the
     // second row.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
@@ -107,7 +107,7 @@ async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     let server = format!("server = \"site\"\n[server.site]\nurl = \"{}{{world}}\"\n", stack("MYSQL_URL"));
-    let (world, publisher, daemon) = site("export_soft", &format!("{SOFT}{server}"), SOFT_TABLE).await;
+    let (world, publisher, _daemon) = site("export_soft", &format!("{SOFT}{server}"), SOFT_TABLE).await;
     let (mut model, mut dice) = (Model::default(), Dice::of_run(6));
     let start = |begin: &[&str]| {
         let arguments = [&["admin", "export", "old", "--every", "1s"], begin].concat();
@@ -149,7 +149,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
-    let (world, publisher, daemon) = site("export_refused", HARD, HARD_TABLE).await;
+    let (world, publisher, _daemon) = site("export_refused", HARD, HARD_TABLE).await;
     let (mut model, mut dice) = (Model::default(), Dice::of_run(7));
     let refused = |arguments: &[&str], code, why: &str| {
         let output = world.tallyd(&[&["admin", "export"], arguments].concat());

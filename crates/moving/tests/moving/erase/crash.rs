@@ -64,7 +64,7 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     // The user likes more targets than one page holds.
     (1..=2_500).for_each(|id| likes.add(target(id), USER));
     likes.publish(&world, &publisher).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     let user = USER.to_string();
     let mut command = world.command();
@@ -93,7 +93,7 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
     let mut likes = Likes::new();
     (1..=9).for_each(|user| likes.add(target(VIDEO), UserId(user)));
     likes.publish(&world, &publisher).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     let name = format!("video:{VIDEO}");
     let frozen = frozen_at("erase:published", &world, &["--target", &name]).await;
@@ -116,7 +116,7 @@ async fn a_pause_of_the_consumers_ends_an_erase_and_resume_continues_it() {
     // The user likes more targets than one page holds.
     (1..=2_500).for_each(|id| likes.add(target(id), USER));
     likes.publish(&world, &publisher).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     let user = USER.to_string();
     let frozen = frozen_at("erase:page", &world, &["--user", &user]).await;

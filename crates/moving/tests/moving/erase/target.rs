@@ -27,7 +27,7 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
         let view = encode_count(TargetId(id), ("video", "view"), 4, at, "one", None);
         publisher.publish(&world.broker.exchange(), &id.to_string(), &view).await.unwrap();
     }
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     world.outbox_added().await;
     // The first reconcile loads the buckets.

@@ -64,7 +64,7 @@ async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
     let publisher = world.publisher().await;
     let mut likes = before();
     likes.publish(&world, &publisher).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     assert!(!named(&world, USER.0).await.is_empty());
 
@@ -114,7 +114,7 @@ async fn an_index_by_user_is_used_and_finds_the_same() {
     let publisher = world.publisher().await;
     let mut likes = before();
     likes.publish(&world, &publisher).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
 
     let erased = report(&erase(&world, &["--user", &USER.to_string()]), 0);
@@ -127,7 +127,7 @@ async fn an_index_by_user_is_used_and_finds_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     let world = World::new("erase_api", &as_api("")).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     let publisher = world.publisher().await;
     assert_eq!(world.reconcile("--full").await["ended"], "done");
     let client = ApiServer::new(&world.api);
@@ -162,7 +162,7 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     (1..=40).for_each(|user| likes.add(target(1), UserId(user)));
     likes.add(target(1), USER);
     likes.publish(&world, &publisher).await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     world.drained(&publisher).await;
     world.outbox_added().await;
     run_filters(&world).await;

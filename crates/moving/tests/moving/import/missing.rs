@@ -84,7 +84,7 @@ async fn a_row_that_comes_back_between_the_looks_stays() {
 async fn a_row_that_an_event_changes_after_the_looks_stays() {
     let world = world("import_changed", &Schema::HardDelete.settings("")).await;
     let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let _daemon = world.daemon();
     old_likes(&world, (1..=20).map(|user| (5, user))).await;
     report(&world, 0, &[]);
     run(&world, "DELETE FROM old_like WHERE user_id IN (7, 8)").await;
