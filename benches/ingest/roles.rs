@@ -59,7 +59,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     }
 }
 
-/// Writes batches without a broker, as tallyd does. The rate shows the database's limit. With `reads_first`, old rows are
+/// Writes batches as tallyd does, but without a broker. The rate shows the database's limit. With `reads_first`, old rows are
 /// read before they are written, as most programs with exact counters do.
 pub async fn floor(config: &Config, reads_first: bool, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();

@@ -66,7 +66,7 @@ struct Arguments {
     #[arg(long, value_name = "MS", value_delimiter = ',')]
     linger_ms: Vec<u64>,
 
-    /// How long peers wait for a batch to fill [default: same as tallyd].
+    /// How long peers wait for a batch to fill, from its first event [default: tallyd's default linger_ms].
     #[arg(long, value_name = "MS")]
     peer_linger_ms: Option<u64>,
 

@@ -180,8 +180,8 @@ pub struct Consumer {
     /// `tally.returned` if another configuration could accept them. Otherwise they are only counted.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Minimum time in milliseconds from the begin of a partition's batch to the begin of the next one, if neither is full.
-    /// An event that comes later is written at once. A longer time saves commits, but adds latency.
+    /// Minimum time in milliseconds between the starts of two writes of a partition. An event that comes later is written
+    /// at once, and a full batch does not wait. A longer time saves commits, but adds latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
     /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server
