@@ -100,11 +100,7 @@ async fn read_and_write(
 ) -> Result<Vec<Before>, StoreError> {
     let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
     let before = before(winners, &likes::old_states(connection, &pairs).await?);
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
-        winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
-    };
-    likes::insert_states(connection, &those(|before| *before == Before::Absent)).await?;
-    likes::update_states(connection, &those(|before| matches!(before, Before::Older(_)))).await?;
+    likes::write_winners(connection, winners, &before).await?;
     Ok(before)
 }
 

@@ -111,11 +111,7 @@ fn values(winners: &[(Pair, LikeState)]) -> String {
 async fn read(connection: &mut MySqlConnection, winners: &[(Pair, LikeState)]) -> Result<Vec<Before>> {
     let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
     let before = before(winners, &likes::old_states(connection, &pairs).await?);
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
-        winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
-    };
-    likes::insert_states(connection, &those(|before| *before == Before::Absent)).await?;
-    likes::update_states(connection, &those(|before| matches!(before, Before::Older(_)))).await?;
+    likes::write_winners(connection, winners, &before).await?;
     Ok(before)
 }
 

@@ -88,11 +88,7 @@ async fn write_reading(
             (newest, before)
         }
     };
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
-        winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
-    };
-    likes::insert_states(tx, &those(|before| *before == Before::Absent)).await?;
-    likes::update_states(tx, &those(|before| matches!(before, Before::Older(_)))).await?;
+    likes::write_winners(tx, &winners, &before).await?;
     capture.log_likes(tx, events, &old).await?;
     Ok((winners, before))
 }

@@ -46,6 +46,19 @@ fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, LikeSta
     Ok(((target, UserId(row.try_get(2)?)), state))
 }
 
+/// Writes the newest states. [`old_states`] has locked their rows, or did not find them. Both lists are sorted by key.
+pub async fn write_winners(
+    connection: &mut MySqlConnection,
+    winners: &[(Pair, LikeState)],
+    before: &[Before],
+) -> Result<()> {
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
+        winners.iter().zip(before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
+    };
+    insert_states(connection, &those(|before| *before == Before::Absent)).await?;
+    update_states(connection, &those(|before| matches!(before, Before::Older(_)))).await
+}
+
 /// Inserts rows that [`old_states`] did not find. The rows must be sorted by key.
 ///
 /// # Errors

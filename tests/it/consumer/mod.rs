@@ -145,8 +145,10 @@ async fn a_like_is_written_at_once_unless_a_batch_has_just_begun() {
     let daemon = world.consuming().await;
     let publisher = world.publisher().await;
     let like = |user| body(&LikeEvent { target: target(1), user: UserId(user), at: Micros(NOW), liked: true });
+    let began = Instant::now();
     world.publish(&publisher, &(1..=10).map(like).collect::<Vec<_>>()).await;
     takes_many(&daemon).await;
+    assert!(began.elapsed() < 3 * LINGER, "each of the first ten likes waited");
     let writes = async |user| {
         let began = Instant::now();
         world.publish(&publisher, &[like(user)]).await;

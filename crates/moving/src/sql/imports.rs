@@ -195,11 +195,7 @@ async fn write_rows(
     let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
     let old = likes::old_states(connection, &pairs).await?;
     let met = before_import(rows, &old, is_signed);
-    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, LikeState)> {
-        rows.iter().zip(&met).filter(|(_, met)| wanted(met)).map(|(row, _)| *row).collect()
-    };
-    likes::insert_states(connection, &those(|met| *met == Before::Absent)).await?;
-    likes::update_states(connection, &those(|met| matches!(met, Before::Older(_)))).await?;
+    likes::write_winners(connection, rows, &met).await?;
     Ok(met)
 }
 
