@@ -79,11 +79,12 @@ async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_
     let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;
     world.publisher().await;
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
-    let site = Site::open(&world);
-    site.clicked(2_000).await;
     let daemons = [world.daemon(), world.daemon()];
-    let begun = |daemon: &Daemon| daemon.log().matches("\"consuming\"").count();
-    eventually("each partition changes its owner", || async { daemons.iter().map(begun).sum::<usize>() >= 7 }).await;
+    let begun = || daemons.iter().map(|daemon| daemon.log().matches("\"consuming\"").count()).sum::<usize>();
+    eventually("both daemons have a session for each partition", || async { begun() == 4 }).await;
+    let site = Site::open(&world);
+    eventually("each partition changes its owner twice", || async { begun() >= 8 }).await;
+    site.clicked(2_000).await;
     site.end(&world).await;
     for daemon in daemons {
         for sign in ["\"outage-begun\"", "\"prefetch-lowered\"", "\"partition-taken-over\"", "\"partition-given-back\""]
