@@ -129,9 +129,35 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{Kind, Target, TargetId};
+    use crate::model::{Kind, Target, TargetId, UserId};
 
     const LIKE: Metric = Metric(1);
+
+    #[test]
+    fn a_target_changes_by_what_its_winners_were_before() {
+        let target = |id| Target { kind: Kind(1), id: TargetId(id) };
+        let winner = |id, user, at, liked| ((target(id), UserId(user)), LikeState { at: Micros(at), liked });
+        let winners = [
+            winner(1, 1, 5, true),
+            winner(1, 2, 9, true),
+            winner(1, 3, 7, false),
+            winner(2, 1, 3, true),
+            winner(3, 1, 4, true),
+            winner(4, 1, 2, false),
+        ];
+        let before = [
+            Before::Absent,
+            Before::Older(false),
+            Before::Older(true),
+            Before::Older(true),
+            Before::NotOlder,
+            Before::Older(true),
+        ];
+        let of = |id, delta, at| Difference { target: target(id), metric: LIKE, delta, at: Micros(at) };
+        assert_eq!(differences(LIKE, &winners, &before), [of(1, 1, 9), of(2, 0, 3), of(4, -1, 2)]);
+        let likers = [(target(1), UserId(1)), (target(1), UserId(2))];
+        assert_eq!(new_likers(&winners, &before), likers);
+    }
 
     #[derive(Default)]
     struct Tables {

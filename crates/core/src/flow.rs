@@ -192,4 +192,63 @@ mod tests {
         assert!(matches!(flow.next(false, || false), Some(Step::Join(Seen(6)))));
         assert!(flow.next(false, || false).is_none());
     }
+
+    #[test]
+    fn a_full_batch_goes_although_more_messages_can_come() {
+        let mut flow = flow(9, &[0, 0]);
+        flow.received(Seen(0), 2).unwrap();
+        assert_eq!(flow.waiting(), 1);
+        assert!(matches!(flow.next(true, || false), Some(Step::Write)));
+        assert_eq!(flow.waiting(), 1, "the third message is of the next batch");
+    }
+
+    #[test]
+    fn a_session_that_must_end_writes_acknowledges_and_closes() {
+        let mut flow = flow(9, &[0, 0]);
+        assert!(!flow.is_ending() && flow.next(false, || false).is_none());
+        flow.end();
+        assert!(flow.is_ending());
+        assert!(matches!(flow.next(false, || false), Some(Step::Write)));
+        assert!(flow.next(false, || false).is_none(), "the batch is not committed yet");
+        flow.committed();
+        assert!(matches!(flow.next(false, || false), Some(Step::Acknowledge(1))));
+        assert!(matches!(flow.next(false, || false), Some(Step::Close)));
+    }
+
+    #[test]
+    fn a_session_that_fails_acknowledges_what_is_committed() {
+        let mut flow = flow(9, &[0]);
+        assert!(flow.next(false, || true).is_some() && flow.failed().is_none());
+        flow.committed();
+        assert_eq!((flow.failed(), flow.failed()), (Some(0), None));
+        assert!(flow.next(false, || true).is_none(), "an idle session neither writes nor closes");
+    }
+
+    #[test]
+    fn a_session_ends_for_another_prefetch_once_it_has_seen_enough() {
+        let limits = Limits { messages: 9, bytes: 1 << 25 };
+        let mut prefetch = Prefetch::default();
+        assert_eq!(prefetch.begin(limits), 1);
+        let mut flow = Flow::new(prefetch, limits);
+        for tag in 0..10 {
+            assert!(!flow.is_ending());
+            flow.received(Seen(0), tag).unwrap();
+            assert!(flow.joining().is_some());
+        }
+        assert!(flow.is_ending());
+    }
+
+    #[test]
+    fn only_messages_that_wait_count_as_bytes() {
+        let limits = Limits { messages: 9, bytes: 500 };
+        let mut flow: Flow<Seen, u32> = Flow::new(flow(9, &[]).close(), limits);
+        for tag in 0..10 {
+            flow.received(Seen(0), tag).unwrap();
+        }
+        while flow.joining().is_some() {}
+        for tag in 10..20 {
+            flow.received(Seen(0), tag).unwrap();
+        }
+        assert_eq!(flow.received(Seen(0), 20), Err(1_100));
+    }
 }

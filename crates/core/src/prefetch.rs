@@ -219,6 +219,61 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_mean_size_starts_with_the_first_message_and_moves_slowly() {
+        let mut sizes = MessageSizes::default();
+        sizes.note(6_400);
+        assert_eq!(sizes.mean, 6_400);
+        sizes.note(0);
+        assert_eq!(sizes.mean, 6_300);
+    }
+
+    #[test]
+    fn a_prefetch_is_used_up_by_as_many_messages_unless_it_is_none() {
+        let used_up = |most, messages| {
+            let mut prefetch = Prefetch::default();
+            prefetch.sizes.note(1);
+            prefetch.begin(limits(most));
+            prefetch.is_used_up(messages)
+        };
+        assert!(!used_up(5, 4) && used_up(5, 5) && used_up(5, 6));
+        assert!(!Prefetch::default().is_used_up(0));
+    }
+
+    /// A session with a prefetch of 100 messages, and the mean size that suits `wanted` messages.
+    fn after(seen: u16, wanted: usize) -> Prefetch {
+        let limits = Limits { messages: 1_000, bytes: 1_000_000 };
+        let mut prefetch = Prefetch::default();
+        prefetch.sizes.mean = 10_000;
+        assert_eq!(prefetch.begin(limits), 100);
+        prefetch.sizes.mean = limits.bytes / wanted;
+        prefetch.seen = seen;
+        prefetch
+    }
+
+    #[test]
+    fn a_session_ends_when_another_prefetch_suits_more_than_twice_as_well() {
+        let is_off = |seen, wanted| after(seen, wanted).is_off(Limits { messages: 1_000, bytes: 1_000_000 });
+        assert!(!is_off(100, 200) && is_off(100, 204), "more messages");
+        assert!(!is_off(100, 50) && is_off(100, 49), "fewer messages");
+        assert!(!is_off(99, 1_000), "it has not seen enough");
+    }
+
+    #[test]
+    fn a_session_is_overfull_from_twice_the_bytes_on() {
+        let limits = Limits { messages: 1_000, bytes: 1_000_000 };
+        let overfull = |prefetch: &mut Prefetch, bytes| prefetch.is_overfull(bytes, limits, [20_000; 100].into_iter());
+        let mut prefetch = after(0, 100);
+        assert!(!overfull(&mut prefetch, 2_000_000));
+        assert_eq!(prefetch.sizes.mean, 10_000);
+        assert!(overfull(&mut prefetch, 2_000_001));
+        assert_eq!(prefetch.sizes.mean, 20_000);
+        for (messages, is_overfull) in [(PREFETCH_MIN, false), (PREFETCH_MIN + 1, true)] {
+            prefetch.messages = messages;
+            assert_eq!(overfull(&mut prefetch, 3_000_000), is_overfull, "with {messages} messages");
+        }
+    }
+
     /// RabbitMQ dead-letters a message that was returned more than twenty times.
     #[test]
     fn four_daemons_take_one_by_one_before_a_queue_drops_neighbours() {
