@@ -1,17 +1,18 @@
 //! Decides what to do with a closed period of a board. Pure.
 
+mod frozen;
 mod period;
 mod reason;
 mod snapshot;
 
 use std::time::Duration;
 
+pub use frozen::{Frozen, Note};
 pub use period::{Backup, BoardKeys, Done, LATE_MEMBERS_MISSING, PeriodRow, PeriodState, went_back};
 pub use reason::Reason;
 pub use snapshot::{Snapshot, are_of_board, members_min};
 
-use crate::model::{Freeze, Micros};
-use crate::tally::Tally;
+use crate::model::Micros;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
@@ -105,69 +106,6 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Frozen {
-    row: Option<PeriodRow>,
-    pub freeze: Freeze,
-    pub late_members: u64,
-}
-
-/// A note that MySQL must have before a run changes a frozen zset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Note {
-    Nothing,
-    Frozen,
-    LateMembersMissing,
-}
-
-impl Frozen {
-    pub fn found(keys: BoardKeys, row: Option<PeriodRow>) -> Self {
-        Self { row, freeze: keys.freeze, late_members: keys.late_members }
-    }
-
-    pub fn first(keys: BoardKeys) -> Self {
-        Self { row: None, freeze: Freeze { note: Some(0), ..keys.freeze }, late_members: 0 }
-    }
-
-    pub fn raised(keys: BoardKeys, row: PeriodRow) -> Self {
-        let freeze = Freeze { generation: keys.freeze.generation, ..row.frozen };
-        let row = PeriodRow { state: PeriodState::Frozen, late_members: 0, ..row };
-        Self { row: Some(row), freeze, late_members: 0 }
-    }
-
-    pub fn lacks_late_members_of(&self) -> Option<PeriodRow> {
-        self.row.filter(|row| row.copy.is_some() && row.late_members > self.late_members)
-    }
-
-    pub fn note(&self) -> Note {
-        match self.lacks_late_members_of() {
-            Some(_) => Note::LateMembersMissing,
-            None if self.row.is_some_and(|row| row.state == PeriodState::Frozen) => Note::Nothing,
-            None => Note::Frozen,
-        }
-    }
-
-    /// Whether late members can be left after a page of `moved` members. The next run moves those that arrive later. But
-    /// the zset can be raised only if no late members are left.
-    pub fn has_more_late(&self, moved: u64, page_members: u64) -> bool {
-        moved > 0 && (moved == page_members || self.lacks_late_members_of().is_some())
-    }
-
-    /// The copy to write. Readers get the verified copy until the new copy is verified, too.
-    pub fn copy(&self) -> u8 {
-        self.row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1)
-    }
-
-    pub fn done(&self, tally: Tally, left_out: u64, merged: u64) -> Done {
-        // If the zset was restored from the archive's rows, the zset has no members that the first archive left out.
-        let restored = self.row.filter(|row| row.restored_at.is_some());
-        let left_out = restored.map_or(left_out, |row| row.left_out.max(left_out));
-        // A raise of the zset counts as one.
-        let late_members = self.late_members + merged + u64::from(self.lacks_late_members_of().is_some());
-        Done { tally, left_out, copy: self.copy(), frozen: self.freeze, late_members }
-    }
-}
-
 /// For an archived zset that is no longer in Redis: returns a problem if late writes were lost, or if late writes are
 /// left over. Otherwise returns `None`.
 pub fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
@@ -189,15 +127,17 @@ fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Freeze;
+    use crate::tally::Tally;
 
-    const DONE_AT: Micros = Micros(1_000_000_000);
+    pub(super) const DONE_AT: Micros = Micros(1_000_000_000);
     const STAY: Duration = Duration::from_secs(60);
 
-    const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
+    pub(super) const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
 
     /// The row of a period that a run has archived. In the state "done" and in later states, the row's copy is
     /// verified.
-    fn row(state: PeriodState) -> PeriodRow {
+    pub(super) fn row(state: PeriodState) -> PeriodRow {
         let copy = (state != PeriodState::Frozen).then_some(0);
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
         PeriodRow { state, tally, left_out: 0, done_at, restored_at: None, copy, frozen: FROZEN, late_members: 4 }
@@ -206,7 +146,7 @@ mod tests {
     const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
 
     /// The input of `decide` for a period that has no data.
-    const FACTS: Facts = Facts {
+    pub(super) const FACTS: Facts = Facts {
         keys: BoardKeys { live: false, frozen: false, freeze: FROZEN, late_members: 4 },
         row: None,
         backup: Backup::None,
