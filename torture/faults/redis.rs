@@ -195,24 +195,28 @@ async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> 
     for line in lines {
         line.hold_from(script.get_hash().as_bytes());
     }
-    let given_up = Instant::now() + REPAIR_MAX;
-    while Instant::now() < given_up && !lines.iter().any(|line| line.holds()) {
-        drift(site, &mut redis, &mut dice).await?;
-        let again = Instant::now() + DRIFT_EVERY;
-        while Instant::now() < again && !lines.iter().any(|line| line.holds()) {
-            sleep(Duration::from_millis(50)).await;
+    let holds = || lines.iter().any(|line| line.holds());
+    let begun = async {
+        let given_up = Instant::now() + REPAIR_MAX;
+        while Instant::now() < given_up && !holds() {
+            drift(site, &mut redis, &mut dice).await?;
+            let again = Instant::now() + DRIFT_EVERY;
+            while Instant::now() < again && !holds() {
+                sleep(Duration::from_millis(50)).await;
+            }
         }
-    }
-    let held = lines.iter().filter(|line| line.holds()).count();
-    sleep(hold).await;
-    for line in lines {
+        ensure!(holds(), "no daemon repaired anything in {REPAIR_MAX:?}");
+        sleep(hold).await;
+        Ok(())
+    };
+    let undo = async {
         // Now the delayed repair arrives. The run that sent the repair ended long ago.
-        line.release();
-    }
-    sleep(Duration::from_millis(500)).await;
-    lines.iter().for_each(|line| line.clear());
-    ensure!(held > 0, "no daemon repaired anything in {REPAIR_MAX:?}");
-    Ok(())
+        lines.iter().for_each(|line| line.release());
+        sleep(Duration::from_millis(500)).await;
+        lines.iter().for_each(|line| line.clear());
+        Ok(())
+    };
+    then_undo(begun, undo).await
 }
 
 /// Changes the number of likes of one existing target, in Redis only.
@@ -225,7 +229,7 @@ async fn drift(site: &Site, redis: &mut MultiplexedConnection, dice: &mut Dice) 
                 return redis.call('HSET', KEYS[1], field, string.format('%d', first + ARGV[1]) .. rest)
             end
         end";
-    let pattern = format!("{}:c:*", site.name);
+    let pattern = format!("{}:c:{{*", site.name);
     let mut keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(redis).await?;
     keys.sort();
     if keys.is_empty() {
