@@ -115,6 +115,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_shape_that_no_filter_of_tallyd_has_is_none() {
+        for (size, iterations) in [(1, 1), (SIZE_MAX as i64, 64)] {
+            let shape = Shape { size: size as u64, iterations: iterations as u32 };
+            assert_eq!(Shape::checked(size, iterations), Some(shape));
+        }
+        for (size, iterations) in [(0, 1), (-1, 1), (SIZE_MAX as i64 + 1, 1), (1, 0), (1, -1), (1, 65)] {
+            assert_eq!(Shape::checked(size, iterations), None, "{size} {iterations}");
+        }
+        assert_eq!([1, 8, 9].map(|size| Shape { size, iterations: 1 }.bytes()), [1, 1, 2]);
+        assert_eq!(number_of("a"), number_of("a"));
+        assert_ne!(number_of("a"), number_of("b"));
+    }
+
+    #[test]
     fn it_computes_what_redisson_computes() {
         let file: serde_json::Value =
             serde_json::from_str(include_str!("../../../tests/vectors/filters.json")).unwrap();

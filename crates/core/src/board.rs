@@ -109,3 +109,38 @@ fn hour() -> Pause {
 fn month() -> Pause {
     Pause::from_secs(30 * 86_400)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn board(more: Value) -> Board {
+        let mut all = json!({ "name": "top", "period": "week" });
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(all).unwrap()
+    }
+
+    #[test]
+    fn a_board_with_only_a_name_ranks_likes_of_weeks_in_utc() {
+        let board = board(json!({}));
+        assert_eq!((board.time_zone.as_str(), board.score.as_slice()), ("UTC", ["like".to_owned()].as_slice()));
+        assert_eq!((board.second_bits, board.archive_top, board.archive_keep.0), (20, 0, Duration::ZERO));
+        assert_eq!([board.archive_grace.0, board.snapshot_every.0], [Duration::from_secs(3_600); 2]);
+        assert_eq!(board.expire_after.0, Duration::from_secs(30 * 86_400));
+    }
+
+    #[test]
+    fn the_tie_decides_how_many_low_bits_a_score_has() {
+        for (more, tie, bits) in [
+            (json!({}), Tie::Member, 0),
+            (json!({ "tie": "second", "second_bits": 12 }), Tie::Second, 12),
+            (json!({ "tie": "earliest" }), Tie::Earliest, PeriodKind::Week.time_bits()),
+        ] {
+            assert_eq!(board(more).rule(), Rule { tie, packing: Packing::new(bits) }, "{tie:?}");
+        }
+    }
+}

@@ -16,3 +16,22 @@ impl fmt::Display for Chain<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Failure {
+        #[error("no answer")]
+        Cause,
+        #[error("connect")]
+        Connect(#[source] Box<Failure>),
+    }
+
+    #[test]
+    fn an_error_is_written_with_all_of_its_causes() {
+        let error = Failure::Connect(Box::new(Failure::Connect(Box::new(Failure::Cause))));
+        assert_eq!(Chain(&error).to_string(), "connect: connect: no answer");
+    }
+}

@@ -65,3 +65,25 @@ impl JsonSchema for Day {
         json_schema!({ "type": "string", "format": DAY })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_is_read_written_and_begins_at_midnight_in_utc() {
+        let day: Day = serde_json::from_str("\"2010-01-31\"").unwrap();
+        assert_eq!(serde_json::to_string(&day).unwrap(), "\"2010-01-31\"");
+        assert_eq!((day.to_string().as_str(), day.begins()), ("2010-01-31", Micros(1_264_896_000_000_000)));
+        assert_eq!(Day::first_of(1969).begins(), Micros(0));
+        assert_eq!(Day::first_of(2010), "2010-01-01".parse().unwrap());
+        assert!(serde_json::from_str::<Day>("\"2010-02-30\"").is_err());
+    }
+
+    #[test]
+    fn the_schema_of_a_day_has_a_name_and_the_format_of_a_day() {
+        let schema = schemars::schema_for!(Day);
+        let of = |field| schema.get(field).and_then(|value| value.as_str());
+        assert_eq!([of("title"), of("type"), of("format")], [Some("Day"), Some("string"), Some(DAY)]);
+    }
+}

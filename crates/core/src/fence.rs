@@ -103,3 +103,63 @@ impl Fence {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_without_messages_and_consumers_is_not_known() {
+        assert_eq!((Depth::of(0, 0).messages(), Depth::of(0, 0).consumers()), (None, None));
+        for (messages, consumers) in [(1, 0), (0, 1), (3, 2)] {
+            let depth = Depth::of(messages, consumers);
+            assert_eq!((depth.messages(), depth.consumers()), (Some(messages), Some(consumers)));
+        }
+    }
+
+    #[test]
+    fn in_a_queue_without_consumer_all_but_fences_are_events() {
+        assert_eq!(Look::of(Depth::of(0, 0), 2), Some(Look::Unknown));
+        assert_eq!(Look::of(Depth::of(3, 1), 5), Some(Look::Consumed { messages: 3 }));
+        assert_eq!(Look::of(Depth::of(3, 0), 2), Some(Look::Unconsumed { events: 1 }));
+        assert_eq!(Look::of(Depth::of(3, 0), 3), Some(Look::Unconsumed { events: 0 }));
+        assert_eq!(Look::of(Depth::of(3, 0), 4), None);
+    }
+
+    const FENCE: Fence = Fence { number: 5, passed: 0, epoch: 2, sent_in: None, has_own: false };
+
+    #[test]
+    fn only_a_fence_that_was_sent_passes_and_a_higher_one_hides_it() {
+        for (sent_in, passed, expected) in [
+            (Some(2), 5, Passed::Yes),
+            (Some(1), 5, Passed::Yes),
+            (None, 5, Passed::No),
+            (Some(2), 4, Passed::No),
+            (Some(2), 6, Passed::TakenOver),
+            (None, 6, Passed::TakenOver),
+        ] {
+            assert_eq!(Fence { sent_in, passed, ..FENCE }.passed(), expected, "{sent_in:?} {passed}");
+        }
+    }
+
+    #[test]
+    fn a_run_sends_its_fence_once_for_each_holder_of_the_partition() {
+        let (consumed, empty) = (Look::Consumed { messages: 9 }, Look::Unconsumed { events: 0 });
+        for (look, sent_in, has_own, expected) in [
+            (consumed, None, false, Next::Send),
+            (consumed, Some(1), false, Next::Send),
+            (consumed, Some(2), false, Next::Wait),
+            (consumed, None, true, Next::Send),
+            (empty, None, false, Next::Leave),
+            (empty, Some(2), false, Next::Wait),
+            (empty, Some(1), true, Next::Idle),
+            (Look::Unconsumed { events: 1 }, None, false, Next::Wait),
+            (Look::Unknown, None, false, Next::Leave),
+            (Look::Unknown, Some(1), false, Next::Leave),
+            (Look::Unknown, Some(2), false, Next::Wait),
+            (Look::Unknown, None, true, Next::Wait),
+        ] {
+            assert_eq!(Fence { sent_in, has_own, ..FENCE }.next(look), expected, "{look:?} {sent_in:?} {has_own}");
+        }
+    }
+}

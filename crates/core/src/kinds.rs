@@ -78,3 +78,34 @@ fn codes_with_like(schema: &mut schemars::Schema) {
     codes(schema);
     schema.insert("required".to_owned(), json!([LIKE]));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_codes_are_each_found_by_the_other() {
+        let codes = |names: [(&str, u8); 2]| names.into_iter().map(|(name, code)| (name.to_owned(), code)).collect();
+        let (kinds, metrics) = (Kinds(codes([("video", 7), ("post", 9)])), Metrics(codes([("like", 5), ("view", 3)])));
+        assert_eq!([kinds.named("post"), kinds.named("song")], [Some(Kind(9)), None]);
+        assert_eq!([kinds.name(Kind(7)), kinds.name(Kind(8))], ["video", "8"]);
+        assert_eq!([metrics.named("view"), metrics.named("share")], [Some(Metric(3)), None]);
+        assert_eq!([metrics.name(Metric(3)), metrics.name(Metric(4))], ["view", "4"]);
+        assert_eq!((metrics.codes(), metrics.like()), (vec![Metric(3), Metric(5)], Metric(5)));
+    }
+
+    #[test]
+    fn by_default_the_only_metric_is_likes_of_videos() {
+        assert_eq!((Kinds::default().named("video"), Metrics::default().named(LIKE)), (Some(Kind(1)), Some(Metric(1))));
+    }
+
+    #[test]
+    fn the_schema_says_which_names_and_codes_are_allowed() {
+        let [kinds, metrics] = [schemars::schema_for!(Kinds), schemars::schema_for!(Metrics)].map(|it| it.to_value());
+        for schema in [&kinds, &metrics] {
+            assert_eq!(schema["additionalProperties"]["minimum"], 1);
+            assert_eq!(schema["propertyNames"]["pattern"], "^[a-z0-9_-]{1,32}$");
+        }
+        assert_eq!((&kinds["required"], &metrics["required"]), (&Value::Null, &json!([LIKE])));
+    }
+}

@@ -140,3 +140,33 @@ impl fmt::Display for Micros {
         self.0.fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_end_at_the_limits_of_their_type() {
+        let second = Duration::from_secs(1);
+        assert_eq!((Micros(5).before(second), Micros(5).after(second)), (Micros(-999_995), Micros(1_000_005)));
+        assert_eq!(Micros(-2).before(Duration::MAX), Micros(i64::MIN));
+        assert_eq!(Micros(2).after(Duration::MAX), Micros(i64::MAX));
+        assert_eq!(Micros::from(UNIX_EPOCH + Duration::from_micros(7)), Micros(7));
+        assert_eq!(Micros::from(UNIX_EPOCH - second), Micros(0));
+    }
+
+    #[test]
+    fn ids_codes_and_times_are_written_as_their_numbers() {
+        let text = [Kind(1).to_string(), TargetId(2).to_string(), UserId(3).to_string(), Micros(4).to_string()];
+        assert_eq!(text, ["1", "2", "3", "4"]);
+        let period = BoardPeriod { board: "top".to_owned(), period: "2026-W47".to_owned() };
+        assert_eq!(period.to_string(), "top 2026-W47");
+    }
+
+    #[test]
+    fn an_addition_is_a_difference_without_its_time() {
+        let (target, metric) = (Target { kind: Kind(1), id: TargetId(2) }, Metric(3));
+        let difference = Difference { target, metric, delta: 4, at: Micros(5) };
+        assert_eq!(difference.addition(), Addition { target, metric, delta: 4 });
+    }
+}

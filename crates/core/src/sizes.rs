@@ -28,3 +28,15 @@ impl Sizes {
         } += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_drift_is_counted_in_the_class_of_its_size() {
+        let mut sizes = Sizes::default();
+        [0, 1, 2, 9, 9, 10, 99, 100, 5_000, 6_000].into_iter().for_each(|drift| sizes.note(drift));
+        assert_eq!(sizes, Sizes { one: 2, some: 3, many: 2, most: 3 });
+    }
+}

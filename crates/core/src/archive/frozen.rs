@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zset_that_begins_again_has_the_number_of_its_freeze_and_no_late_members() {
+    fn a_zset_that_begins_again_keeps_no_late_members() {
         let keys = BoardKeys { freeze: Freeze { generation: 6, note: Some(7) }, ..FACTS.keys };
         let first = Frozen::first(keys);
         assert_eq!((first.freeze, first.late_members), (Freeze { generation: 6, note: Some(0) }, 0));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_changes_places_with_the_verified_one_and_counts_what_was_merged() {
+    fn a_copy_takes_the_place_that_the_verified_one_has_not() {
         let done = |frozen: Frozen| frozen.done(Tally::default(), 2, 3);
         let first = done(Frozen::first(FACTS.keys));
         assert_eq!((first.copy, first.left_out, first.late_members, first.frozen), (0, 2, 3, FROZEN));

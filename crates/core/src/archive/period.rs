@@ -84,3 +84,37 @@ pub enum Backup {
 pub fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
     keys.freeze < row.frozen
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done() -> PeriodRow {
+        let frozen = Freeze { generation: 5, note: Some(7) };
+        let tally = Tally { members: 2, checksum: 3 };
+        PeriodRow::from(Done { tally, left_out: 1, copy: 1, frozen, late_members: 4 })
+    }
+
+    #[test]
+    fn a_row_of_a_verified_copy_is_done_and_named_by_its_time() {
+        let row = done();
+        assert_eq!((row.state, row.copy, row.left_out, row.late_members), (PeriodState::Done, Some(1), 1, 4));
+        assert_eq!((row.tally.members, row.frozen.generation, row.restored_at), (2, 5, None));
+        assert_eq!(
+            (row.tag(), PeriodRow { done_at: Some(Micros(9)), ..row }.tag()),
+            ("a0".to_owned(), "a9".to_owned())
+        );
+        let states = [PeriodState::Frozen, PeriodState::Done, PeriodState::Ended, PeriodState::Pruned];
+        assert_eq!(states.map(PeriodState::text), ["frozen", "done", "ended", "pruned"]);
+    }
+
+    #[test]
+    fn redis_went_back_if_its_freeze_is_older_than_the_row() {
+        for (generation, note, expected) in
+            [(5, Some(7), false), (5, Some(6), true), (5, None, true), (4, Some(8), true), (6, None, false)]
+        {
+            let keys = BoardKeys { freeze: Freeze { generation, note }, ..BoardKeys::default() };
+            assert_eq!(went_back(keys, done()), expected, "{generation} {note:?}");
+        }
+    }
+}

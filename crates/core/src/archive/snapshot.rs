@@ -52,6 +52,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_mark_shows_whether_redis_has_what_a_snapshot_saw() {
+        let snapshot = Snapshot { number: 7, generation: 3, members: 2, began_at: Micros(1), taken_at: None };
+        assert_eq!([None, Some(6), Some(7), Some(8)].map(|mark| snapshot.is_marked(mark)), [false, false, true, true]);
+        for (mark, generation, expected) in [(None, 4, true), (None, 3, false), (None, 2, false), (Some(7), 4, false)] {
+            assert_eq!(snapshot.was_flushed(mark, generation), expected, "{mark:?} {generation}");
+        }
+        assert_eq!(snapshot.tag(), "s7-0");
+        assert_eq!(Snapshot { taken_at: Some(Micros(9)), ..snapshot }.tag(), "s7-9");
+    }
+
+    #[test]
+    fn a_restored_board_needs_half_of_its_members_unless_it_had_few() {
+        assert_eq!([0, 9, 10, 11, 100].map(members_min), [0, 0, 5, 5, 50]);
+    }
+
+    #[test]
     fn a_board_is_lost_only_if_most_of_many_points_are_gone() {
         let of = |members: usize, score: f64| vec![score; members];
         for (saved, live, if_evicted, otherwise) in [
