@@ -96,7 +96,9 @@ mod tests {
 
     #[test]
     fn by_default_the_only_metric_is_likes_of_videos() {
-        assert_eq!((Kinds::default().named("video"), Metrics::default().named(LIKE)), (Some(Kind(1)), Some(Metric(1))));
+        let (Kinds(kinds), Metrics(metrics)) = (Kinds::default(), Metrics::default());
+        assert_eq!((kinds.len(), kinds.get("video")), (1, Some(&1)));
+        assert_eq!((metrics.len(), metrics.get(LIKE)), (1, Some(&1)));
     }
 
     #[test]
