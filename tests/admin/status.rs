@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use crate::common;
 use common::ports::free_port;
 use common::proxy::Proxy;
-use common::{Daemon, World, body, eventually, stderr, stdout, target};
+use common::{Daemon, World, body, eventually, signal, stderr, stdout, target};
 use serde_json::Value;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -103,7 +103,7 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
     fs::write(&shown, "").unwrap();
     let daemon = world.daemon();
     eventually("the restarted daemon is shown", || async { said(&format!(":{} ", daemon.child.id())) }).await;
-    assert!(Command::new("kill").arg("-INT").arg(watching.id().to_string()).status().unwrap().success());
+    signal(&watching, "INT");
     assert_eq!(watching.wait().unwrap().code(), Some(0));
 }
 

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ExitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::signal::{is_stopped, signal};
 use super::{DEADLINE, STARTED, World, eventually};
 
 /// A daemon that runs as a child process. Unless a test has waited for its end, it must still run when the `Daemon` is dropped,
@@ -22,13 +23,11 @@ impl Daemon {
     }
 
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
-        assert!(sent.success(), "kill -{name}");
+        signal(&self.child, name);
     }
 
     pub fn is_stopped(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        stat.rsplit(") ").next().unwrap().starts_with('T')
+        is_stopped(&self.child)
     }
 
     pub fn kill(mut self) {

@@ -22,6 +22,7 @@ pub mod proxy;
 pub mod scripts;
 pub mod servers;
 mod settings;
+mod signal;
 pub mod site;
 pub mod size;
 
@@ -42,6 +43,7 @@ pub use model::{Model, body, target};
 pub use scripts::ApiServer;
 pub use settings::{as_api, stack};
 use settings::{may_do_all, write, written};
+pub use signal::signal;
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd_base::config::{Amqp, Config, Redis};

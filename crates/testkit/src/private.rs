@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::ports::free_port;
+use super::signal::signal;
 use super::{eventually, root};
 
 pub struct Private {
@@ -55,8 +56,7 @@ impl Private {
     }
 
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
-        assert!(sent.success(), "kill -{name}");
+        signal(&self.child, name);
     }
 
     async fn answers(&self) {

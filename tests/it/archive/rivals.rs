@@ -1,7 +1,7 @@
 //! Two runs archive the same board at the same time. The second run takes over from the first run, and sometimes the
 //! first run resumes later. Only the run that holds the lock archives the board.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use redis::AsyncCommands;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::late::late;
 use super::{DAY, NOW, Stage, WEEKLY, board, week};
-use crate::common::{DEADLINE, eventually};
+use crate::common::{DEADLINE, eventually, signal};
 
 #[tokio::test]
 async fn of_two_archivers_at_once_one_works() {
@@ -64,13 +64,6 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
 /// A process that is killed when this value is dropped.
 struct Process(Child);
 
-impl Process {
-    fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.0.id().to_string()).status();
-        assert!(sent.unwrap().success());
-    }
-}
-
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.0.kill());
@@ -85,7 +78,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     tallyd.args(["archive", "--period", "2026-W46", "--yes"]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Process(tallyd.spawn().unwrap());
     eventually("the process copies the board", async || stage.rows().await > 0).await;
-    process.signal("STOP");
+    signal(&process.0, "STOP");
     stage.write(&at, &late()).await;
     let until = Instant::now() + DEADLINE;
     let report = loop {
@@ -102,7 +95,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     assert!(report.is_done(), "{report:#}");
     let before = stage.everything().await;
 
-    process.signal("CONT");
+    signal(&process.0, "CONT");
     let ended = tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap();
 
     assert!(!ended.success());

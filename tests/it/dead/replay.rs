@@ -1,13 +1,13 @@
 //! Replays dead letters.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use sqlx::Row;
 use tallyd_core::event::{LikeEvent, Reason};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 use super::{METRICS, WITH_FILMS, assert_exits, film, ids, open, put_bodies, take, view};
-use crate::common::{Model, World, body, eventually, stderr, stdout, target};
+use crate::common::{Model, World, body, eventually, signal, stderr, stdout, target};
 
 fn both() -> String {
     format!("{WITH_FILMS}{METRICS}")
@@ -164,11 +164,6 @@ async fn paused(world: &World, arguments: &[&str]) -> Child {
     let stat = format!("/proc/{}/stat", child.id());
     eventually("the command has stopped", || async { std::fs::read_to_string(&stat).unwrap().contains(") T ") }).await;
     child
-}
-
-fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
-    assert!(sent.success(), "kill -{name}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

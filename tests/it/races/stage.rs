@@ -2,14 +2,14 @@
 //! counters.
 
 use std::fs;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 
 use serde_json::Value;
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common::scripts::{ApiServer, Counted};
-use crate::common::{Daemon, Model, World, as_api, event_of, eventually, stderr, target};
+use crate::common::{Daemon, Model, World, as_api, event_of, eventually, signal, stderr, target};
 
 /// The number of targets. Each of the users 1 to 3 likes all targets.
 pub const TARGETS: u64 = 5;
@@ -163,8 +163,7 @@ impl Run {
     }
 
     pub fn resume(&self) {
-        let sent = Command::new("kill").arg("-CONT").arg(self.id().to_string()).status().unwrap();
-        assert!(sent.success(), "kill -CONT");
+        signal(self.0.as_ref().unwrap(), "CONT");
     }
 
     /// Resumes the run until its next point.

@@ -1,13 +1,13 @@
 //! Runs `tallyd migrate` while daemons run, while other sessions lock tables, and with SIGKILL in between. Also runs
 //! daemons while the steps of a future version change the schema.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tokio::task::JoinHandle;
 
 use crate::common::site::{Site, all_held, has_all};
-use crate::common::{World, eventually, stderr, stdout};
+use crate::common::{World, eventually, signal, stderr, stdout};
 
 /// Settings with two partitions, and with a short heartbeat, so that a daemon takes over within seconds.
 const TWO: &str = "[amqp]\npartitions = 2\nheartbeat_s = 2";
@@ -132,17 +132,13 @@ async fn a_migrate_takes_over_from_one_that_is_frozen_in_a_step() {
     forget_from(&world, 2).await;
     let rival = Rival::new(&world).await;
     let first = migrate_that_waits(&world).await;
-    let signal = |name: &str| {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(first.id().to_string()).status().unwrap();
-        assert!(sent.success(), "kill -{name}");
-    };
-    signal("STOP");
+    signal(&first, "STOP");
     eventually("the lease has ended", || async {
         world.count("SELECT COUNT(*) FROM migrate_lock WHERE lease_until < NOW(6)").await > 0
     })
     .await;
     let second = migrate_that_waits(&world).await;
-    signal("CONT");
+    signal(&first, "CONT");
     let output = first.wait_with_output().unwrap();
     assert!(!output.status.success(), "{}", stderr(&output));
     rival.end(&world).await;

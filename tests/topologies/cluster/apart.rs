@@ -42,7 +42,7 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
     }
     let moved = target_on(&nodes, &world, 0, 5_000).await;
     let (slot, to) = (nodes.slot_of(&key(&world, moved)).await.to_string(), nodes.id(2).await);
-    nodes.signal(1, "-STOP");
+    nodes.signal(1, "STOP");
     let frozen = tokio::spawn({
         let (client, target) = (Arc::clone(&client), targets[1]);
         async move { client.count(target, UserId(2), true, &[]).await }
@@ -64,7 +64,7 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
     }
     assert!(slowest < TIMEOUT / 2, "{slowest:?}");
     assert!(frozen.await.unwrap().is_err());
-    nodes.signal(1, "-CONT");
+    nodes.signal(1, "CONT");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,7 @@ use tallyd_core::model::Target;
 use tallyd_redis::keys::LOADED;
 
 use super::common::ports::free_ports;
-use super::common::{DEADLINE, Model, World, eventually, target};
+use super::common::{DEADLINE, Model, World, eventually, signal, target};
 use crate::common::scripts::ApiServer;
 
 const SLOTS: u16 = 16_384;
@@ -252,10 +252,8 @@ impl Nodes {
         let _: Value = command.query_async(&mut self.connect(from).await).await.unwrap();
     }
 
-    /// Sends a signal to a node, such as `-STOP`.
     pub fn signal(&self, place: usize, name: &str) {
-        let pid = self.nodes[place].child.id().to_string();
-        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+        signal(&self.nodes[place].child, name);
     }
 
     /// Sends SIGKILL.

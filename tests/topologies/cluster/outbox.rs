@@ -78,8 +78,8 @@ async fn silent_master(nodes: &Nodes, name: &str, settings: &str) {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    nodes.signal(1, "-STOP");
-    nodes.signal(2, "-STOP");
+    nodes.signal(1, "STOP");
+    nodes.signal(2, "STOP");
     // The first pass reads 32 of these 40 rows.
     let views: Vec<Addition> = (1..=40_000).map(|id| Addition { target: target(id), metric: VIEW, delta: 1 }).collect();
     let mut tx = world.pool.begin().await.unwrap();
@@ -103,14 +103,14 @@ async fn silent_master(nodes: &Nodes, name: &str, settings: &str) {
         samples.into_iter().all(|sample| sample.unwrap().value == 1)
     };
     for (place, what) in [(0, "the awake master has all rows"), (2, "the master that woke up has all rows")] {
-        nodes.signal(place, "-CONT");
+        nodes.signal(place, "CONT");
         for (cache, targets_of) in layouts.iter().zip(&targets_of) {
             assert!(!targets_of[place].is_empty());
             eventually(what, || are_counted(cache, &targets_of[place])).await;
         }
     }
     assert_eq!(world.count("SELECT COUNT(*) FROM outbox_state WHERE applied > 0").await, 0);
-    nodes.signal(1, "-CONT");
+    nodes.signal(1, "CONT");
     world.outbox_added().await;
     for cache in layouts {
         assert!(are_counted(cache, &(1..=TARGETS).map(target).collect::<Vec<_>>()).await);

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use tallyd_base::config::Config;
 
 use super::common::ports::free_port;
-use super::common::{World, eventually};
+use super::common::{World, eventually, signal};
 use crate::common::scripts::ApiServer;
 
 /// The name that the sentinels use for the master.
@@ -73,8 +73,7 @@ impl Server {
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
-        assert!(sent.success(), "kill -{name}");
+        signal(&self.child, name);
     }
 }
 

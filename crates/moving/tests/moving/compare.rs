@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-use crate::common::{DEADLINE, World, stderr, stdout};
+use crate::common::{DEADLINE, World, signal, stderr, stdout};
 
 /// The test account can run SCAN only if the configuration has this section.
 const SETTINGS: &str = "[filter]\n";
@@ -137,8 +137,7 @@ async fn a_comparison_that_is_stopped_before_its_second_look_is_not_done() {
     // The scan for other keys comes after the first look. The second look is seconds later.
     let scanned = async { while !commands.next().await.unwrap().contains("\"SCAN\"") {} };
     tokio::time::timeout(DEADLINE, scanned).await.expect("the run searches for other keys");
-    let id = running.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    signal(&running, "TERM");
     let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["ended"]), (Some(1), &json!("stopped")), "{report}");

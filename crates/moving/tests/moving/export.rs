@@ -10,7 +10,7 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Publisher;
 
-use crate::common::{Daemon, Dice, Model, World, body, eventually, stack, stderr, stdout, target};
+use crate::common::{Daemon, Dice, Model, World, body, eventually, signal, stack, stderr, stdout, target};
 
 /// An export to a table in which an unlike deletes the row.
 const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
@@ -140,8 +140,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     let stopped = start(&["--resume"]);
     click(&world, &publisher, &mut dice, &mut model, 200).await;
     follows(&model).await;
-    let pid = stopped.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    signal(&stopped, "TERM");
     let output = stopped.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(stdout(&output).contains("ended early: it was stopped: --resume continues"), "{}", stdout(&output));

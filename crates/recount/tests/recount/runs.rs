@@ -6,7 +6,7 @@ use serde_json::json;
 use tallyd_recount::FAULT_POINTS;
 
 use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
-use crate::common::{eventually, stderr};
+use crate::common::{eventually, signal, stderr};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is_added_twice() {
@@ -53,7 +53,7 @@ async fn of_two_at_once_one_is_told_to_try_later() {
     // While the first run is frozen, its lease expires, and another run corrects the counters.
     run(&world, "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'recount'").await;
     assert!(world.tallyd(&["admin", "recount"]).status.success());
-    assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
+    signal(&first, "CONT");
     let ended = first.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(75), "another run took over");
     assert_eq!(added(&world).await, BTreeMap::from([(1, 3)]), "once");

@@ -1,6 +1,6 @@
 //! An erase run crashes between any two steps, and a later run completes it.
 
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -9,7 +9,7 @@ use tallyd_core::period::{Calendar, Period, PeriodKind};
 use tallyd_moving::erase::FAULT_POINTS;
 
 use super::{Likes, METRICS, USER, VIDEO, erase, named, report};
-use crate::common::{World, eventually, stderr, target};
+use crate::common::{World, eventually, signal, stderr, target};
 
 const BOARD: &str = "[[rule]]\nmetric = \"like\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\narchive_grace = \"0s\"\nexpire_after = \"1h\"\n";
 
@@ -151,7 +151,6 @@ async fn frozen_at(point: &str, world: &World, arguments: &[&str]) -> Child {
 
 /// Lets a frozen erase run to its end.
 fn thawed(frozen: Child) -> Output {
-    let go = Command::new("kill").args(["-CONT", &frozen.id().to_string()]).status().unwrap();
-    assert!(go.success());
+    signal(&frozen, "CONT");
     frozen.wait_with_output().unwrap()
 }

@@ -6,11 +6,11 @@ use std::process::Stdio;
 use tallyd_moving::import::FAULT_POINTS;
 
 use super::{
-    Schema, assert_brought_over, block, counters_equal_rows, go_on, here, log_of_paused, old_likes, paused_at, report,
+    Schema, assert_brought_over, block, counters_equal_rows, here, log_of_paused, old_likes, paused_at, report,
     resumed, run, world,
 };
 use crate::common::proxy::{Proxy, behind};
-use crate::common::{World, eventually};
+use crate::common::{World, eventually, signal};
 
 const SIGABRT: i32 = 6;
 
@@ -79,7 +79,7 @@ async fn an_import_whose_servers_go_away_waits_and_goes_on() {
     // Redis is unreachable, and the site's server closes each connection after some pages.
     redis.fail();
     source.truncate(30_000);
-    go_on(&import);
+    signal(&import, "CONT");
     eventually("the import waits for Redis", || async {
         std::fs::read_to_string(log_of_paused(&world)).unwrap().contains("asking the servers whether they are busy")
     })

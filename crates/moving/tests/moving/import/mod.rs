@@ -13,7 +13,7 @@ mod verified;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::SystemTime;
 
 use sqlx::{AssertSqlSafe, Row};
@@ -22,7 +22,7 @@ use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common;
-use common::{World, body, eventually, stderr, target};
+use common::{World, body, eventually, signal, stderr, target};
 
 /// The three types of tables that a site can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,13 +161,9 @@ fn log_of_paused(world: &World) -> PathBuf {
     world.folder.path().join("import.log")
 }
 
-fn go_on(child: &Child) {
-    assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
-}
-
 /// Lets the import continue to its end, and returns its report.
 fn resumed(child: Child) -> serde_json::Value {
-    go_on(&child);
+    signal(&child, "CONT");
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", output.status);
     serde_json::from_slice(&output.stdout).unwrap()
