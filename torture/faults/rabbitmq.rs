@@ -78,7 +78,7 @@ pub fn all() -> Vec<Fault> {
         )
         .allows(Allows::WhatWasQueued),
         Fault::new(
-            Server::Rabbitmq,
+            Server::Daemon,
             "twenty-five-deaths",
             "all daemons are killed 25 times, each with as many messages in flight as allowed",
             |site, dice, hold| Box::pin(deaths(site, dice, hold)),
