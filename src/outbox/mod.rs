@@ -82,6 +82,10 @@ const PAUSED_BY: &[Task] = &[Task::Outbox];
 /// Looks for rows that other daemons have not added, and records the last added row.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// A pass that has left no rows is followed by the next one after this time at the earliest, because a pass for each
+/// commit of a busy site would cost more than the commit. A pass after a longer pause begins at once.
+const PASS_EVERY: Duration = Duration::from_millis(20);
+
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
 /// Limits the last pass at the stop. The next daemon adds the remaining rows.
@@ -128,6 +132,7 @@ impl Outbox {
                 }
                 continue;
             }
+            let began = tokio::time::Instant::now();
             let passed = if ended {
                 self.last_pass(&mut state, &beat).await
             } else {
@@ -146,6 +151,7 @@ impl Outbox {
             if state.more.is_empty() {
                 // On an error all senders are dropped. The loop checks for that at its start.
                 let _ = tokio::time::timeout(state.until_looks(), wake.changed()).await;
+                tokio::time::sleep_until(began + PASS_EVERY).await;
             }
         }
     }
