@@ -40,7 +40,7 @@ const REPLY_SUCCESS: u16 = 200;
 
 /// Without this wait, the runtime's thread would wake up for every few messages, which would cost more than all other
 /// work on them (docs/performance.md).
-const GATHER: Duration = Duration::from_millis(1);
+const GATHER: Duration = Duration::from_millis(5);
 
 /// An idle loop wakes up at this interval to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
@@ -198,6 +198,7 @@ impl Session<'_> {
                     self.ends.cancel();
                 }
                 written = join(&mut self.writing) => {
+                    gather = None;
                     self.committed(written?)?;
                     self.take_in_arrived()?;
                 }
@@ -210,7 +211,9 @@ impl Session<'_> {
                     gather = (must_linger || self.writing.is_some()).then(|| now + GATHER);
                 }
                 () = until(gather) => gather = None,
-                () = until(lingers_until), if self.writing.is_none() && self.open.batch.messages > 0 => {}
+                () = until(lingers_until), if self.writing.is_none() && self.open.batch.messages > 0 => {
+                    self.take_in_arrived()?;
+                }
                 _ = tick.tick(), if !is_ending => self.check_idle().await?,
             }
         }
