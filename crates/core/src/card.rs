@@ -254,6 +254,7 @@ mod tests {
 
     #[test]
     fn numbers_grow_and_begin_again_after_the_largest_number() {
+        assert_eq!(NUMBER_MAX, 9_007_199_254_740_991, "JavaScript's Number.MAX_SAFE_INTEGER");
         assert_eq!([0, NUMBER_MAX - 1, NUMBER_MAX, u64::MAX].map(next_number), [1, NUMBER_MAX, 1, 1]);
     }
 }
