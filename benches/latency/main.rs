@@ -5,7 +5,7 @@ mod publisher;
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser;
 use serde::Serialize;
 
@@ -15,7 +15,8 @@ use common::machine::Machine;
 use common::peers::Runtime;
 use common::report::{Aim, Results, median, number, print_figures, print_table};
 use common::world::{Peers, Setup};
-use measure::{Measured, Quantiles, measure};
+use measure::{Load, Measured, Quantiles, measure};
+use publisher::Publishes;
 use tallyd_benches as common;
 use tallyd_core::rules::Writes;
 
@@ -70,6 +71,10 @@ struct Arguments {
     #[arg(long, value_name = "MS")]
     peer_linger_ms: Option<u64>,
 
+    /// Publish through one client, which sends lists. This needs --only tallyd, because peers can't read lists.
+    #[arg(long)]
+    client: bool,
+
     /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -114,12 +119,16 @@ async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let machine = Machine::look().await?;
     let lineup = line_up(&CONTENDERS, &arguments.only).await?;
+    let read_lists = lineup.contenders.iter().all(|it| matches!(it.runs, Runs::Tallyd) && it.likes_by != Writes::Api);
+    ensure!(!arguments.client || read_lists, "--client needs --only {TALLYD}: peers can't read lists");
     let entrants: Vec<Entrant> = lineup.contenders.iter().flat_map(|it| arguments.entrants(*it)).collect();
     let mut runs: BTreeMap<(u64, String), Vec<Measured>> = BTreeMap::new();
     for round in 0..arguments.rounds {
         for rate in &arguments.rates {
             for Entrant { name, contender, setup } in &entrants {
-                let Some(measured) = measure(contender, *setup, *rate, arguments.seconds).await? else {
+                let by = if arguments.client { Publishes::Client } else { Publishes::Messages };
+                let load = Load { rate: *rate, seconds: arguments.seconds, by };
+                let Some(measured) = measure(contender, *setup, load).await? else {
                     println!("round {}: {name} at {rate}/s: too slow for this rate", round + 1);
                     continue;
                 };

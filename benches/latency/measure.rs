@@ -13,7 +13,7 @@ use crate::common::model::Model;
 use crate::common::preload::rest;
 use crate::common::report::quantile;
 use crate::common::world::{Setup, World, stack};
-use crate::publisher::{self, Published};
+use crate::publisher::{self, Published, Publishes};
 
 /// Seconds for connections and warm-up. Events in these seconds are published but not measured.
 const WARM_UP_S: u64 = 2;
@@ -50,14 +50,25 @@ impl Measured {
     }
 }
 
+/// What is published for one measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Events per second.
+    pub rate: u64,
+    /// After the warm-up.
+    pub seconds: u64,
+    pub by: Publishes,
+}
+
 /// Measures the latencies. Returns `None` if the contender can't keep up with the rate.
-pub async fn measure(contender: &Contender, setup: Setup, rate: u64, seconds: u64) -> Result<Option<Measured>> {
+pub async fn measure(contender: &Contender, setup: Setup, load: Load) -> Result<Option<Measured>> {
     let world = World::new(contender.name, setup).await?;
-    let measured = measure_in(&world, contender, rate, seconds).await.with_context(|| contender.name);
+    let measured = measure_in(&world, contender, load).await.with_context(|| contender.name);
     world.close(measured).await
 }
 
-async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {
+async fn measure_in(world: &World, contender: &Contender, load: Load) -> Result<Option<Measured>> {
+    let Load { rate, seconds, by } = load;
     let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
     rest(servers).await?;
     let mut running = contender.start(world, &[])?;
@@ -66,7 +77,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     let count = rate * (WARM_UP_S + seconds);
     let before = servers.used(Some(pid))?;
     let began = tokio::time::Instant::now();
-    let published = publisher::publish(world, rate, count);
+    let published = publisher::publish(world, rate, count, by);
     let (published, commits) = tokio::try_join!(published, commits(&mut running, count))?;
     let took = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);

@@ -121,6 +121,8 @@ pub(super) struct Batch {
     pub messages: usize,
     pub bytes: usize,
     pub traceparents: Vec<String>,
+    /// More messages waited when the batch was written.
+    pub is_behind: bool,
     pub clock: Clock,
 }
 
@@ -135,9 +137,12 @@ impl Batch {
         self.events.len() + self.refused.len() + self.fences.len()
     }
 
-    pub(super) fn belongs_to(&mut self, traceparent: Option<String>) {
-        if self.traceparents.len() < TRACEPARENTS_MAX {
-            self.traceparents.extend(traceparent.filter(|it| !self.traceparents.contains(it)));
+    pub(super) fn belongs_to(&mut self, traceparent: Option<&str>) {
+        let is_new = |it: &&str| {
+            self.traceparents.len() < TRACEPARENTS_MAX && !self.traceparents.iter().any(|known| known == it)
+        };
+        if let Some(traceparent) = traceparent.filter(is_new) {
+            self.traceparents.push(traceparent.to_owned());
         }
     }
 
@@ -162,6 +167,7 @@ impl Batch {
             events: self.events.split_off(keeps(events, refused)),
             refused: self.refused.split_off(if events > 0 { 0 } else { refused / 2 }),
             fences: std::mem::take(&mut self.fences),
+            is_behind: self.is_behind,
             clock: self.clock,
             ..Self::default()
         }

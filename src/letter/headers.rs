@@ -6,6 +6,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Map, Value, json};
 
+use tallyd_core::event::traceparent_of;
 use tallyd_core::mapping::{self, APART, APART_BYTES, Envelope, ROUTING_KEY, TIMESTAMP, TYPE};
 use tallyd_core::traceparent::{self, HEADER};
 
@@ -92,6 +93,19 @@ fn all_of(properties: &BasicProperties) -> Map<String, Value> {
         }
     }
     all
+}
+
+/// All letters of a list share larger headers: with a copy for each, one message could need a thousand times its size.
+const COPIED_BYTES_MAX: usize = 200;
+
+/// Adds the trace of an event in a list, which has no headers of its own.
+pub(super) fn with_trace_of(headers: &Arc<str>, body: &[u8]) -> Arc<str> {
+    let Some(traceparent) = traceparent_of(body).filter(|_| headers.len() <= COPIED_BYTES_MAX) else {
+        return if headers.is_empty() { "{}".into() } else { Arc::clone(headers) };
+    };
+    let mut all: Map<String, Value> = serde_json::from_str(headers).unwrap_or_default();
+    all.insert(HEADER.to_owned(), traceparent.into());
+    Value::Object(all).to_string().into()
 }
 
 fn kept(all: &Map<String, Value>) -> Headers {

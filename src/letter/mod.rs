@@ -27,7 +27,7 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &Arc<str>, queue: &str, n
         error = format!("{error}; the first {KEPT_BYTES_MAX} of {} bytes are kept", body.len());
     }
     let apart = headers::apart(headers);
-    let headers = if headers.is_empty() { "{}".into() } else { Arc::clone(headers) };
+    let headers = headers::with_trace_of(headers, body);
     DeadLetter {
         body: kept.to_vec(),
         headers,

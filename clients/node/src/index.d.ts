@@ -38,8 +38,12 @@ export interface Settings {
   heartbeatS?: number;
   /** The largest number of unconfirmed events in flight. Further calls wait. */
   inFlightMax?: number;
-  /** The client calls this function for each publish. It returns the header `traceparent` of the messages (W3C Trace
-   * Context), or undefined for no header. */
+  /** The minimum time between two lists of events, in milliseconds. Events that calls publish meanwhile wait for this time at
+   * most, and then go as one list of up to 100 events. An event after a longer pause goes at once. 0: only
+   * calls of one turn of the event loop go together. By default 2. */
+  groupMs?: number;
+  /** The client calls this function for each publish. It returns the `traceparent` of the events (W3C Trace Context), or
+   * undefined for none. Another value is ignored. */
   traceparent?: () => string | undefined;
 }
 

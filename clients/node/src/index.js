@@ -11,7 +11,9 @@ import { ToGateway, ToRabbitmq } from './sender.js';
 
 export * from './errors.js';
 
-const DEFAULTS = { keyPrefix: 'tally:', deadlineMs: 5_000, heartbeatS: 5, inFlightMax: 1_000 };
+const DEFAULTS = { keyPrefix: 'tally:', deadlineMs: 5_000, heartbeatS: 5, inFlightMax: 1_000, groupMs: 2 };
+
+const TRACEPARENT = /^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$/;
 
 export class Tallyd {
   #settings;
@@ -23,8 +25,9 @@ export class Tallyd {
 
   constructor(settings = {}) {
     this.#settings = { ...DEFAULTS, ...settings };
-    const { keyPrefix, deadlineMs, gateway, token, redisUrl } = this.#settings;
+    const { keyPrefix, deadlineMs, groupMs, gateway, token, redisUrl } = this.#settings;
     if (!(deadlineMs > 0)) throw new TypeError(`deadlineMs is ${deadlineMs}, allowed is a number above 0`);
+    if (!(groupMs >= 0 && groupMs < deadlineMs)) throw new TypeError(`groupMs is ${groupMs}, allowed is a number from 0 to below deadlineMs`);
     if (gateway) this.#gateway = new Gateway(gateway, token, deadlineMs);
     if (redisUrl) this.#reader = new Reader(redisUrl, keyPrefix, deadlineMs);
   }
@@ -64,7 +67,7 @@ export class Tallyd {
     return one(await this.#publish((card) => [checked(event, card)]));
   }
 
-  // Publishes a list of events, with one message per event. An event without `at` gets the current time. A count
+  // Publishes a list of events. An event without `at` gets the current time. A count
   // without `event_id` gets a new id.
   async publishMany(events) {
     const given = [...events].map((event) => this.#completed(event));
@@ -96,14 +99,15 @@ export class Tallyd {
     const endsAt = performance.now() + this.#settings.deadlineMs;
     const sender = this.#connected();
     const [card, events] = await this.#withCard((known) => [known, check(known)]);
-    return sender.publish(events, card, endsAt, this.#settings.traceparent?.());
+    const traceparent = this.#settings.traceparent?.();
+    return sender.publish(events, card, endsAt, TRACEPARENT.test(traceparent) ? traceparent : undefined);
   }
 
   #connected() {
     this.#mustBeOpen();
-    const { amqpUrl, deadlineMs, heartbeatS, inFlightMax } = this.#settings;
+    const { amqpUrl, deadlineMs, heartbeatS, inFlightMax, groupMs } = this.#settings;
     if (!amqpUrl && !this.#gateway) throw new TypeError('no server to publish to: pass amqpUrl or gateway');
-    this.#sender ??= amqpUrl ? new ToRabbitmq(new Publisher({ amqpUrl, deadlineMs, heartbeatS, inFlightMax })) : new ToGateway(this.#gateway);
+    this.#sender ??= amqpUrl ? new ToRabbitmq(new Publisher({ amqpUrl, deadlineMs, heartbeatS, inFlightMax, groupMs })) : new ToGateway(this.#gateway);
     return this.#sender;
   }
 

@@ -4,9 +4,12 @@
 // one channel in confirm mode. Publishing waits for a session, sends the message and waits for its confirm. If the
 // session ends before the confirm, the same body is sent in the next session. The publisher repeats this until the
 // deadline.
+//
+// Events of concurrent calls go as one list, with one confirm (groups.js).
 
 import amqp from 'amqplib';
 import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
+import { Groups } from './groups.js';
 import { parsed } from './url.js';
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
@@ -161,18 +164,22 @@ export class Publisher {
   #settings;
   #silenceMs;
   #limit;
+  #groups;
   #session = null;
+  // Lists that wait for a session, and calls that wait for the confirm of their list.
   #waiting = new Set();
+  #calls = new Set();
   #lastError = null;
   #isClosed = false;
 
-  constructor({ amqpUrl, deadlineMs, heartbeatS, inFlightMax }) {
+  constructor({ amqpUrl, deadlineMs, heartbeatS, inFlightMax, groupMs }) {
     const url = parsed('amqpUrl', amqpUrl);
     if (!url.searchParams.has('heartbeat')) url.searchParams.set('heartbeat', heartbeatS);
     this.#settings = { url: url.href, deadlineMs };
     // The client detects a stalled broker after half of the deadline. The other half is for the next connection.
     this.#silenceMs = deadlineMs / 2;
     this.#limit = new Limit(inFlightMax);
+    this.#groups = new Groups(groupMs, (list) => this.#send(list));
     this.#keepConnected();
   }
 
@@ -203,9 +210,15 @@ export class Publisher {
   // Publishes an event as a message of `exchange`, `routingKey`, `body` and `traceparent`. Resolves when the broker has the
   // event on disk, in a queue.
   async publish(event, message, timeoutMs) {
+    const endsAt = performance.now() + timeoutMs;
     const call = new Call(timeoutMs);
     try {
-      await this.#untilConfirmed(call, message);
+      await this.#limit.enter(call);
+      try {
+        await call.wait(this.#calls, (entry) => this.#groups.add({ ...message, endsAt, entry }));
+      } finally {
+        this.#limit.leave();
+      }
     } catch (error) {
       throw this.#explained(error, event, message.exchange);
     } finally {
@@ -213,27 +226,35 @@ export class Publisher {
     }
   }
 
-  async #untilConfirmed(call, message) {
-    await this.#limit.enter(call);
+  async #send({ message, endsAt, entries }) {
+    const call = new Call(endsAt - performance.now());
     try {
-      let wasSent = false;
-      while (true) {
-        while (!this.#session) {
-          if (this.#isClosed) throw new Closed();
-          await call.wait(this.#waiting).catch((error) => {
-            // If an earlier session has sent the event, the event may have arrived. Then wait for the next session.
-            if (!(error instanceof LoginRefused) || !wasSent) throw error;
-          });
-        }
-        wasSent = true;
-        const error = await this.#tried(this.#session, call, message);
-        if (!error) return;
-        this.#lastError = error;
-        // Let the outer loop remove the session first.
-        await new Promise((resolve) => setImmediate(resolve));
-      }
+      await this.#untilConfirmed(call, message);
+      for (const entry of entries) entry.resolve();
+    } catch (error) {
+      for (const entry of entries) entry.reject(error);
     } finally {
-      this.#limit.leave();
+      call.end();
+      for (const entry of entries) this.#calls.delete(entry);
+    }
+  }
+
+  async #untilConfirmed(call, message) {
+    let wasSent = false;
+    while (true) {
+      while (!this.#session) {
+        if (this.#isClosed) throw new Closed();
+        await call.wait(this.#waiting).catch((error) => {
+          // If an earlier session has sent the event, the event may have arrived. Then wait for the next session.
+          if (!(error instanceof LoginRefused) || !wasSent) throw error;
+        });
+      }
+      wasSent = true;
+      const error = await this.#tried(this.#session, call, message);
+      if (!error) return;
+      this.#lastError = error;
+      // Let the outer loop remove the session first.
+      await new Promise((resolve) => setImmediate(resolve));
     }
   }
 
@@ -280,6 +301,7 @@ export class Publisher {
   }
 
   async close() {
+    this.#groups.flush();
     this.#isClosed = true;
     const session = this.#session;
     this.#session = null;

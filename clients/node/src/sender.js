@@ -6,7 +6,6 @@ import { EVENTS_MAX, NoAnswer, NotSent } from './gateway.js';
 
 const PAUSE_MS = 100;
 
-// Publishes each event as one message.
 export class ToRabbitmq {
   #publisher;
 
@@ -17,8 +16,9 @@ export class ToRabbitmq {
   // Resolves with the result of each event, in order. `endsAt` is the deadline on the clock `performance.now()`.
   async publish(events, card, endsAt, traceparent) {
     const resultOf = async (event) => {
+      const { exchange, partitionBy } = card;
       const body = Buffer.from(JSON.stringify(event));
-      const message = { exchange: card.exchange, routingKey: routingKeyOf(event, card.partitionBy), body, traceparent };
+      const message = { exchange, routingKey: routingKeyOf(event, partitionBy), body, traceparent, isAlone: partitionBy !== 'user' };
       try {
         await this.#publisher.publish(event, message, endsAt - performance.now());
         return event;

@@ -132,12 +132,14 @@ async function publish(events, settings) {
 }
 
 test('the client asks for the trace at each publish', async () => {
-  let calls = 0;
-  const site = new Tallyd({ gateway: url, traceparent: () => `trace-${++calls}` });
+  const traces = [1, 2].map((number) => `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b${number}-01`);
+  const given = [...traces, 'trace-3'];
+  const site = new Tallyd({ gateway: url, traceparent: () => given.shift() });
   await site.like('video', 42, 7);
   await site.publishMany([LIKE, COUNT]);
+  await site.publish(LIKE);
   await site.close();
-  assert.deepEqual(seen.traces, ['trace-1', 'trace-2']);
+  assert.deepEqual(seen.traces, [...traces, undefined]);
 });
 
 test('what the gateway has not confirmed is sent again', async () => {

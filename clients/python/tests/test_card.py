@@ -70,8 +70,8 @@ class Broker:
     def __init__(self):
         self.sent = []
 
-    async def publish(self, event, exchange, routing_key, body, ends_at, traceparent):
-        self.sent.append((exchange, routing_key))
+    async def publish(self, event, message, ends_at):
+        self.sent.append((message.exchange, message.routing_key))
 
     async def close(self):
         pass
@@ -225,7 +225,7 @@ class Cards(unittest.TestCase):
 class Lists(unittest.TestCase):
     def test_results_keep_the_order_of_the_list(self):
         class Broker:
-            async def publish(self, event, exchange, routing_key, body, ends_at, traceparent):
+            async def publish(self, event, message, ends_at):
                 if event["target_id"] == "43":
                     raise NackedError("full", event)
 

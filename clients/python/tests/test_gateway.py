@@ -180,13 +180,15 @@ class Publishing(WithGateway):
     def test_the_client_asks_for_the_trace_at_each_publish(self):
         trace = ContextVar("trace")
         site = self.site(traceparent=trace.get)
-        trace.set("trace-1")
+        first, second = [f"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b{number}-01" for number in (1, 2)]
+        trace.set(first)
         site.like("video", 42, 7)
-        trace.set("trace-2")
+        trace.set(second)
         site.publish_many([LIKE, COUNT])
-        trace.set(None)
-        site.publish(LIKE)
-        self.assertEqual(self.server.traces, ["trace-1", "trace-2", None])
+        for nothing in (None, "trace-1"):
+            trace.set(nothing)
+            site.publish(LIKE)
+        self.assertEqual(self.server.traces, [first, second, None, None])
 
     def test_what_the_gateway_has_not_confirmed_is_sent_again(self):
         self.server.answers = [busy, unconfirmed, confirmed]

@@ -48,7 +48,7 @@ impl Client {
         let changed = Changed { target, metric, change, at: now() };
         let event = Event::Change(changed.clone());
         let message = self.checked(&event, None, true).await.map_err(PublishError::NotSent)?;
-        match self.send(&message).await {
+        match self.groups.publish(message).await {
             Ok(()) => Ok(changed),
             Err(source) => Err(PublishError::NotConfirmed { event: Box::new(event), source }),
         }

@@ -1,6 +1,7 @@
 //! The events that a client publishes.
 
 use super::error::require;
+use super::groups::Message;
 use super::site::Known;
 use super::{Client, Result};
 use tallyd_core::event::{
@@ -8,8 +9,8 @@ use tallyd_core::event::{
 };
 use tallyd_core::kinds::LIKE;
 use tallyd_core::model::{Metric, Micros, Target};
+use tallyd_core::partition::PartitionBy;
 use tallyd_core::rules::Ruled;
-use tallyd_rabbitmq::BrokerError;
 
 /// The largest number that is counted exactly: 2^53-1. The smallest number is -2^53+1.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
@@ -52,12 +53,6 @@ pub struct Changed {
     pub at: Micros,
 }
 
-pub(crate) struct Message {
-    pub(crate) exchange: String,
-    pub(crate) routing_key: String,
-    pub(crate) body: Vec<u8>,
-}
-
 impl Client {
     /// Publishes an event as it is, and waits until the broker has it on disk. Use it to repeat an event that was not
     /// confirmed: an event that arrives twice changes nothing. Also use it if lua/like.lua or lua/count.lua has counted
@@ -70,11 +65,7 @@ impl Client {
     /// nevertheless.
     pub async fn publish(&self, event: &Event, count: Option<i64>) -> Result<()> {
         let message = self.checked(event, count, false).await?;
-        Ok(self.send(&message).await?)
-    }
-
-    pub(super) async fn send(&self, message: &Message) -> Result<(), BrokerError> {
-        self.twice(|| self.publish_message(message)).await
+        Ok(self.groups.publish(message).await?)
     }
 
     /// Fails if the daemon would reject the event.
@@ -117,13 +108,16 @@ impl Client {
                 let routing_key = known.site.terms.partition_by.routing_key(target, like.user);
                 (routing_key, encode_like(like, &kind, count))
             }
-            // The routing key is the target's id. So all changes of one number go through one partition in order, and
-            // change one row of `counter`. The routing key of a like is the user's id, because this spreads the likes
-            // of a popular target over all partitions. For counts, one partition per target is enough, because a batch
-            // adds up all changes of a target.
+            // The routing key of a like is the user's id, because this spreads the likes of a popular target over all
+            // partitions. For counts, one partition per target is enough, because a batch adds up all its changes.
             Event::Change(changed) => (target.id.to_string(), self.change_body(known, changed, &kind, count)?),
         };
-        Ok(Message { exchange: known.site.exchange.clone(), routing_key, body })
+        Ok(Message {
+            exchange: known.site.exchange.clone(),
+            routing_key,
+            body,
+            is_alone: known.site.terms.partition_by == PartitionBy::Target,
+        })
     }
 
     fn change_body(&self, known: &Known, changed: &Changed, kind: &str, count: Option<i64>) -> Result<Vec<u8>> {

@@ -3,63 +3,24 @@
 use std::time::Duration;
 
 use redis::Value;
-use tokio::time::timeout;
 
-use super::{BrokerError, Client, ClientError, Result, traced};
-use tallyd_connect::fate::Fate;
+use super::groups::Message;
+use super::{BrokerError, Client, ClientError, Result};
 use tallyd_core::event::LikeEvent;
+use tallyd_core::partition::PartitionBy;
 use tallyd_redis::{Call, LIMIT};
 
-/// A message: its routing key and its body.
-pub type Message = (String, Vec<u8>);
-
 impl Client {
-    /// Publishes all messages, and then waits until the broker has stored all of them on disk. Returns the result of
-    /// each message, in the order of `messages`. If the connection breaks, the unconfirmed messages are published once
-    /// more. A message that arrives a second time changes nothing.
-    ///
-    /// # Errors
-    /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (once for a connection and once
-    /// for the confirms). Each of the messages may have arrived.
-    pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
-        let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
-        timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
-    }
-
-    async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
-        let mut results = self.publish_once(messages).await?;
-        // If the broker did not answer, don't publish again. The time limit `confirm_max` would end before the broker
-        // could answer a second time.
-        let is_broken = |result: &Result<(), BrokerError>| match result {
-            Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
-            Err(error) => error.fate() != Fate::Item,
+    /// Publishes all events, which other programs made: the routing key and the body of each. Waits until the broker
+    /// has stored all of them on disk. Returns the result of each event, in the order of `events`. An event that is not
+    /// confirmed may have arrived. An event that arrives a second time changes nothing.
+    pub async fn publish_all(&self, events: Vec<(String, Vec<u8>)>) -> Vec<Result<(), BrokerError>> {
+        let known = self.sites.current().await;
+        let message = |(routing_key, body)| {
+            let exchange = known.site.exchange.clone();
+            Message { exchange, routing_key, body, is_alone: known.site.terms.partition_by == PartitionBy::Target }
         };
-        let (places, again): (Vec<usize>, Vec<Message>) = results
-            .iter()
-            .zip(messages)
-            .enumerate()
-            .filter(|(_, (result, _))| is_broken(result))
-            .map(|(place, (_, message))| (place, message.clone()))
-            .unzip();
-        if again.is_empty() {
-            return Ok(results);
-        }
-        for (place, result) in places.into_iter().zip(self.publish_once(&again).await?) {
-            if let Some(slot) = results.get_mut(place) {
-                *slot = result;
-            }
-        }
-        Ok(results)
-    }
-
-    async fn publish_once(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
-        let publisher = self.publisher().await?;
-        let (known, traceparent) = (self.sites.current().await, traced::current());
-        let results = publisher.publish_all(&known.site.exchange, messages, traceparent.as_deref()).await;
-        if results.iter().any(|result| matches!(result, Err(error) if error.fate() != Fate::Item)) {
-            self.drop_publisher(&publisher).await;
-        }
-        Ok(results)
+        self.groups.publish_all(events.into_iter().map(message).collect()).await
     }
 
     /// Counts the clicks of users, and returns how long the user must wait for each click. The wait is `None` if the click
@@ -88,12 +49,7 @@ impl Client {
     ///
     /// [`ClientError::Broker`]: the broker is unreachable, or fails to answer.
     pub async fn broker_answers(&self) -> Result<()> {
-        let publisher = self.publisher().await?;
-        let answered = publisher.answers().await;
-        if answered.is_err() {
-            self.drop_publisher(&publisher).await;
-        }
-        Ok(answered?)
+        Ok(self.groups.answers().await?)
     }
 
     /// Checks that Redis answers, without changing anything.

@@ -16,6 +16,7 @@ mod error;
 mod event;
 mod filters;
 pub mod gateway;
+mod groups;
 mod liked;
 mod likes;
 mod mysql;
@@ -26,14 +27,14 @@ mod site;
 mod traced;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use tokio::sync::{Mutex, Semaphore};
-use tokio::time::timeout;
+use tokio::sync::Semaphore;
 
 pub use error::{ClientError, PublishError};
 pub use event::{Change, Changed, Event, NUMBER_MAX};
 use filters::Filters;
+use groups::Groups;
 pub use liked::{Liked, LikedBy, STATUS_TARGETS_MAX};
 pub use likes::Clicked;
 use mysql::Breaker;
@@ -45,9 +46,9 @@ pub use tallyd_core::card::CardError;
 pub use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_core::site::Site;
 use tallyd_mysql::Store;
+use tallyd_rabbitmq::Broker;
 pub use tallyd_rabbitmq::BrokerError;
 use tallyd_rabbitmq::config::Amqp;
-use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 pub use traced::traced;
 
@@ -67,15 +68,13 @@ pub struct Client {
     sites: Arc<Sites>,
     unchecked_kinds: Unchecked,
     unchecked_metrics: Unchecked,
-    broker: Broker,
-    publisher: Mutex<Option<Arc<Publisher>>>,
+    groups: Groups,
     store: Store,
     numbers_breaker: Breaker,
     likes_breaker: Breaker,
     /// Limits how many calls can read numbers from MySQL at the same time.
     reads: Semaphore,
     limits: ClickLimits,
-    confirm_max: Duration,
     filters: Filters,
 }
 
@@ -91,19 +90,18 @@ impl Client {
     ///
     /// An address is invalid. The call does not connect to a server.
     pub fn new(settings: &Settings) -> Result<Self> {
-        let Settings { amqp, mysql, redis, limits } = settings;
+        let Settings { amqp, mysql, redis, limits, group } = settings;
         Ok(Self {
             sites: Arc::new(Sites::new(Cache::found(redis)?, site_without_card(amqp))),
             unchecked_kinds: Unchecked::default(),
             unchecked_metrics: Unchecked::default(),
-            broker: Broker::new(amqp)?,
-            publisher: Mutex::default(),
+            // This limit is less than `[reconcile] publish_grace`.
+            groups: Groups::new(Broker::new(amqp)?, *group, amqp.timeout() * 2),
             store: Store::new(mysql, CONNECTIONS)?.impatient(),
             numbers_breaker: Breaker::default(),
             likes_breaker: Breaker::default(),
             reads: Semaphore::new(READS),
             limits: *limits,
-            confirm_max: amqp.timeout() * 2,
             filters: Filters::default(),
         })
     }
@@ -138,57 +136,6 @@ impl Client {
     async fn known(&self) -> Result<Arc<Known>> {
         let known = self.sites.current().await;
         if known.site.is_known { Ok(known) } else { Err(ClientError::NoCard) }
-    }
-
-    /// Publishes, and retries once after a failure, because perhaps only the connection had broken. A repeated event
-    /// changes nothing. The call ends within twice `[amqp] timeout_ms`. This limit is less than `[reconcile]
-    /// publish_grace`.
-    async fn twice<P>(&self, publish: impl Fn() -> P) -> Result<(), BrokerError>
-    where
-        P: Future<Output = Result<(), BrokerError>>,
-    {
-        let both = async {
-            let first = publish().await;
-            if first.is_err() { publish().await } else { first }
-        };
-        let Ok(published) = timeout(self.confirm_max, both).await else {
-            // The broker does not answer, so make a new connection next time. If another call holds the lock, that call
-            // is already connecting.
-            if let Ok(mut shared) = self.publisher.try_lock() {
-                *shared = None;
-            }
-            return Err(BrokerError::NoAnswer { action: "publish", limit: self.confirm_max });
-        };
-        published
-    }
-
-    async fn publish_message(&self, message: &event::Message) -> Result<(), BrokerError> {
-        let publisher = self.publisher().await?;
-        let event::Message { exchange, routing_key, body } = message;
-        let traceparent = traced::current();
-        let published = publisher.publish_traced(exchange, routing_key, body, traceparent.as_deref()).await;
-        if published.is_err() {
-            self.drop_publisher(&publisher).await;
-        }
-        published
-    }
-
-    async fn drop_publisher(&self, publisher: &Arc<Publisher>) {
-        let mut shared = self.publisher.lock().await;
-        // Another call may already have made a new publisher.
-        if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, publisher)) {
-            *shared = None;
-        }
-    }
-
-    async fn publisher(&self) -> Result<Arc<Publisher>, BrokerError> {
-        let mut shared = self.publisher.lock().await;
-        if let Some(publisher) = shared.as_ref() {
-            return Ok(Arc::clone(publisher));
-        }
-        let publisher = Arc::new(self.broker.connect_publisher("client").await?);
-        *shared = Some(Arc::clone(&publisher));
-        Ok(publisher)
     }
 }
 

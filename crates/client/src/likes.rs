@@ -50,7 +50,7 @@ impl Client {
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
             return Ok(Clicked::Limited { wait });
         }
-        match self.send(&message).await {
+        match self.groups.publish(message).await {
             Ok(()) => Ok(Clicked::Published(like)),
             Err(source) => Err(PublishError::NotConfirmed { event: Box::new(event), source }),
         }

@@ -11,7 +11,7 @@ use tallyd_redis::config::Redis;
 /// The site card says which kinds, metrics, boards and rules the site has, which layout the counters have, and how
 /// events are published. The client ignores the fields with these settings, with one exception: until the client has
 /// seen a card, it publishes to the exchange `{amqp.prefix}.events`. By default all servers are on 127.0.0.1.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The broker's addresses, login and time limit.
     pub amqp: Amqp,
@@ -21,6 +21,22 @@ pub struct Settings {
     pub redis: Redis,
     /// How many clicks a user can make.
     pub limits: ClickLimits,
+    /// The minimum time between two lists of events. Events that calls publish meanwhile wait for this time at most,
+    /// and then go as one list of up to 100 events, with one confirm: this costs the broker a fraction. An event after
+    /// a longer pause goes at once. Zero: no call waits for another one. By default 2 ms, at most `[amqp] timeout_ms`.
+    pub group: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            amqp: Amqp::default(),
+            mysql: Mysql::default(),
+            redis: Redis::default(),
+            limits: ClickLimits::default(),
+            group: Duration::from_millis(2),
+        }
+    }
 }
 
 /// The limit of each user's clicks. By default there is none.

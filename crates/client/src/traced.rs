@@ -1,5 +1,4 @@
-//! Keeps the `traceparent` of a call. The client writes this value into the header of each message that the call
-//! publishes.
+//! Keeps the `traceparent` of a call, which the events that it publishes have.
 
 use tallyd_core::traceparent;
 
@@ -7,8 +6,9 @@ tokio::task_local! {
     static TRACEPARENT: Option<String>;
 }
 
-/// Runs calls of a [`Client`](crate::Client) as a part of a trace. Each message that these calls publish has the header
-/// `traceparent` (W3C Trace Context). An invalid `traceparent` is ignored.
+/// Runs calls of a [`Client`](crate::Client) as a part of a trace. Each event that these calls publish has this
+/// `traceparent` (W3C Trace Context), as the header of its message or as a field of its own in a list. An invalid
+/// `traceparent` is ignored.
 ///
 /// ```no_run
 /// # use tallyd_core::model::{Target, UserId};

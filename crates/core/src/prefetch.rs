@@ -30,7 +30,9 @@ const CALM_MESSAGES: u16 = 500;
 /// prefetch to one message, sixteen with four daemons in turn; the queue allows twenty returns.
 const FAILED_LEAVES: u16 = 16;
 
-/// A partition's share of the prefetch is not smaller than this, because small batches cost more time per event.
+/// A partition's share of the prefetch is not smaller than this, because small batches cost more time per event. No session
+/// ends because messages became smaller and would allow more than twice this: lists of events shrink at night and grow at
+/// noon, up to a hundredfold.
 const SHARE_MIN: u16 = 2_500;
 
 /// An equal share, so that a daemon with several partitions does not need much more memory.
@@ -94,12 +96,14 @@ pub struct Prefetch {
     limit: u16,
     calm: u16,
     messages: u16,
+    /// What the size of messages allowed when the session began.
+    by_size: u16,
     seen: u16,
 }
 
 impl Default for Prefetch {
     fn default() -> Self {
-        Self { sizes: MessageSizes::default(), limit: u16::MAX, calm: 0, messages: 0, seen: 0 }
+        Self { sizes: MessageSizes::default(), limit: u16::MAX, calm: 0, messages: 0, by_size: 0, seen: 0 }
     }
 }
 
@@ -109,13 +113,17 @@ impl Prefetch {
     }
 
     pub fn begin(&mut self, limits: Limits) -> u16 {
-        (self.messages, self.seen) = (self.wanted(limits), 0);
+        (self.messages, self.by_size, self.seen) = (self.wanted(limits), self.sizes.prefetch(limits), 0);
         self.messages
     }
 
     /// Whether the broker sends no message beside these.
     pub fn is_used_up(&self, messages: usize) -> bool {
         self.messages > 0 && messages >= usize::from(self.messages)
+    }
+
+    pub fn is_lowest(&self) -> bool {
+        self.messages <= PREFETCH_MIN
     }
 
     pub fn note(&mut self, returns: i64, bytes: usize) {
@@ -140,7 +148,8 @@ impl Prefetch {
         self.seen = 0;
         let by_size = self.sizes.prefetch(limits);
         let wanted = self.limit.min(by_size);
-        let is_too_low = wanted / 2 > self.messages || (wanted >= PREFETCH_MIN && self.messages < PREFETCH_MIN);
+        let enough = if self.messages < self.by_size { wanted } else { wanted.min(SHARE_MIN) };
+        let is_too_low = enough / 2 > self.messages || (wanted >= PREFETCH_MIN && self.messages < PREFETCH_MIN);
         is_too_low || self.messages / 2 > by_size
     }
 
@@ -257,6 +266,45 @@ mod tests {
         assert!(!is_off(100, 200) && is_off(100, 204), "more messages");
         assert!(!is_off(100, 50) && is_off(100, 49), "fewer messages");
         assert!(!is_off(99, 1_000), "it has not seen enough");
+    }
+
+    #[test]
+    fn lists_that_grow_and_shrink_end_a_session_only_once() {
+        let limits = Limits { messages: 20_000, bytes: 1 << 25 };
+        for (bytes, expected) in [(110, 3_050), (190, 1_766), (260, 1_290)] {
+            let (mut prefetch, mut ended) = (Prefetch::default(), 0);
+            prefetch.note(0, bytes);
+            assert_eq!(prefetch.begin(limits), 20_000);
+            for events in [1, 100, 20, 1, 100, 1, 100] {
+                for _ in 0..40_000 {
+                    prefetch.note(0, bytes * events);
+                    if prefetch.is_off(limits) {
+                        (ended, _) = (ended + 1, prefetch.begin(limits));
+                    }
+                }
+            }
+            assert_eq!((ended, prefetch.messages), (1, expected), "{bytes} bytes");
+        }
+        let mut low = Prefetch::default();
+        low.note(0, 100_000);
+        assert_eq!(low.begin(limits), 335);
+        (0..2_000).for_each(|_| low.note(0, 110));
+        assert!(low.is_off(limits), "335 messages are too few");
+    }
+
+    #[test]
+    fn a_prefetch_that_returns_had_lowered_is_raised_from_the_double_on() {
+        let limits = Limits { messages: 500, bytes: 1 << 25 };
+        let mut prefetch = Prefetch::default();
+        prefetch.note(6, 110);
+        assert_eq!(prefetch.begin(limits), 100);
+        let ends = (0..=CALM_MESSAGES).filter(|_| {
+            prefetch.note(0, 110);
+            prefetch.is_off(limits)
+        });
+        assert_eq!(ends.count(), 0);
+        (0..100).for_each(|_| prefetch.note(0, 110));
+        assert!(prefetch.is_off(limits));
     }
 
     #[test]

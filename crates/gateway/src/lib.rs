@@ -117,7 +117,7 @@ impl Gate {
 
 fn settings(GatewayConfig { gateway, amqp, mysql, redis, .. }: &GatewayConfig) -> Settings {
     let limits = ClickLimits { rate_likes_max: gateway.rate_likes_max, rate_window: gateway.rate_window.0 };
-    Settings { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits }
+    Settings { amqp: amqp.clone(), mysql: mysql.clone(), redis: redis.clone(), limits, ..Settings::default() }
 }
 
 pub async fn run(config: &GatewayConfig) -> Result<()> {

@@ -9,7 +9,7 @@ use tallyd_connect::whole::Whole;
 
 use super::probe::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED};
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum BrokerError {
     #[error("{action}")]
     Call {

@@ -24,7 +24,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use lapin::message::BasicGetMessage;
 use lapin::options::{
     BasicGetOptions, BasicNackOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
@@ -243,20 +242,6 @@ impl Publisher {
         traceparent: Option<&str>,
     ) -> Result<()> {
         self.publish_with(exchange, routing_key, body, traced(traceparent)).await
-    }
-
-    pub async fn publish_all(
-        &self,
-        exchange: &str,
-        messages: &[(String, Vec<u8>)],
-        traceparent: Option<&str>,
-    ) -> Vec<Result<()>> {
-        let send = async |(routing_key, body): &(String, Vec<u8>)| {
-            let sent = self.send(exchange, routing_key, body, traced(traceparent));
-            self.0.call("publish", sent).await.and_then(confirmed)
-        };
-        // `join_all` starts the calls in the order of `messages`, so the client sends the messages in this order.
-        join_all(messages.iter().map(send)).await
     }
 
     async fn send(

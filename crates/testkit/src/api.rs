@@ -1,5 +1,7 @@
 //! The clients and API servers of a world.
 
+use std::time::Duration;
+
 use tallyd_base::config::Config;
 use tallyd_client::{ClickLimits, Client, Settings};
 use tallyd_core::card::Card;
@@ -34,8 +36,17 @@ pub fn client_of(config: &Config) -> Client {
 }
 
 pub fn limited_client_of(config: &Config, limits: ClickLimits) -> Client {
+    Client::with_card(&Settings { limits, ..settings_of(config) }, &Card::from(config)).unwrap()
+}
+
+/// Makes a client whose lists of events wait for `group`.
+pub fn grouping_client_of(config: &Config, group: Duration) -> Client {
+    Client::with_card(&Settings { group, ..settings_of(config) }, &Card::from(config)).unwrap()
+}
+
+fn settings_of(config: &Config) -> Settings {
     let Config { amqp, mysql, redis, .. } = config.clone();
-    Client::with_card(&Settings { amqp, mysql, redis, limits }, &Card::from(config)).unwrap()
+    Settings { amqp, mysql, redis, ..Settings::default() }
 }
 
 pub fn stranger_of(config: &Config) -> Client {

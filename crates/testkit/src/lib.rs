@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use accounts::Accounts;
-pub use api::{client_of, event_of, limited_client_of, stranger_of};
+pub use api::{client_of, event_of, grouping_client_of, limited_client_of, stranger_of};
 pub use daemon::Daemon;
 pub use dice::Dice;
 use futures_util::{StreamExt, stream};

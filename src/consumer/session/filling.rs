@@ -11,7 +11,7 @@ use super::super::decode::decode;
 use crate::letter::packed::{ENCODINGS, unpacked};
 use crate::letter::{self, Headers};
 use tallyd_base::config::Map;
-use tallyd_core::event::{LIST_EVENTS_MAX, Message, Reason, Refusal, Terms};
+use tallyd_core::event::{LIST_EVENTS_MAX, Message, Reason, Refusal, Terms, traceparent_of};
 use tallyd_core::model::Micros;
 use tallyd_mysql::letters::DeadLetter;
 
@@ -38,7 +38,7 @@ impl Filling {
             is_direct,
             ..
         } = message;
-        self.batch.belongs_to(traceparent);
+        self.batch.belongs_to(traceparent.as_deref());
         let body = match unpacked(&body, encoding.as_deref()) {
             Ok(Cow::Borrowed(_)) => body,
             Ok(Cow::Owned(unpacked)) => {
@@ -54,6 +54,8 @@ impl Filling {
         let origin = Arc::new(Origin { body, headers });
         let mut refused = Refused::default();
         decode(&origin.body, is_direct, map, (terms, now), |verdict, range| {
+            let traceparent = origin.body.get(range.clone()).and_then(traceparent_of);
+            self.batch.belongs_to(traceparent);
             let event = match verdict {
                 Ok(Message::Like(event)) => Event::Like(event),
                 Ok(Message::Count(event)) => Event::Count(event),

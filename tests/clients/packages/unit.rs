@@ -16,7 +16,7 @@ fn the_own_tests_of_the_python_package_pass() {
 fn the_own_tests_of_the_node_package_pass() {
     // dev/test links the sources into the folder that contains the libraries.
     let tests = root().join("target/clients/clients/node/test");
-    for test in ["card", "events", "gateway"] {
+    for test in ["card", "events", "gateway", "groups"] {
         run(Example::Node.interpreter().arg(tests.join(test).with_extension("test.js")));
     }
 }

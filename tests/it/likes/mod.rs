@@ -6,6 +6,7 @@
 mod by_daemon;
 mod card;
 mod counted;
+mod grouped;
 mod guard;
 mod republished;
 mod servers;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from .publisher import Publisher
 from .reader import Reader
 from .sender import Result, ToGateway, ToRabbitmq
 from .settings import Base
+
+TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 T = TypeVar("T")
 
@@ -77,7 +80,7 @@ class AsyncTallyd(Base):
         return _event(result)
 
     async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """Publishes events together, each as one message. An event without `at` gets the current time. A count without `event_id`
+        """Publishes events together. An event without `at` gets the current time. A count without `event_id`
         gets a new id. Raises PublishManyError if an event was not confirmed."""
         given = [self._completed(event) for event in events]
         results = await self._publish(lambda card: checked_list(given, card))
@@ -103,7 +106,9 @@ class AsyncTallyd(Base):
         ends_at = asyncio.get_running_loop().time() + self._connection["deadline_s"]
         sender = self._connected()
         card, events = await self._with_card(lambda card: (card, check(card)))
-        return await sender.publish(events, card, ends_at, self._settings["traceparent"]())
+        traceparent = self._settings["traceparent"]()
+        is_valid = isinstance(traceparent, str) and TRACEPARENT.fullmatch(traceparent)
+        return await sender.publish(events, card, ends_at, traceparent if is_valid else None)
 
     def _connected(self) -> Union[ToRabbitmq, ToGateway]:
         self._must_be_open()

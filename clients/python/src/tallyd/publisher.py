@@ -17,6 +17,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import ChannelClosedByBroker
 
 from .errors import Event, LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError
+from .groups import Groups, Message
 
 LOG = logging.getLogger("tallyd")
 
@@ -102,17 +103,17 @@ class _Session:
 
     # ------------------------------------------------------------------ publishing
 
-    def publish(self, exchange: str, routing_key: str, body: bytes, traceparent: Optional[str]) -> asyncio.Future[None]:
+    def publish(self, message: Message) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         if self.ended.done():
             done.set_exception(_Lost(self.ended.result()))
             return done
         tag = self._published + 1
         # `message_id` identifies a message that the broker returns.
-        headers = None if traceparent is None else {"traceparent": traceparent}
+        headers = None if message.traceparent is None else {"traceparent": message.traceparent}
         properties = pika.BasicProperties(content_type="application/json", delivery_mode=2, message_id=str(tag), headers=headers)
         try:
-            self._channel.basic_publish(exchange, routing_key, body, properties, mandatory=True)
+            self._channel.basic_publish(message.exchange, message.routing_key, message.body, properties, mandatory=True)
         except Exception as error:
             self.abort(error)
             done.set_exception(_Lost(error))
@@ -230,7 +231,7 @@ def _named(error: Optional[BaseException]) -> str:
 class Publisher:
     """Publishes events. A publisher belongs to one event loop."""
 
-    def __init__(self, url: str, *, deadline_s: float, heartbeat_s: int, in_flight_max: int) -> None:
+    def __init__(self, url: str, *, deadline_s: float, heartbeat_s: int, in_flight_max: int, group_ms: float) -> None:
         self._parameters = pika.URLParameters(url)
         self._parameters.heartbeat = heartbeat_s
         self._parameters.connection_attempts = 1
@@ -241,6 +242,7 @@ class Publisher:
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
         self._in_flight = asyncio.Semaphore(in_flight_max)
+        self._groups = Groups(group_ms / 1_000, self._until_confirmed)
         self._session: asyncio.Future[_Session] = self._loop.create_future()
         self._last_error: Optional[BaseException] = None
         self._task = self._loop.create_task(self._keep_connected())
@@ -290,15 +292,13 @@ class Publisher:
             if self._session.done():
                 self._session = self._loop.create_future()
 
-    async def publish(
-        self, event: Event, exchange: str, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
-    ) -> None:
+    async def publish(self, event: Event, message: Message, ends_at: float) -> None:
         """Publishes an event. Returns when the broker has the event on disk, in a queue.
 
         `ends_at` is the deadline on the event loop's clock (`loop.time()`).
         """
         try:
-            await asyncio.wait_for(self._until_confirmed(exchange, routing_key, body, traceparent), ends_at - self._loop.time())
+            await asyncio.wait_for(self._confirmed(message, ends_at), ends_at - self._loop.time())
         except asyncio.TimeoutError:
             why = self._blocked() or _named(self._last_error)
             raise UnconfirmedError(
@@ -320,7 +320,7 @@ class Publisher:
             ) from None
         except _Return as returned:
             raise ReturnedError(
-                f"no queue takes the event ({returned}): exchange {exchange} has no binding for it. Start the daemon once: it "
+                f"no queue takes the event ({returned}): exchange {message.exchange} has no binding for it. Start the daemon once: it "
                 "declares the queues. Then publish `event` again",
                 event,
             ) from None
@@ -331,28 +331,30 @@ class Publisher:
                     f"{closed.reply_text}. Start the daemon once, which declares the exchange; then publish `event` again", event
                 ) from refused
             raise RejectedError(
-                f"{closed.reply_text}. Allow the account to write to {exchange}, then publish `event` again", event
+                f"{closed.reply_text}. Allow the account to write to {message.exchange}, then publish `event` again", event
             ) from refused
 
-    async def _until_confirmed(self, exchange: str, routing_key: str, body: bytes, traceparent: Optional[str]) -> None:
-        was_sent = False
+    async def _confirmed(self, message: Message, ends_at: float) -> None:
         async with self._in_flight:
-            while True:
-                try:
-                    session = await asyncio.shield(self._session)
-                except _LoginRefused:
-                    # If an earlier session has sent the event, the event may have arrived. Then wait for the next
-                    # session.
-                    if was_sent:
-                        continue
-                    raise
-                was_sent = True
-                try:
-                    return await session.publish(exchange, routing_key, body, traceparent)
-                except _Lost as lost:
-                    self._last_error = lost
-                    # Let the outer loop remove the session first.
-                    await asyncio.sleep(0)
+            await self._groups.add(message, ends_at)
+
+    async def _until_confirmed(self, message: Message) -> None:
+        was_sent = False
+        while True:
+            try:
+                session = await asyncio.shield(self._session)
+            except _LoginRefused:
+                # If an earlier session has sent the event, the event may have arrived. Then wait for the next session.
+                if was_sent:
+                    continue
+                raise
+            was_sent = True
+            try:
+                return await session.publish(message)
+            except _Lost as lost:
+                self._last_error = lost
+                # Let the outer loop remove the session first.
+                await asyncio.sleep(0)
 
     def _blocked(self) -> Optional[str]:
         if not self._session.done() or self._session.exception() is not None:
@@ -361,6 +363,9 @@ class Publisher:
         return blocked and f"RabbitMQ blocks publishers: {blocked}"
 
     async def close(self) -> None:
+        self._groups.flush()
+        # Lets the list go.
+        await asyncio.sleep(0)
         self._task.cancel()
         try:
             await self._task

@@ -10,6 +10,7 @@ from .card import Card
 from .errors import Event, GatewayError, LimitedError, PublishError, RefusedError, RejectedError, TallydError, UnconfirmedError
 from .events import body_of, routing_key_of
 from .gateway import EVENTS_MAX, THREADS_MAX, Gateway, NoAnswer, NotSent
+from .groups import Message
 from .publisher import Publisher
 
 PAUSE_S = 0.1
@@ -19,8 +20,6 @@ Result = Union[Event, TallydError]
 
 
 class ToRabbitmq:
-    """Publishes each event as one message."""
-
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
@@ -28,9 +27,10 @@ class ToRabbitmq:
         """Returns the result of each event, in order. `ends_at` is the deadline on the event loop's clock."""
 
         async def result_of(event: Event) -> Result:
-            routing_key = routing_key_of(event, card.partition_by)
+            by = card.partition_by
+            message = Message(card.exchange, routing_key_of(event, by), body_of(event), traceparent, is_alone=by != "user")
             try:
-                await self._publisher.publish(event, card.exchange, routing_key, body_of(event), ends_at, traceparent)
+                await self._publisher.publish(event, message, ends_at)
                 return event
             except PublishError as error:
                 return error

@@ -45,7 +45,8 @@ pub struct Reconcile {
     pub threads_running_max: u64,
     /// Runs wait while Redis' latency exceeds these milliseconds. 0: never.
     pub redis_latency_max_ms: u64,
-    /// Runs that need RabbitMQ wait while a partition's queue exceeds this length. 0: never.
+    /// Runs that need RabbitMQ wait while a partition's queue exceeds this number of messages. The clients' messages
+    /// have up to 100 events each. 0: never.
     pub queue_depth_max: u64,
     /// MySQL replicas, as `HOST:PORT`. Runs wait while a replica lags more than `max_lag`. Account, database and
     /// options are those of `[mysql] url`. The account needs only SELECT.
@@ -84,7 +85,7 @@ impl Default for Reconcile {
             pause_ms: 0,
             threads_running_max: 64,
             redis_latency_max_ms: 100,
-            queue_depth_max: 200_000,
+            queue_depth_max: 20_000,
             replicas: Vec::new(),
             max_lag: Pause::from_secs(10),
             repair_targets_max_percent: 5,

@@ -6,6 +6,7 @@
 //! checks the field's type and value. So a refusal can say which field is wrong and which values are allowed.
 
 mod encode;
+mod list;
 pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod scalar;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use encode::{encode_count, encode_fence, encode_like, encode_reset, encode_set};
+pub use list::{list_of, traceparent_of, with_traceparent};
 use raw::Raw;
 use refusal::refuse;
 pub use refusal::{Reason, Refusal};

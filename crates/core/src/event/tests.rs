@@ -3,9 +3,9 @@ use crate::kinds::{Kinds, Metrics};
 use crate::rules::Rule;
 use proptest::prelude::*;
 
-const NOW: Micros = Micros(1_764_000_000_000_000);
+pub(super) const NOW: Micros = Micros(1_764_000_000_000_000);
 
-fn terms() -> Terms {
+pub(super) fn terms() -> Terms {
     let codes = |names: &[(&str, u8)]| names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect();
     let (kinds, metrics) =
         (Kinds(codes(&[("video", 1), ("post", 2)])), Metrics(codes(&[("like", 1), ("view", 3), ("unread", 4)])));

@@ -1,5 +1,5 @@
-//! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms
-//! messages. Only step C decides the verdicts. While Redis is unreachable, A is skipped.
+//! Publishes judged events. A: reads the click limits. B: sends the events in lists. C: the broker confirms
+//! the lists. Only step C decides the verdicts. While Redis is unreachable, A is skipped.
 //!
 //! If API servers count likes in Redis, the gateway only publishes these likes, without A: a script has already counted
 //! and remembered the click. Such a like needs the `at` of the script.
@@ -9,7 +9,6 @@ use super::judge::Judged;
 use super::verdict::Verdict;
 use tallyd_base::config::Writes;
 use tallyd_client::BrokerError;
-use tallyd_client::gateway::Message as Sent;
 use tallyd_core::event::{LikeEvent, Message, Reason, Refusal};
 use tallyd_core::model::Micros;
 use tallyd_core::site::Site;
@@ -74,20 +73,12 @@ async fn send(gate: &Gate, site: &Site, mut events: Vec<Placed<'_>>) -> Vec<(usi
     if events.is_empty() {
         return verdicts;
     }
-    let messages: Vec<Sent> =
-        events.iter().map(|(_, event)| (event.routing_key(&site.terms), event.body.to_vec())).collect();
-    let results = gate.client.publish_all(&messages).await;
-    for (number, (place, event)) in events.iter().enumerate() {
-        let result = results.as_ref().map(|results| results.get(number));
-        verdicts.push((
-            *place,
-            match result {
-                Ok(Some(Ok(()))) => Verdict::confirmed(event.at()),
-                Ok(Some(Err(error))) | Err(error) => Verdict::unconfirmed(event.at(), problem(error)),
-                Ok(None) => Verdict::unconfirmed(event.at(), "the broker did not answer for this event"),
-            },
-        ));
-    }
+    let bodies = events.iter().map(|(_, event)| (event.routing_key(&site.terms), event.body.to_vec()));
+    let results = gate.client.publish_all(bodies.collect()).await;
+    verdicts.extend(events.iter().zip(results).map(|((place, event), result)| match result {
+        Ok(()) => (*place, Verdict::confirmed(event.at())),
+        Err(error) => (*place, Verdict::unconfirmed(event.at(), problem(&error))),
+    }));
     verdicts
 }
 
