@@ -9,6 +9,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
     watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',
     batches      BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch',
+    is_behind    BOOLEAN          NOT NULL DEFAULT FALSE COMMENT 'more messages waited when the last batch was written',
     ledger_floor INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT 'seconds since 1970: what is older may be gone from applied_event',
     PRIMARY KEY (`partition`)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = DYNAMIC;

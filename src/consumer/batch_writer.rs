@@ -136,7 +136,8 @@ impl BatchWriter {
         let mut written = Written::default();
         // The last part of the batch contains all events that MySQL refuses. The writer writes these events as dead
         // letters.
-        let mut refused = Batch { clock: batch.clock, ..Batch::default() };
+        let Batch { clock, is_behind, .. } = batch;
+        let mut refused = Batch { clock, is_behind, ..Batch::default() };
         let mut parts = vec![batch];
         let mut tries = Tries::default();
         while let Some(mut part) = parts.pop() {
@@ -181,8 +182,7 @@ impl BatchWriter {
                 }
             }
             if parts.is_empty() && !refused.refused.is_empty() {
-                let clock = refused.clock;
-                parts.push(std::mem::replace(&mut refused, Batch { clock, ..Batch::default() }));
+                parts.push(std::mem::replace(&mut refused, Batch { clock, is_behind, ..Batch::default() }));
             }
         }
         Ok(written)

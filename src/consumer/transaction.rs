@@ -80,7 +80,7 @@ impl Transaction {
     /// Runs the transaction. The partition's row is locked first. If this fails, the caller must roll back.
     pub(super) async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
         let rules = Arc::clone(self.rules.get());
-        let owner = self.ownership.begin(tx).await?;
+        let owner = self.ownership.begin(tx, batch.is_behind).await?;
         batch.clock.check(owner.now)?;
         if batch.events.iter().any(|received| received.event.is_before(owner.ledger_floor)) {
             return Err(StoreError::Forgotten(owner.ledger_floor));
@@ -180,8 +180,8 @@ pub(super) struct Ownership {
 impl Ownership {
     /// The first step of each transaction. Takes over the partition with the first batch. Fails with `TakenOver` if
     /// another daemon has.
-    async fn begin(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
-        let mut row = partitions::begin(tx, self.partition).await?;
+    async fn begin(&self, tx: &mut MySqlConnection, is_behind: bool) -> Result<partitions::Ownership, StoreError> {
+        let mut row = partitions::begin(tx, self.partition, is_behind).await?;
         if row.is_none() && self.epoch.is_none() {
             // A row that does not exist cannot be locked, so two daemons could take the same epoch.
             partitions::make_owner(tx, self.partition).await?;

@@ -33,11 +33,14 @@ pub struct Flow<M, T> {
     inbox: VecDeque<(M, T)>,
     inbox_bytes: usize,
     open: usize,
+    writing: usize,
+    committed: usize,
     open_returns: i64,
     open_last: Option<T>,
     writing_last: Option<T>,
     committed_last: Option<T>,
     is_ending: bool,
+    is_behind: bool,
 }
 
 impl<M: Message, T> Flow<M, T> {
@@ -48,11 +51,14 @@ impl<M: Message, T> Flow<M, T> {
             inbox: VecDeque::new(),
             inbox_bytes: 0,
             open: 0,
+            writing: 0,
+            committed: 0,
             open_returns: 0,
             open_last: None,
             writing_last: None,
             committed_last: None,
             is_ending: false,
+            is_behind: false,
         }
     }
 
@@ -73,6 +79,7 @@ impl<M: Message, T> Flow<M, T> {
 
     pub fn committed(&mut self) {
         self.committed_last = self.writing_last.take().or(self.committed_last.take());
+        self.committed += std::mem::take(&mut self.writing);
     }
 
     /// The session must end once it has written what it has received.
@@ -82,6 +89,11 @@ impl<M: Message, T> Flow<M, T> {
 
     pub fn is_ending(&self) -> bool {
         self.is_ending
+    }
+
+    /// Whether more messages waited when the last batch was written, here or in the queue.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
     }
 
     pub fn is_writing(&self) -> bool {
@@ -108,7 +120,10 @@ impl<M: Message, T> Flow<M, T> {
         let must_go = is_full || self.is_ending || is_blocked || self.prefetch.is_used_up(self.open);
         if is_idle && self.open_last.is_some() && (must_go || has_lingered()) {
             self.writing_last = self.open_last.take();
-            (self.open, self.open_returns) = (0, 0);
+            let unacknowledged = self.open + self.committed;
+            let is_all_sent = self.prefetch.is_used_up(unacknowledged) && !self.prefetch.is_lowest();
+            self.is_behind = is_all_sent || !self.inbox.is_empty();
+            (self.writing, self.open, self.open_returns) = (self.open, 0, 0);
             return Some(Step::Write);
         }
         let is_last = is_idle && self.open_last.is_none();
@@ -116,6 +131,7 @@ impl<M: Message, T> Flow<M, T> {
         if (is_last || !self.is_ending)
             && let Some(tag) = self.committed_last.take()
         {
+            self.committed = 0;
             return Some(Step::Acknowledge(tag));
         }
         (self.is_ending && is_last).then_some(Step::Close)
@@ -200,6 +216,40 @@ mod tests {
         assert_eq!(flow.waiting(), 1);
         assert!(matches!(flow.next(true, || false), Some(Step::Write)));
         assert_eq!(flow.waiting(), 1, "the third message is of the next batch");
+    }
+
+    #[test]
+    fn a_session_is_behind_if_more_messages_wait_than_a_batch_has() {
+        let is_behind = |messages, returns: &[i64], is_full| {
+            let mut flow = flow(messages, returns);
+            if is_full {
+                flow.received(Seen(0), 9).unwrap();
+            }
+            assert!(!flow.is_behind() && matches!(flow.next(is_full, || true), Some(Step::Write)));
+            flow.is_behind()
+        };
+        assert!(!is_behind(9, &[0, 0], false));
+        assert!(is_behind(9, &[0, 0], true), "the third message is of the next batch");
+        assert!(is_behind(3, &[0, 0, 0], false), "the broker sends no fourth message");
+        assert!(!is_behind(2, &[0, 0], false), "a prefetch of two says nothing about the queue");
+        assert!(is_behind(9, &[0, 11], false), "the second message is written alone");
+    }
+
+    #[test]
+    fn a_session_is_behind_while_the_broker_may_send_no_more_messages() {
+        let mut flow = flow(4, &[0, 0]);
+        for is_behind in [false, true, true] {
+            assert!(matches!(flow.next(true, || false), Some(Step::Write)));
+            assert_eq!(flow.is_behind(), is_behind);
+            flow.committed();
+            (0..2).for_each(|tag| flow.received(Seen(0), tag).unwrap());
+            for _ in 0..2 {
+                assert!(matches!(flow.next(false, || false), Some(Step::Join(_))));
+            }
+        }
+        assert!(matches!(flow.next(false, || false), Some(Step::Acknowledge(_))));
+        assert!(matches!(flow.next(true, || false), Some(Step::Write)));
+        assert!(!flow.is_behind(), "all messages before are acknowledged");
     }
 
     #[test]

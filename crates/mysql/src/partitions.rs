@@ -34,10 +34,10 @@ pub struct Ownership {
 
 /// Begins a batch's transaction and locks the partition's row, in one packet (on Galera in one for each statement). The
 /// result is that of [`lock_owner`]. The transaction must end with [`commit`] or [`crate::or_rollback`].
-pub async fn begin(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
+pub async fn begin(connection: &mut MySqlConnection, partition: u16, is_behind: bool) -> Result<Option<Ownership>> {
     let mut text = Text::default();
     text.statement("BEGIN");
-    lock(text, connection, partition).await
+    lock(text, connection, partition, &format!(", is_behind = {is_behind}")).await
 }
 
 /// Commits a batch. If COMMIT fails, its outcome is unknown.
@@ -56,12 +56,17 @@ pub async fn commit(connection: &mut MySqlConnection) -> Result<()> {
 /// Writes to the partition's row, and then reads the row. The write locks the row until the transaction ends. Returns
 /// `None` if no daemon ever held the partition.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
-    lock(Text::default(), connection, partition).await
+    lock(Text::default(), connection, partition, "").await
 }
 
-async fn lock(mut text: Text, connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
+async fn lock(
+    mut text: Text,
+    connection: &mut MySqlConnection,
+    partition: u16,
+    also: &str,
+) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
-    text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
+    text.statement(&format!("UPDATE partition_owner SET batches = batches + 1{also} WHERE `partition` = {partition}"));
     text.statement(&format!(
         "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), {LAST}, CAST(NOW(6) AS DATETIME(6)), ledger_floor \
          FROM partition_owner WHERE `partition` = {partition}"
@@ -180,6 +185,17 @@ impl super::Store {
                 Ok(Owner { partition: row.try_get(0)?, owner: row.try_get(1)?, epoch: row.try_get(2)?, taken_at })
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+        })
+        .await
+    }
+
+    /// Returns the number of batches of all partitions in which more messages waited when the last batch was written.
+    pub async fn batches_behind(&self) -> Result<Option<u64>> {
+        const ACTION: &str = "read whether consumers are behind";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let sql = "SELECT CAST(SUM(batches) AS UNSIGNED) FROM partition_owner WHERE is_behind";
+            sqlx::query_scalar(sql).fetch_one(connection).await.context(ACTION)
         })
         .await
     }

@@ -34,6 +34,7 @@ impl Session<'_> {
         };
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
+        open.batch.is_behind = self.flow.is_behind();
         open.received.note();
         self.write_began = Some(Instant::now());
         telemetry().consumer.batches.get_or_create(&why).inc();

@@ -1,9 +1,13 @@
 //! A full run recounts two ranges in parallel while MySQL has few threads.
 
 use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tallyd_core::model::UserId;
 
 use super::settled;
-use crate::common::{drift, eventually, target};
+use crate::common::{World, drift, eventually, grouping_client_of, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
@@ -34,4 +38,25 @@ async fn a_full_run_recounts_two_ranges_in_parallel_and_misses_nothing() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["checked"], &report["repaired"]), (&60.into(), &6.into()), "{report}");
     world.redis_ends_as(&model, daemon).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_tells_in_mysql_whether_more_messages_wait() {
+    let world = World::new("behind", "[consumer]\nbatch_events_max = 5\n").await;
+    let (publisher, client) = (world.publisher().await, grouping_client_of(&world.api, Duration::ZERO));
+    let like = async |user| client.like(target(1), UserId(user)).await.unwrap();
+    let daemon = world.daemon();
+    let is_behind = "SELECT COUNT(*) FROM partition_owner WHERE is_behind";
+    eventually("the consumer is behind", async || {
+        join_all((1..=500).map(like)).await;
+        world.count(is_behind).await == 1
+    })
+    .await;
+    world.drained(&publisher).await;
+    eventually("the consumer is no longer behind", async || {
+        like(501).await;
+        world.count(is_behind).await == 0
+    })
+    .await;
+    assert!(daemon.stop().success());
 }

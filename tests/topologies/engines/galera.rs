@@ -255,7 +255,7 @@ async fn a_batch_that_a_commit_elsewhere_aborts_leaves_no_part() {
     for _ in 0..TRIES {
         let mut conn = there.acquire().await.unwrap();
         let batch = async |connection: &mut MySqlConnection| {
-            let owner = partitions::begin(connection, 0).await?.unwrap();
+            let owner = partitions::begin(connection, 0, false).await?.unwrap();
             let mut text = Text::default();
             let addition = Addition { target: target(1), metric: Metric(1), delta: 1 };
             let difference = Difference { target: target(1), metric: Metric(1), delta: 1, at: owner.now };

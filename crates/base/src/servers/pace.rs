@@ -24,6 +24,13 @@ const FRESH: Duration = Duration::from_millis(200);
 /// Longer pages delay stops, and hold locks for longer; shorter ones waste calls.
 const PAGE_TARGET_MS: u64 = 1_000;
 
+/// While consumers are behind, a run pauses after each page for this part of the page's time, at most for
+/// `PAGE_TARGET_MS`: on a small machine, the run would take a fifth of the consumer's speed.
+const BEHIND_PAUSE: f64 = 0.5;
+
+/// A consumer that is behind writes a batch within this time, even if MySQL is slow.
+const BATCH_MAX: Duration = Duration::from_secs(2);
+
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// MySQL has room for a second page while it runs at most `threads_running_max` threads divided by this number.
@@ -70,10 +77,35 @@ pub struct Pace {
     page_max: usize,
     backlog: Backlog,
     checked: Option<Instant>,
-    threads_running: u64,
+    load: Load,
+    /// How long the last page took.
+    took: Duration,
     pace: (Instant, usize),
     waited: Duration,
     total: Waited,
+}
+
+/// What the checks found.
+#[derive(Default)]
+struct Load {
+    threads_running: u64,
+    /// The batches of consumers that are behind, and when their number last changed.
+    behind: Option<(u64, Instant)>,
+    is_behind: bool,
+}
+
+impl Load {
+    /// A consumer that ends leaves its row behind. So a number of batches means something only while it changes.
+    fn note(&mut self, behind: Option<u64>, now: Instant) {
+        let Some(batches) = behind else {
+            (self.behind, self.is_behind) = (None, false);
+            return;
+        };
+        match self.behind {
+            Some((before, at)) if before == batches => self.is_behind &= now - at < BATCH_MAX,
+            before => (self.behind, self.is_behind) = (Some((batches, now)), before.is_some()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -94,7 +126,8 @@ impl Pace {
             page_max,
             backlog: Backlog::default(),
             checked: None,
-            threads_running: 0,
+            load: Load::default(),
+            took: Duration::ZERO,
             pace: (Instant::now(), 0),
             waited: Duration::ZERO,
             total: Waited::default(),
@@ -109,15 +142,16 @@ impl Pace {
         }
     }
 
-    /// Whether a run can read two pages in parallel: the run is not slowed down, and MySQL ran few threads at the last
-    /// check. These threads include the run's own two or three threads.
+    /// Whether a run can read two pages in parallel: the run is not slowed down, no consumer is behind, and MySQL ran few
+    /// threads at the last check. These threads include the run's own two or three threads.
     pub fn has_room(&self) -> bool {
         let limits = &self.health.limits;
         let is_slowed = limits.pause_ms > 0 || self.health.servers.control.targets_per_second().is_some();
-        !is_slowed && has_room(self.threads_running, limits.threads_running_max)
+        !is_slowed && !self.load.is_behind && has_room(self.load.threads_running, limits.threads_running_max)
     }
 
     pub fn note(&mut self, targets: usize, took: Duration) {
+        self.took = took;
         self.pace.1 += targets;
         // The last page can have few targets. The time for a few targets does not show the best page size.
         if targets < self.page / 2 {
@@ -130,6 +164,10 @@ impl Pace {
     pub async fn wait(&mut self, until: Option<Instant>, publisher: Option<&Publisher>) -> Result<()> {
         self.keep_pace().await;
         self.pause(Duration::from_millis(self.health.limits.pause_ms)).await;
+        if self.load.is_behind {
+            let pause = std::mem::take(&mut self.took).mul_f64(BEHIND_PAUSE);
+            self.pause(pause.min(Duration::from_millis(PAGE_TARGET_MS))).await;
+        }
         if self.checked.is_some_and(|checked| checked.elapsed() < FRESH) {
             return Ok(());
         }
@@ -137,9 +175,8 @@ impl Pace {
         let began = Instant::now();
         let mut logged_at: Option<Instant> = None;
         let mut waiting = telemetry().runs.waiting(job, WaitsFor::Pace);
-        let running = &mut self.threads_running;
-        let backlog = &mut self.backlog;
-        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, backlog, running)).await {
+        let (backlog, load) = (&mut self.backlog, &mut self.load);
+        while let Some(found) = self.stop.run_until_cancelled(self.health.too_much(publisher, backlog, load)).await {
             let Some(Wait { count, words: reason }) = found? else { break };
             if logged_at.is_none_or(|logged_at| logged_at.elapsed() > LOG_EVERY) {
                 log_wait(&reason);
@@ -179,18 +216,18 @@ impl Pace {
 }
 
 impl Health {
-    /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit. Stores the number
-    /// of MySQL's running threads in `running`, if they have a limit.
+    /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit.
     async fn too_much(
         &self,
         publisher: Option<&Publisher>,
         backlog: &mut Backlog,
-        running: &mut u64,
+        load: &mut Load,
     ) -> Result<Option<Wait>> {
         let limits = &self.limits;
         if limits.threads_running_max > 0 {
-            *running = self.servers.store.threads_running().await?;
-            if *running > limits.threads_running_max {
+            let running = self.servers.store.threads_running().await?;
+            load.threads_running = running;
+            if running > limits.threads_running_max {
                 let words = format!("MySQL runs {running} threads, above the limit of {}", limits.threads_running_max);
                 return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
             }
@@ -205,6 +242,7 @@ impl Health {
                 }
             }
         }
+        load.note(self.servers.store.batches_behind().await?, Instant::now());
         if limits.redis_latency_max_ms > 0 {
             let asked = Instant::now();
             self.servers.cache.ping().await?;
@@ -293,6 +331,17 @@ fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn consumers_are_behind_while_they_say_so_and_write_batches() {
+        let (mut load, began) = (Load::default(), Instant::now());
+        let checks = [(0, Some(5)), (1, Some(6)), (2, Some(6)), (3, Some(6)), (4, Some(7)), (5, None), (6, Some(9))];
+        let is_behind = checks.map(|(second, batches)| {
+            load.note(batches, began + Duration::from_secs(second));
+            load.is_behind
+        });
+        assert_eq!(is_behind, [false, true, true, false, true, false, false]);
+    }
 
     #[test]
     fn a_second_page_is_read_only_while_few_threads_run() {
