@@ -47,6 +47,7 @@ async fn a_terminal_shows_how_far_a_run_is() {
     // Runs the command in a terminal.
     let output = Command::new("script")
         .args(["-qec", &format!("stty rows 40 cols 240; {tallyd}"), "/dev/null"])
+        .env("TERM", "xterm")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
