@@ -98,7 +98,7 @@ impl Groups {
     }
 
     pub(crate) async fn publish(&self, message: Message) -> Confirmed {
-        self.publish_all(vec![message]).await.pop().unwrap_or(Ok(()))
+        self.publish_all(vec![message]).await.pop().unwrap_or_else(|| Err(self.0.no_answer()))
     }
 
     /// Returns the result of each message, in the order of `messages`. A message that is not confirmed may have arrived.
