@@ -98,7 +98,7 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
             }
             Token::Word(word) => {
                 words.push(word.to_ascii_lowercase());
-                push(&mut parts, word);
+                parts.push(Part::Text(word.to_owned()));
             }
             Token::Other(other) => {
                 match other {
@@ -106,7 +106,7 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
                     ")" => depth = depth.saturating_sub(1),
                     _ => {}
                 }
-                push(&mut parts, other);
+                parts.push(Part::Text(other.to_owned()));
             }
         }
     }
@@ -118,13 +118,6 @@ fn listed(placeholders: &[&str]) -> String {
     match names.split_last() {
         Some((last, before)) if !before.is_empty() => format!("{} and {last}", before.join(", ")),
         _ => names.concat(),
-    }
-}
-
-fn push(parts: &mut Vec<Part>, text: &str) {
-    match parts.last_mut() {
-        Some(Part::Text(last)) => last.push_str(text),
-        _ => parts.push(Part::Text(text.to_owned())),
     }
 }
 
@@ -226,6 +219,8 @@ mod tests {
         assert_eq!(error, "query has the unknown placeholder :after_target; allowed are :after and :limit");
         let error = Query::parse(&text.replace(":rows", "5"), OF_LIKES).unwrap_err();
         assert_eq!(error, "query lacks :rows");
+        let error = Query::parse("SELECT :x, :rows", &["rows"]).unwrap_err();
+        assert_eq!(error, "query has the unknown placeholder :x; allowed are :rows");
     }
 
     #[test]
@@ -254,6 +249,9 @@ mod tests {
             let query = parse(&format!("SELECT {kept} {PLAIN}")).unwrap();
             assert!(query.sql(&[1, 2]).starts_with(&format!("SELECT {kept} ")), "{kept}");
         }
+        for end in ["# the end", "/* the end */", "-- the end", " \n"] {
+            assert!(parse(&format!("{PLAIN};{end}")).is_ok(), "{end}");
+        }
         // In a name, a backslash is an ordinary character. Two minus signs without white space are not a comment.
         assert!(parse(r"SELECT `\`, 5--:after, :limit").unwrap().sql(&[3, 4]).ends_with("5--3, 4"));
         assert!(parse("SELECT @x := 1, `update`, :after, :limit").is_ok());
@@ -273,6 +271,7 @@ mod tests {
             ("UPDATE c SET x = :after LIMIT :limit", "is not a SELECT"),
             ("SELECT :after, :limit; SELECT 1", "more than one statement"),
             ("SELECT :after, :limit;;", "more than one statement"),
+            ("SELECT :after, :limit; /* the end */ SELECT 1", "more than one statement"),
             ("SELECT :after, :limit INTO OUTFILE 'x'", "has the word into"),
             ("WITH c AS (SELECT 1) DELETE FROM x WHERE id > :after LIMIT :limit", "has the word delete"),
             ("SELECT :after, :limit FOR\nUPDATE", "locks the rows that it reads (for update)"),

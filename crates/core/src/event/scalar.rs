@@ -61,10 +61,7 @@ impl fmt::Display for Scalar<'_> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Scalar<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ScalarVisitor).map(|scalar| match scalar {
-            Scalar::Missing => Scalar::Other("null"),
-            other => other,
-        })
+        deserializer.deserialize_any(ScalarVisitor)
     }
 }
 
