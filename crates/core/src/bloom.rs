@@ -184,6 +184,7 @@ mod tests {
                 parts.iter_mut().for_each(|part| part.add(shape, UserId(*user)));
                 whole.add(shape, UserId(*user));
             }
+            prop_assert_eq!(whole.bytes().len(), bytes);
             prop_assert_eq!(parts.each_ref().map(Window::bytes).concat(), whole.bytes());
             for user in users {
                 let is_set = |bit: u64| bit < shape.size && whole.bytes[bit as usize / 8] & (0x80 >> (bit % 8)) != 0;

@@ -179,6 +179,7 @@ pub fn next_number(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::Rule;
     use proptest::prelude::*;
 
     fn layouts() -> impl Strategy<Value = Layout> {
@@ -250,6 +251,20 @@ mod tests {
         for text in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":"1"}"#] {
             assert!(matches!(Card::decode(text), Err(CardError::Invalid(_))), "{text}");
         }
+    }
+
+    #[test]
+    fn a_card_names_each_number_that_has_a_rule() {
+        let (kinds, metrics) = (Kinds(codes_of(["post", "video"])), Metrics(codes_of(["like", "view"])));
+        let settable = Rule { kind: Some("video".to_owned()), settable: true, ..Rule::of("view") };
+        let rules = Rules::new(&kinds, &metrics, &[settable]);
+        assert_eq!(numbers(&kinds, &metrics, &rules, |ruled| ruled.settable), ["video:view"]);
+        let all = ["post:like", "post:view", "video:like", "video:view"];
+        assert_eq!(numbers(&kinds, &metrics, &rules, |_| true), all);
+    }
+
+    fn codes_of(names: [&str; 2]) -> BTreeMap<String, u8> {
+        names.into_iter().map(str::to_owned).zip(1..).collect()
     }
 
     #[test]

@@ -104,6 +104,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_task_and_command_has_the_name_that_operators_write() {
+        for (task, name) in Task::ALL.into_iter().zip(["consumer", "outbox", "reconcile", "archive"]) {
+            assert_eq!((task.name(), Task::named(name)), (name, Some(task)));
+        }
+        assert_eq!(Task::named("all"), None);
+        let throttle = Command::Throttle { targets_per_second: 50 };
+        assert_eq!([Command::Pause, throttle].map(Command::name), ["pause", "throttle"]);
+        assert_eq!(LASTS_MAX.as_secs(), 604_800, "a week");
+    }
+
+    #[test]
     fn an_order_says_what_is_ordered_until_when_by_whom() {
         let pause = Order {
             task: Task::Consumer,

@@ -224,6 +224,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_log_of_many_numbers_is_read_for_one_of_them() {
+        let target = |id| Target { id: TargetId(id), ..TARGET };
+        let liked = |(id, user)| WatchedEvent {
+            event: LikeEvent { target: target(id), user: UserId(user), at: Micros(200), liked: true },
+            is_former: false,
+        };
+        let counted = |(id, metric, delta)| WatchedCount {
+            number: (target(id), Metric(metric)),
+            at: Micros(200),
+            delta: Some(delta),
+        };
+        let watched = Watched {
+            likes: [(3, 1), (1, 1), (2, 1), (3, 2), (2, 2), (3, 3)].map(liked).into(),
+            counts: [(2, 3, 20), (1, 3, 10), (2, 4, 30), (1, 4, 1)].map(counted).into(),
+        };
+        let logged = Logged::new(Metric(1), watched);
+        let value_at = |id, metric| logged.value_at((target(id), Metric(metric)), Micros(100), Duration::ZERO, 100);
+        assert_eq!([0, 1, 2, 3, 4].map(|id| value_at(id, 1)), [100, 99, 98, 97, 100].map(Some));
+        assert_eq!([(1, 3), (1, 4), (2, 3), (2, 4)].map(|(id, it)| value_at(id, it)), [90, 99, 80, 70].map(Some));
+    }
+
     fn event() -> impl Strategy<Value = LikeEvent> {
         (1..4_u64, 1..40_i64, any::<bool>()).prop_map(|(user, at, liked)| LikeEvent {
             target: TARGET,

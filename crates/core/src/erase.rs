@@ -245,10 +245,18 @@ mod tests {
 
     #[test]
     fn what_may_name_the_subject_in_another_way_is_reported() {
-        for body in [r#"{"actor":{"id":7}}"#, r#"{"user_id":7"#, "user 7 likes", r#"[{"uid":"7"}]"#, "[7"] {
+        for body in [
+            r#"{"actor":{"id":7}}"#,
+            r#"{"user_id":7"#,
+            "user 7 likes",
+            r#"[{"uid":"7"}]"#,
+            "[7",
+            r#"[{"user_id":7,"x":1e999}]"#,
+        ] {
             assert_eq!(cleared(&USER, body), (0, Some(body.to_owned()), true), "{body}");
         }
-        for body in [r#"{"actor":{"id":77}}"#, "user 17", "", "[]", r#"{"type":"set","value":7}"#] {
+        let numbers = r#"[{"user_id":8,"x":1e999}]"#;
+        for body in [r#"{"actor":{"id":77}}"#, "user 17", "", "[]", r#"{"type":"set","value":7}"#, numbers] {
             assert_eq!(cleared(&USER, body), (0, Some(body.to_owned()), false), "{body}");
         }
         let without_kind = r#"{"type":"like","target_id":42,"user_id":1}"#;
@@ -261,6 +269,7 @@ mod tests {
         assert_eq!(USER.clear_outbox(body), "1:42:1:7 1:7:1:42 2:42:1:1 1:7:42 1:42:77");
         assert_eq!(video().clear_outbox(body), "1:7:1:42 2:42:1:1 1:7:42");
         assert_eq!(USER.clear_outbox("1:42:7"), "");
+        assert_eq!([&USER, &video()].map(Subject::word), ["user", "target"]);
     }
 
     #[test]

@@ -233,13 +233,23 @@ mod tests {
     fn rows_far_from_each_other_are_looked_at_again_one_by_one() {
         let rows = |users: &[u64]| users.iter().map(|user| (TargetId(7), UserId(*user))).collect::<Vec<_>>();
         let (site, here): (Vec<u64>, Vec<u64>) =
-            ((1..=500).collect(), (1..=500).filter(|n| ![3, 5, 400].contains(n)).collect());
+            ((1..=500).collect(), (1..=500).filter(|n| ![3, 5, 400, 402].contains(n)).collect());
         let found = differing(&rows(&site), &rows(&here));
         let range = |after, until, users: &[u64], size| {
             let [after, until] = [after, until].map(|user| (TargetId(7), UserId(user)));
             Differing { after, until, rows: rows(users).into_iter().map(|key| (key, Side::Site)).collect(), size }
         };
-        assert_eq!(found, [range(2, 5, &[3, 5], 4), range(399, 400, &[400], 1)]);
+        assert_eq!(found, [range(2, 5, &[3, 5], 4), range(399, 402, &[400, 402], 4)]);
+    }
+
+    #[test]
+    fn a_range_counts_the_rows_of_both_tables() {
+        let rows = |users: [u64; 7]| users.map(|user| (TargetId(7), UserId(user)));
+        let (one, other) = (rows([1, 2, 4, 5, 6, 7, 8]), rows([1, 2, 3, 4, 5, 7, 8]));
+        for (site, here) in [(&one, &other), (&other, &one)] {
+            let found = differing(site, here);
+            assert_eq!(found.iter().map(|range| range.size).collect::<Vec<_>>(), [6], "3, 4, 4, 5, 5 and 6");
+        }
     }
 
     proptest! {

@@ -319,6 +319,7 @@ mod tests {
             ["app:filter:{video:3088}:42", "app:filter:{video:3088}:42:config", "app:filter:{video:3088}:42:added"];
         assert_eq!(keys.filter("video", target), filter);
         assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
+        assert_eq!((keys.filters(), keys.filter_epoch()), ("app:filter:*".to_owned(), "app:filter:epoch".to_owned()));
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:c:missing");
         assert_eq!(keys.site_card(), "app:c:site");
@@ -326,10 +327,34 @@ mod tests {
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
         assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");
+        assert_eq!(keys.lost_board("likes", "total"), "app:board:{likes}:total:lost");
         assert_eq!(keys.filling_board("likes", "total"), "app:board:{likes}:total:filling");
         assert_eq!(keys.restored_board("likes", "total", "s7"), "app:board:{likes}:total:restored-s7");
         assert_eq!(keys.raised_board("likes", "2026-W46"), "app:board:{likes}:2026-W46:raised");
         assert_eq!(keys.board_freezes("likes"), "app:board:{likes}:freezes");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
+    }
+    #[test]
+    fn messages_show_the_names_of_the_counters() {
+        assert_eq!(keys(Form::Packed).counter_names(), "app:c:{...}");
+        assert_eq!(keys(Form::Entity).counter_names(), "app:counter:{kind}:{id}");
+        assert_eq!((keys(Form::Packed).buckets(), fields_beside(3)), (8_192, 8));
+    }
+
+    #[test]
+    fn keys_can_be_named_for_metrics_that_came_later() {
+        let metrics = Metrics([("like".to_owned(), 1), ("view".to_owned(), 3)].into());
+        let named =
+            [keys(Form::String).metric(Metric(3)).to_owned(), keys(Form::String).named(&metrics).part(Metric(3))];
+        assert_eq!(named, ["", "string"]);
+        assert_eq!(keys(Form::Entity).named(&metrics).part(Metric(3)), "entity:view");
+    }
+
+    #[test]
+    fn a_kind_is_found_by_its_name_and_by_its_code() {
+        let kinds = KindNames::new(&Kinds([("video".to_owned(), 7), ("post".to_owned(), 2)].into()));
+        assert_eq!(["video", "post", "song"].map(|name| kinds.named(name)), [Some(Kind(7)), Some(Kind(2)), None]);
+        assert_eq!([7, 1].map(|code| kinds.get(Kind(code))), [Some("video"), None]);
+        assert!(kinds.all().eq([(Kind(2), "post"), (Kind(7), "video")]));
     }
 }

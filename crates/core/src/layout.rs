@@ -290,6 +290,36 @@ mod tests {
         assert_eq!(names.len(), 4 + 8 + 4 + 4);
     }
 
+    #[test]
+    fn layouts_overlap_if_they_share_a_bucket_or_a_key() {
+        let layout = |form, bits, template: &str| Layout::new(form, bits, template).unwrap();
+        let (kinds, metrics) = (["video", "post"], ["like", "view"]);
+        let entity = layout(Form::Entity, 13, "n:{kind}:{id}");
+        let string = layout(Form::String, 13, "n:{kind}:{metric}:{id}");
+        assert_eq!(entity.key_names(&kinds, &metrics), ["n:video:0", "n:post:0"]);
+        let names = ["n:video:like:0", "n:video:view:0", "n:post:like:0", "n:post:view:0"];
+        assert_eq!(string.key_names(&kinds, &metrics), names);
+        assert!(layout(Form::Packed, 13, "").key_names(&kinds, &metrics).is_empty());
+        for (other, overlaps) in [
+            (layout(Form::Packed, 13, ""), false),
+            (string, false),
+            (layout(Form::Entity, 12, "n:{kind}:{id}"), true),
+            (layout(Form::Entity, 13, "m:{kind}:{id}"), true),
+        ] {
+            assert_eq!(entity.overlaps(&other, &kinds, &metrics), overlaps, "{other}");
+        }
+    }
+
+    #[test]
+    fn each_form_reads_a_missing_and_a_wrong_number_in_its_way() {
+        let value = |form, text| Layout::new(form, 13, "").unwrap().value(text, Metric(2));
+        let packed = ["", "1", "1,7", "1,x"].map(|text| value(Form::Packed, text));
+        assert_eq!(packed, [Some(0), Some(0), Some(7), None]);
+        for form in [Form::Entity, Form::String] {
+            assert_eq!(["", "7", "1,7", "x"].map(|text| value(form, text)), [Some(0), Some(7), None, None]);
+        }
+    }
+
     proptest! {
         #[test]
         fn a_bucket_is_in_range(id: u64, bits in 0_u8..=28) {

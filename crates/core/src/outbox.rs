@@ -201,7 +201,8 @@ mod tests {
     #[test]
     fn what_is_no_marks_is_refused() {
         assert_eq!(OutboxOffsets::parse("0:17,3:12").unwrap().of(3), 12);
-        assert!(OutboxOffsets::parse("").unwrap().is_empty());
+        assert_eq!(["", "0:0", "0:1"].map(|it| OutboxOffsets::parse(it).unwrap().is_empty()), [true, true, false]);
+        assert_ne!(CORRECTIONS, IMPORTS);
         for text in ["0", "0:", ":1", "0:1,", ",", "0:1,0:2", "0:-1", "65536:1", "x:1"] {
             assert_eq!(OutboxOffsets::parse(text), None, "{text}");
         }
@@ -271,6 +272,14 @@ mod tests {
                 prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(in_redis.get(&id).copied().unwrap_or(0)));
             }
         }
+    }
+
+    #[test]
+    fn a_bucket_accepts_the_rows_after_the_mark_that_it_has_answered() {
+        let rows =
+            |after, mark, last| Accepts::rows(after, mark, last).map(|Accepts { lowest, highest }| (lowest, highest));
+        assert_eq!([rows(5, 5, 9), rows(5, 3, 9)], [Some((0, 5)); 2], "the first call accepts lower marks");
+        assert_eq!([rows(5, 7, 9), rows(5, 9, 9), rows(5, 10, 9)], [Some((7, 7)), None, None]);
     }
 
     #[test]

@@ -105,6 +105,7 @@ impl Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Kind, TargetId};
 
     #[test]
     fn partitions_suit_the_rates_as_docs_scale_has_them() {
@@ -119,5 +120,26 @@ mod tests {
         let suited: Vec<u32> = rates.into_iter().map(|rate| suited_partitions(rate).into()).collect();
         assert_eq!(suited, partitions);
         assert_eq!([0, u32::MAX].map(suited_partitions), [1, u16::MAX]);
+    }
+    #[test]
+    fn partitions_are_named_and_have_queues_by_number() {
+        let name = |map: Option<&str>| PartitionName { number: 7, map: map.map(str::to_owned) }.to_string();
+        assert_eq!([name(None), name(Some("site"))], ["partition 7", "map site"]);
+        let partitions: Partitions = [(3, "three".to_owned()), (0, "zero".to_owned())].into_iter().collect();
+        assert_eq!((partitions.count(), partitions.has(3), partitions.has(1)), (2, true, false));
+        assert!(partitions.numbers().eq([0, 3]) && partitions.queues().eq([(0, "zero"), (3, "three")]));
+    }
+
+    #[test]
+    fn a_like_is_routed_by_its_user_or_by_its_target() {
+        let target = Target { kind: Kind(1), id: TargetId(42) };
+        let key = |by: PartitionBy| by.routing_key(target, UserId(7));
+        assert_eq!([PartitionBy::User, PartitionBy::Target].map(key), ["7", "42"]);
+    }
+
+    #[test]
+    fn a_daemon_writes_only_with_the_epoch_of_its_first_batch() {
+        let claims = [(5, Some(5)), (6, Some(5)), (4, Some(5)), (5, None)].map(|(row, ours)| Claim::of(row, ours));
+        assert_eq!(claims, [Claim::Keeps, Claim::TakenOver, Claim::TakenOver, Claim::Takes(6)]);
     }
 }

@@ -83,6 +83,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_of_a_file_is_checked_and_its_schema_asks_for_a_unit() {
+        let pause = |json: &str| serde_json::from_str::<Pause>(json).map_err(|error| error.to_string());
+        assert_eq!(pause("\"5m\""), Ok(Pause::from_secs(300)));
+        assert!(pause("\"soon\"").unwrap_err().starts_with("\"soon\" is not a duration"));
+        let schema = schemars::schema_for!(Pause).to_value();
+        assert_eq!((&schema["type"], &schema["format"]), (&"string".into(), &LENGTH_OF_TIME.into()));
+        assert_eq!((schema["title"].as_str(), schema["pattern"].is_string()), (Some("Pause"), true));
+    }
+
+    #[test]
     fn a_pause_is_written_so_that_it_is_read_again() {
         for (ms, text) in
             [(0, "0s"), (500, "500ms"), (1_500, "1500ms"), (60_000, "1m"), (5_400_000, "90m"), (604_800_000, "7d")]

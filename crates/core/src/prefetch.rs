@@ -229,6 +229,29 @@ mod tests {
     }
 
     #[test]
+    fn the_smallest_prefetch_and_the_largest_end_no_session() {
+        for most in [PREFETCH_MIN, 32_000] {
+            let mut prefetch = Prefetch::default();
+            prefetch.note(0, 120);
+            assert_eq!(prefetch.begin(limits(most)), most);
+            (0..32_000).for_each(|_| prefetch.note(0, 120));
+            assert!(!prefetch.is_off(limits(most)), "{most}");
+        }
+    }
+
+    #[test]
+    fn a_prefetch_that_a_failure_has_lowered_grows_again() {
+        let mut prefetch = Prefetch::default();
+        prefetch.note(0, 120);
+        assert_eq!(prefetch.begin(limits(32_000)), 32_000);
+        prefetch.failed();
+        assert_eq!(prefetch.begin(limits(32_000)), 2_000);
+        (0..2_000).for_each(|_| prefetch.note(0, 120));
+        assert!(prefetch.is_off(limits(32_000)));
+        assert_eq!(prefetch.begin(limits(32_000)), 32_000);
+    }
+
+    #[test]
     fn the_mean_size_starts_with_the_first_message_and_moves_slowly() {
         let mut sizes = MessageSizes::default();
         sizes.note(6_400);

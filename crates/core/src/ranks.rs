@@ -97,7 +97,9 @@ mod tests {
             let before = Before { members: from as u64, higher: higher.len() as u64, distinct: distinct.len() as u64 };
             let page: Vec<BoardMember> = board.iter().skip(from).take(count).cloned().collect();
             for ranking in [Ranking::Ordinal, Ranking::Competition, Ranking::Dense] {
-                for (index, placed) in place(ranking, before, page.clone()).iter().enumerate() {
+                let placed = place(ranking, before, page.clone());
+                prop_assert_eq!(placed.len(), page.len());
+                for (index, placed) in placed.iter().enumerate() {
                     prop_assert_eq!(placed.place, naive(ranking, &board, from + index), "{:?}", ranking);
                     prop_assert_eq!(&placed.member, &board[from + index].member);
                 }

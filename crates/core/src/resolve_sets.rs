@@ -91,6 +91,16 @@ mod tests {
     use crate::event::{EventId, Message};
     use crate::model::{Kind, Metric, Target, TargetId};
 
+    #[test]
+    fn a_set_event_that_mysql_already_has_is_not_written_again() {
+        let number = (Target { kind: Kind(1), id: TargetId(1) }, Metric(3));
+        let set = |at, value| LastSet { at: Micros(at), value };
+        for (event, is_won) in [(set(5, 7), false), (set(5, 8), true), (set(5, 6), false), (set(6, 0), true)] {
+            let resolved = resolve(&[(number, event)].into(), Vec::new(), &[(number, set(5, 7))].into());
+            assert_eq!(resolved.won, if is_won { vec![(number, event)] } else { Vec::new() });
+        }
+    }
+
     /// The tables of the test, which the test writes by the consumer's rules.
     #[derive(Default)]
     struct Tables {

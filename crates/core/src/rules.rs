@@ -177,6 +177,21 @@ mod tests {
     }
 
     #[test]
+    fn a_site_knows_whether_any_number_can_be_set_or_is_counted_by_api_servers() {
+        let code = |name: &str| BTreeMap::from([(name.to_owned(), 2)]);
+        let (kinds, metrics) = (Kinds(code("inbox")), Metrics(code("view")));
+        let has = |block: Rule| {
+            let rules = rules(&[block]);
+            (rules.has_settable(), rules.has_counts_by_api(&kinds, &metrics))
+        };
+        assert_eq!(has(Rule::of("view")), (false, false));
+        assert_eq!(has(Rule { settable: true, ..of_kind("video", "unread") }), (true, false));
+        assert_eq!(has(Rule { settable: true, ..Rule::of("unread") }), (true, false));
+        assert_eq!(has(Rule { writer: Writes::Api, ..of_kind("inbox", "view") }), (false, true));
+        assert_eq!(has(Rule { writer: Writes::Api, ..of_kind("video", "view") }), (false, false), "of another site");
+    }
+
+    #[test]
     fn a_rule_of_one_kind_without_a_board_feeds_none() {
         let rules = rules(&[
             Rule { board: Some("hot".to_owned()), ..Rule::of("view") },

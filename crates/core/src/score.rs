@@ -162,6 +162,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_a_rule_with_two_columns_takes_a_score_apart() {
+        let rule = |tie| Rule { tie, packing: Packing::new(4) };
+        let names = [Tie::Member, Tie::Second, Tie::Earliest].map(|tie| rule(tie).name());
+        assert_eq!(names, ["plain", "second", "earliest"]);
+        for (tie, columns, primary) in [
+            (Tie::Member, None, 37.0),
+            (Tie::Second, Some(Columns { primary: 2, low: 5 }), 2.0),
+            (Tie::Earliest, Some(Columns { primary: 2, low: 5 }), 2.0),
+        ] {
+            assert_eq!((rule(tie).columns(37.0), rule(tie).primary(37.0)), (columns, primary), "{tie:?}");
+        }
+        assert_eq!((rule(Tie::Second).columns(0.5), rule(Tie::Second).primary(0.5)), (None, 0.5));
+    }
+
     fn columns(packing: Packing) -> impl Strategy<Value = Columns> {
         (0..=packing.primary_max(), 0..=packing.low_max()).prop_map(|(primary, low)| Columns { primary, low })
     }

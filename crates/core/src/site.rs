@@ -164,6 +164,20 @@ mod tests {
             Site::try_from(&card).err().map(|error| error.to_string())
         };
         assert_eq!(changed(|_| {}), None);
+        assert_eq!(changed(|card| card.layout.bucket_bits = 28), None);
+        fn board(bits: u32) -> card::Board {
+            serde_json::from_value(serde_json::json!({
+                "name": "hot", "score": { "like": 1 }, "period": "week", "time_zone": "UTC", "week_starts": "monday",
+                "tie": "second", "second_bits": bits,
+            }))
+            .unwrap()
+        }
+        assert_eq!(changed(|card| card.boards = vec![board(1), board(SECOND_BITS_MAX)]), None);
+        for change in [(|card| card.boards = vec![board(0)]) as fn(&mut Card), |card| {
+            card.boards = vec![board(1), board(SECOND_BITS_MAX + 1)]
+        }] {
+            assert!(changed(change).is_some_and(|error| error.contains("second_bits of a board")));
+        }
         for change in [
             (|card| card.kinds = [("x".to_owned(), 0)].into()) as fn(&mut Card),
             |card| card.metrics = [("view".to_owned(), 1)].into(),

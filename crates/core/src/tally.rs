@@ -55,6 +55,7 @@ mod tests {
             tally
         };
         let board = tally(&[("a", 3.0), ("b", 2.0)]);
+        assert_eq!(board.members, 2);
         assert_eq!(board, tally(&[("b", 2.0), ("a", 3.0)]));
         for other in [[("a", 2.0), ("b", 3.0)], [("a", 3.0), ("c", 2.0)], [("a", 3.0), ("b", 2.000_000_1)]] {
             assert_ne!(board, tally(&other), "{other:?}");

@@ -186,6 +186,17 @@ mod tests {
         assert_eq!((target("a*[]:like"), target("a*[7"), target("a*[7]:view")), (None, None, None));
     }
 
+    #[test]
+    fn a_pattern_is_written_as_it_was_read() {
+        for (pattern, has_kind, has_metric) in
+            [("n:{id}", false, false), ("{kind}:{id}:likes", true, false), ("{id}:{metric}.{kind}", true, true)]
+        {
+            let template = Template::parse(pattern).unwrap();
+            assert_eq!(template.to_string(), pattern);
+            assert_eq!((template.has_kind(), template.has_metric()), (has_kind, has_metric), "{pattern}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_name_is_read_back(id: u64, before in "[a-z:]{0,6}", between in "[a-z:.-]{1,3}", after in "[a-z:*]{0,6}") {

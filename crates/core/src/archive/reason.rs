@@ -109,3 +109,14 @@ impl Reason {
         matches!(self, Self::Late | Self::LatePruned | Self::CameBack)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_reasons_are_of_a_zset_that_returned() {
+        assert!([Reason::Late, Reason::LatePruned, Reason::CameBack].iter().all(Reason::is_of_zset_that_returned));
+        assert!(![Reason::ZsetGone, Reason::NotOpen, Reason::Frozen].iter().any(Reason::is_of_zset_that_returned));
+    }
+}

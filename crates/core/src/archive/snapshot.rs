@@ -77,6 +77,7 @@ mod tests {
             (of(10, 5.0), of(5, 5.0), true, true),
             (of(10, 5.0), of(4, 5.0), false, true),
             (of(10, -1.0), of(10, -1.0), true, true),
+            (of(10, 0.0), of(10, -1.0), true, true),
             (vec![], vec![], true, true),
         ] {
             let found = [true, false].map(|evicts| are_of_board(&saved, &live, evicts));

@@ -93,6 +93,16 @@ mod tests {
     }
 
     #[test]
+    fn a_body_is_traced_up_to_the_largest_size_of_an_event() {
+        for (bytes, is_traced) in [(BODY_BYTES_MAX, true), (BODY_BYTES_MAX + 1, false)] {
+            let rest = bytes - BEFORE_TRACE.len() - TRACE.len() - 2;
+            let body = format!("{{{}}}", " ".repeat(rest - 1));
+            let traced = with_traceparent(body.as_bytes(), TRACE);
+            assert_eq!((traceparent_of(&traced).is_some(), traced.len() <= BODY_BYTES_MAX), (is_traced, true));
+        }
+    }
+
+    #[test]
     fn a_body_that_a_trace_would_make_too_large_has_none() {
         let body = format!("{{\"x\":\"{}\"}}", "x".repeat(BODY_BYTES_MAX - 8));
         assert_eq!(body.len(), BODY_BYTES_MAX);

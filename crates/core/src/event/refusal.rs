@@ -98,3 +98,23 @@ impl Reason {
 pub(crate) fn refuse(reason: Reason, error: String) -> Refusal {
     Refusal { reason, error }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_event_may_be_good_if_a_setting_can_be_wrong() {
+        let may_be_good = |code: &str| [false, true].map(|is_mapped| Reason::may_be_good(code, is_mapped));
+        for reason in [Reason::TooLarge, Reason::MalformedJson] {
+            assert_eq!(may_be_good(reason.code()), [false, false], "{reason:?}");
+        }
+        for reason in [Reason::NoType, Reason::UserIdOutOfRange, Reason::AtOutOfRange] {
+            assert_eq!(may_be_good(reason.code()), [false, true], "{reason:?}");
+        }
+        for reason in [Reason::UnknownKind, Reason::AtInFuture, Reason::ReturnedByBroker] {
+            assert_eq!(may_be_good(reason.code()), [true, true], "{reason:?}");
+        }
+        assert_eq!(may_be_good("of-a-later-version"), [true, true]);
+    }
+}

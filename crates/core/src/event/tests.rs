@@ -48,6 +48,18 @@ fn ids_may_be_integers_or_strings() {
 }
 
 #[test]
+fn a_text_with_escapes_is_read_and_a_value_of_no_use_is_named() {
+    let body = format!(r#"{{"type":"l\u0069ke","kind":"v\u0069deo","target_id":1,"user_id":2,"at":{NOW}}}"#);
+    assert!(matches!(judge(&body), Ok(Message::Like(_))));
+    for (value, name) in
+        [("true", "a boolean"), ("null", "null"), ("[7]", "a list"), ("{}", "an object"), ("1.5", "1.5")]
+    {
+        let refusal = judge(&format!(r#"{{"type":{value}}}"#)).unwrap_err();
+        assert!(refusal.error.starts_with(&format!("type is {name}, ")), "{}", refusal.error);
+    }
+}
+
+#[test]
 fn a_number_beside_the_event_is_ignored_whatever_it_is() {
     for count in ["7", "-9223372036854775808", "null", "\"7\"", "7.5", "[7]"] {
         let body = format!(r#"{{"type":"like","kind":"video","target_id":1,"user_id":2,"at":3,"count":{count}}}"#);
@@ -217,6 +229,21 @@ fn what_is_no_object_is_malformed() {
     assert_eq!(refused(&[b"[".as_slice(), &ignored, b"]"].concat()), Reason::MalformedJson);
     assert_eq!(refused(&vec![b'['; 60_000]), Reason::MalformedJson);
     assert_eq!(refused(&vec![b' '; BODY_BYTES_MAX + 1]), Reason::TooLarge);
+    assert_eq!(refused(&vec![b' '; BODY_BYTES_MAX]), Reason::MalformedJson, "it is not too large");
+}
+
+#[test]
+fn a_fence_is_recognised_without_the_terms_of_a_site() {
+    assert_eq!(fence_of(br#"{"type":"fence","fence":17}"#), Some(17));
+    for body in [r#"{"type":"fence"}"#, r#"{"type":"fence","fence":"17"}"#, r#"{"type":"like","fence":17}"#, "17"] {
+        assert_eq!(fence_of(body.as_bytes()), None, "{body}");
+    }
+    let padded = |bytes: usize| format!(r#"{{"type":"fence","fence":17}}{:bytes$}"#, "", bytes = bytes - 27);
+    let [longest, longer] = [BODY_BYTES_MAX, BODY_BYTES_MAX + 1].map(padded);
+    assert_eq!(
+        (longest.len(), fence_of(longest.as_bytes()), fence_of(longer.as_bytes())),
+        (BODY_BYTES_MAX, Some(17), None)
+    );
 }
 
 fn judge_all(body: &str) -> Vec<(Result<Message, Reason>, &str)> {
@@ -254,6 +281,8 @@ fn a_list_that_is_broken_or_too_large_is_refused_whole() {
     assert_eq!(judge_all("[]"), []);
     let long = format!("[{}1]", "1,".repeat(LIST_EVENTS_MAX));
     assert_eq!(judge_all(&long).len(), LIST_EVENTS_MAX + 1);
+    let largest = format!("[{}]", " ".repeat(LIST_BYTES_MAX - 2));
+    assert_eq!(judge_all(&largest), []);
     let large = format!("[\"{}\"]", "x".repeat(LIST_BYTES_MAX));
     for (body, reason) in [
         ("[{\"type\":\"like\"", Reason::MalformedJson),
@@ -273,6 +302,10 @@ fn a_time_before_the_earliest_day_is_refused_and_its_unit_is_named() {
     };
     assert!(judge("1262304000000000").is_ok());
     assert_eq!(judge("1262303999999999").unwrap_err().0, Reason::AtTooEarly);
+    let late = Terms { at_min: Micros(NOW.0 - 1), ..terms.clone() };
+    let body = format!(r#"{{"type":"like","kind":"video","target_id":1,"user_id":2,"at":{}}}"#, NOW.0 - 2);
+    let error = decode(body.as_bytes(), &late, NOW).unwrap_err().error;
+    assert!(error.ends_with("([consumer] at_min)"), "the unit is right: {error}");
     for (at, unit) in [("1763251385004", "milliseconds"), ("\"1763251385\"", "seconds")] {
         let (reason, error) = judge(at).unwrap_err();
         assert_eq!(reason, Reason::AtTooEarly);

@@ -10,6 +10,9 @@ mod place;
 mod time;
 mod trial;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;

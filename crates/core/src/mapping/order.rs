@@ -79,9 +79,9 @@ mod tests {
     #[test]
     fn a_version_never_leaves_the_unit_of_its_event() {
         let events: Vec<LikeEvent> =
-            (0..2_500).map(|number| LikeEvent { at: Micros(7_000), ..event(1, 0, number % 2 == 0) }).collect();
+            (0..2_501).map(|number| LikeEvent { at: Micros(7_000), ..event(1, 0, number % 2 == 0) }).collect();
         let (winners, _) = in_order_of_arrival(&events, Unit::Ms, &HashMap::new());
-        assert_eq!(winners[0].1, LikeState { at: Micros(7_999), liked: false });
+        assert_eq!(winners[0].1, LikeState { at: Micros(7_999), liked: true });
     }
 
     proptest! {

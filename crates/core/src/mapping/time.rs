@@ -102,6 +102,12 @@ mod tests {
     }
 
     #[test]
+    fn a_zone_is_known_if_the_database_of_time_zones_has_it() {
+        let zones = [None, Some("Europe/Berlin"), Some("Mars/Olympus")];
+        assert_eq!(zones.map(|zone| time(Unit::S, zone).knows_zone()), [true, true, false]);
+    }
+
+    #[test]
     fn numbers_and_texts_of_numbers_are_read_in_the_unit_of_the_map() {
         let ms = time(Unit::Ms, None);
         for value in [

@@ -299,3 +299,28 @@ fn the_time_that_is_left_fits_into_its_bits() {
     let steps = (TOTAL_ENDS_S - 1_764_000_000) / PeriodKind::Total.step_s();
     assert!((1..1 << PeriodKind::Total.time_bits()).contains(&steps));
 }
+
+#[test]
+fn a_pattern_of_sql_fits_each_name_of_its_kind_of_period() {
+    let names = ["2026-11-20", "2026-W47", "2026-11", "total"];
+    for (kind, name) in KINDS.into_iter().chain([PeriodKind::Total]).zip(names) {
+        let fits = |of: &PeriodKind| {
+            of.like().len() == name.len()
+                && of.like().chars().zip(name.chars()).all(|(one, it)| one == '_' || one == it)
+        };
+        let fitting: Vec<PeriodKind> = KINDS.into_iter().chain([PeriodKind::Total]).filter(fits).collect();
+        assert_eq!(fitting, [kind], "{name}");
+    }
+}
+
+#[test]
+fn the_time_that_is_left_ends_with_the_period_or_in_2097() {
+    let ends_s = |name| period(name).time_ends_s(&zone("Asia/Shanghai"));
+    assert_eq!(ends_s("2026-11-20") * 1_000_000, at("2026-11-20T16:00:00Z").0);
+    assert_eq!(ends_s("total"), TOTAL_ENDS_S);
+    let kinds = KINDS.map(|kind| kind.to_string());
+    assert_eq!(
+        (kinds.each_ref().map(String::as_str), PeriodKind::Total.to_string()),
+        (["day", "week", "month"], "total".into())
+    );
+}

@@ -90,6 +90,22 @@ fn fields_are_found_by_pointers_and_values_by_their_tables() {
 }
 
 #[test]
+fn what_is_too_large_or_no_event_is_refused() {
+    let error = |map: &Map, body: &str| verdicts(map, body).pop().unwrap().0.unwrap_err();
+    let body = |bytes: usize| format!("{{\"x\":\"{}\"}}", "x".repeat(bytes - 8));
+    assert!(error(&site(), &body(BODY_BYTES_MAX)).contains("/action is missing"));
+    assert!(error(&site(), &body(BODY_BYTES_MAX + 1)).starts_with("the event has 65537 bytes"));
+    let list = |bytes: usize| format!("[7{}]", " ".repeat(bytes - 3));
+    assert!(error(&site(), &list(LIST_BYTES_MAX)).contains("is not a JSON object"));
+    assert!(error(&site(), &list(LIST_BYTES_MAX + 1)).starts_with("the body has 1048577 bytes"));
+    let single = Map { single: true, ..site() };
+    for (map, body) in [(&site(), "[[7]]"), (&single, "7")] {
+        assert!(error(map, body).contains("is not a JSON object"), "{body}");
+    }
+    assert!(error(&single, "[7]").contains("/action is missing"));
+}
+
+#[test]
 fn lists_are_taken_at_the_top_and_under_a_pointer_and_judged_one_by_one() {
     let (one, other) = (like("LIKE", 7).to_string(), like("SHARE", 8).to_string());
     for body in [format!("[{one}, {other}]"), format!("{{\"batch\": {{\"v\": 2, \"events\": [{one},{other}]}}}}")] {
@@ -115,6 +131,7 @@ fn refusals_name_the_pointer_and_what_can_not_be_mapped() {
     for (error, expected) in [
         (with("actor/id", "abc".into()), "user_id from /actor~1id is \"abc\", allowed is an integer"),
         (with("actor/id", uuid.into()), "a UUID can't be mapped: ids are numbers of 63 bits"),
+        (with("object", json!({ "kind": 1, "id": uuid })), "a UUID can't be mapped: ids are numbers of 63 bits"),
         (with("object", json!({ "kind": 1 })), "target_id from /object/id is missing"),
         (with("object", json!({ "kind": 3, "id": 1 })), "kind from /object/kind is 3, which is not in its `values`"),
         (with("object", json!({ "kind": [1], "id": 1 })), "kind from /object/kind is an object or a list"),
@@ -175,8 +192,18 @@ fn times_are_taken_as_texts_and_a_wrong_unit_is_named() {
         let error = with_unit(unit, ts.into()).unwrap_err();
         assert!(error.contains(expected), "{unit}: {error}");
     }
+    let error = with_unit("s", "1764324000123".into()).unwrap_err();
+    assert!(error.contains("looks like milliseconds, but it is read as seconds"), "{error}");
+    let error = with_unit("ms", "soon".into()).unwrap_err();
+    assert!(error.ends_with("such as 2026-01-31T10:00:00Z"), "{error}");
     let error = with_unit("ms", "2025-11-28 10:00:00".into()).unwrap_err();
     assert!(error.ends_with("(add `zone` to the map if your times have no offset)"), "{error}");
+}
+
+#[test]
+fn numbers_of_64_bits_are_read_exactly() {
+    assert!(matches!(scalar(&json!(i64::MIN)), Scalar::Negative(i64::MIN)));
+    assert!(matches!(scalar(&json!(u64::MAX)), Scalar::Unsigned(u64::MAX)));
 }
 
 #[test]
@@ -215,6 +242,9 @@ fn a_map_can_take_a_list_as_one_event_and_ignore_other_types() {
     assert!(with_headers(&map, json!({ "task": "mail" }), &task)[0].0.is_err());
     map.ignore_other_types = true;
     assert_eq!(with_headers(&map, json!({ "task": "mail" }), &task), []);
+    for headers in [json!({}), json!({ "task": null })] {
+        assert!(with_headers(&map, headers, &task)[0].0.is_err(), "it has no type");
+    }
 }
 
 #[test]
