@@ -17,7 +17,7 @@ use super::common::ports::free_ports;
 use super::common::proxy::Proxy;
 use super::common::{Model, World, eventually, target};
 use super::servers::{Server, Template, number, run, text};
-use super::{stream_of_likes, take};
+use super::{publish_lists, stream_of_likes};
 
 /// The nodes of a Galera cluster.
 struct Galera {
@@ -119,7 +119,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     for pool in &galera.pools {
         has_caught_up(pool).await;
     }
-    let publisher = world.publisher().await;
+    let (publisher, client) = (world.publisher().await, world.client());
     let proxy = Proxy::to(galera.nodes[0].address()).await;
     let moving = format!("mysql://root@{}/{}", proxy.address, world.name);
     // The first daemon is configured with only the first partition. So the second daemon, which uses another node, gets
@@ -130,11 +130,13 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
         ("TALLYD__AMQP__DECLARE", "false"),
     ]);
     one.logged("consuming").await;
-    let two = world.daemon_with(&[("TALLYD__MYSQL__URL", galera.url(1, &world).as_str())]);
+    // The two daemons write rows in different ways.
+    let there = galera.url(1, &world);
+    let two = world.daemon_with(&[("TALLYD__MYSQL__URL", there.as_str()), ("TALLYD__CONSUMER__READS_FIRST", "true")]);
     two.logged("consuming").await;
     let mut likes = stream_of_likes(21);
     let mut model = Model::default();
-    world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
+    publish_lists(&client, &mut likes, 4_000, &mut model).await;
     for daemon in [&one, &two] {
         daemon.logged("partition-taken").await;
     }
@@ -142,7 +144,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     // connections now lead to another node, but connections to the first node stay open.
     isolate(&galera.pools[0], true).await;
     proxy.lead(galera.nodes[2].address());
-    world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
+    publish_lists(&client, &mut likes, 4_000, &mut model).await;
     world.drained(&publisher).await;
     has_caught_up(&world.pool).await;
     world.assert_equals(&model).await;
@@ -151,9 +153,9 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     // The address leads to the first node again, and then this node is killed.
     proxy.lead(galera.nodes[0].address());
     proxy.cut();
-    world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
+    publish_lists(&client, &mut likes, 2_000, &mut model).await;
     galera.nodes[0].kill();
-    world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
+    publish_lists(&client, &mut likes, 2_000, &mut model).await;
     proxy.lead(galera.nodes[2].address());
     world.drained(&publisher).await;
     has_caught_up(&world.pool).await;

@@ -13,6 +13,8 @@ mod vschema;
 
 use crate::common;
 use common::{Dice, Model, body, target};
+use futures_util::future::join_all;
+use tallyd_client::{Client, Event};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
@@ -32,4 +34,15 @@ fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
 fn take(likes: &mut impl Iterator<Item = LikeEvent>, count: usize, model: &mut Model) -> Vec<(UserId, Vec<u8>)> {
     let events = likes.take(count).inspect(|event| model.apply(event));
     events.map(|event| body(&event)).collect()
+}
+
+/// Publishes the next events as lists, as the concurrent calls of an API server do. The first event of a list decides its
+/// partition. Applies the events to the model.
+async fn publish_lists(client: &Client, likes: &mut impl Iterator<Item = LikeEvent>, count: usize, model: &mut Model) {
+    let events: Vec<Event> = likes.take(count).inspect(|event| model.apply(event)).map(Event::Like).collect();
+    for at_once in events.chunks(500) {
+        for published in join_all(at_once.iter().map(|event| client.publish(event, None))).await {
+            published.unwrap();
+        }
+    }
 }
