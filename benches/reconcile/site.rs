@@ -130,8 +130,9 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// Measures how many events per second the daemon drains, with or without reconciles at the same time.
-    pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
+    /// Measures how many events per second the daemon drains, with or without reconciles at the same time. Also returns
+    /// the seconds of each reconcile that has ended before the queue was drained.
+    pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<(f64, Vec<f64>)> {
         preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?)).await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -148,16 +149,20 @@ impl Site {
             Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
+            let mut seconds = Vec::new();
             // Waits until the run ends, because the lease of this run would block the next run.
             while let (Some(mode), false) = (beside, ended.get()) {
-                self.reconcile(&[mode, "--force", "--yes"]).await?;
+                let ran = self.reconcile(&[mode, "--force", "--yes"]).await?;
+                if !ended.get() {
+                    seconds.push(ran.seconds);
+                }
             }
-            Ok::<(), anyhow::Error>(())
+            Ok::<Vec<f64>, anyhow::Error>(seconds)
         };
-        let (rate, ()) = tokio::try_join!(drained, reconciles)?;
+        let measured = tokio::try_join!(drained, reconciles)?;
         running.stop().await?;
         self.forget_new_rows().await?;
-        Ok(rate)
+        Ok(measured)
     }
 
     /// Publishes likes at this rate, until the task is aborted.
