@@ -48,6 +48,10 @@ struct Arguments {
     #[arg(long, default_value_t = 64, default_value_if("published", ArgPredicate::IsPresent, "1000"))]
     at_once: usize,
 
+    /// Number of partitions (only with --published).
+    #[arg(long, default_value_t = 1)]
+    partitions: u16,
+
     /// Number of rounds. Each figure is the median of all rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,

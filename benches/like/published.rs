@@ -112,13 +112,14 @@ fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
 }
 
 async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
+    let setup = Setup { partitions: arguments.partitions, ..Setup::default() };
     let (publish_only_per_s, drain_per_s, redis_us_per_like) =
-        in_world(async |world| drain(world, arguments, seed).await).await.context("publish, then drain")?;
-    let whole_path_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Likes).await);
+        in_world(setup, async |world| drain(world, arguments, seed).await).await.context("publish, then drain")?;
+    let whole_path_per_s = in_world(setup, async |world| whole_path(world, arguments, seed, Bodies::Likes).await);
     let whole_path_per_s = whole_path_per_s.await.context("the whole path")?;
-    let whole_path_lists_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Lists).await);
+    let whole_path_lists_per_s = in_world(setup, async |world| whole_path(world, arguments, seed, Bodies::Lists).await);
     let whole_path_lists_per_s = whole_path_lists_per_s.await.context("the whole path, with lists of likes")?;
-    let end_to_end_ms = in_world(async |world| delay::measure(world, seed).await).await.context("end to end")?;
+    let end_to_end_ms = in_world(setup, async |world| delay::measure(world, seed).await).await.context("end to end")?;
     Ok(Round {
         publish_only_per_s,
         redis_us_per_like,
@@ -129,8 +130,8 @@ async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
     })
 }
 
-async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
-    let world = World::new("like_published", Setup::default()).await?;
+async fn in_world<T>(setup: Setup, work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
+    let world = World::new("like_published", setup).await?;
     let done = work(&world).await;
     world.close(done).await
 }
@@ -173,13 +174,20 @@ async fn whole_path(world: &World, arguments: Arguments, seed: u64, bodies: Bodi
     Ok(arguments.likes as f64 / seconds)
 }
 
-/// Starts a daemon, and waits until it consumes.
+/// Starts a daemon, and waits until it consumes each partition.
 async fn consuming(world: &World) -> Result<Daemon> {
     let daemon = Daemon::start(world, &[])?;
     let link = world.broker.connect("bench").await?;
-    let queue = world.broker.queue(0);
-    until("the daemon consumes", WAIT_MAX, LOOK_EVERY, async || Ok(link.depth(&queue).await?.consumers() > Some(0)))
+    for partition in 0..world.config.amqp.partitions {
+        let queue = world.broker.queue(partition);
+        until(
+            "the daemon consumes",
+            WAIT_MAX,
+            LOOK_EVERY,
+            async || Ok(link.depth(&queue).await?.consumers() > Some(0)),
+        )
         .await?;
+    }
     Ok(daemon)
 }
 
@@ -225,7 +233,7 @@ async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result
     stream::iter(lists).map(send).buffer_unordered(at_once).try_concat().await
 }
 
-/// Waits until Redis has the last like. There is only one partition, so this like is delivered after all others.
+/// Waits until Redis has the last like. With one partition, this like is delivered after all others.
 async fn last_counted(world: &World) -> Result<()> {
     let mut counter = delay::Counter::of(world, LAST)?;
     until("the last like is counted", WAIT_MAX, LOOK_EVERY, async || Ok(counter.read()? == 1)).await
