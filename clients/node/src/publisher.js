@@ -156,6 +156,12 @@ class Session {
 
   async close() {
     this.#end(new Error('the client was closed'));
+    // The end of the channel goes after its messages. The end of the connection may overtake them.
+    try {
+      await within(this.#channel.close(), CLOSE_MS);
+    } catch {
+      // The channel has already ended.
+    }
     await this.#leave();
   }
 }
@@ -301,6 +307,8 @@ export class Publisher {
   }
 
   async close() {
+    // Lets the calls of this turn of the event loop join their list.
+    await new Promise((resolve) => setImmediate(resolve));
     this.#groups.flush();
     this.#isClosed = true;
     const session = this.#session;

@@ -110,6 +110,9 @@ async fn from_the_first_event_to_the_last(package: Package) {
         assert_eq!(site.driver.done("fork", json!([])).await, 0, "the fork's like");
     }
     lists(&mut site).await;
+    if package != Package::Threads {
+        closed(&mut site).await;
+    }
     lost_confirms(&mut site).await;
     dead_and_silent_brokers(&mut site).await;
     reading(&mut site).await;
@@ -217,6 +220,25 @@ async fn lists(site: &mut Site) {
     assert_eq!(site.driver.done("publish_many", json!([late.event])).await, late.event);
     site.likes.extend((1..=1_500).map(|user| (48, user)).chain((1..=60).map(|user| (49, user))));
     assert_is(&site.driver.fails("publish_many", json!([[{"type": "flip"}]])).await, "RefusedError", "event 0");
+}
+
+/// The client is closed while likes wait for each other: it sends them, but does not wait for their confirm. With threads,
+/// nothing shows that they wait already.
+async fn closed(site: &mut Site) {
+    let key_prefix = &site.world.config.redis.key_prefix;
+    let options = json!({
+        "amqp_url": site.amqp(), "redis_url": site.redis(), "key_prefix": key_prefix, "deadline_s": 120, "group_ms": 60_000,
+    });
+    site.driver.call("open", json!([]), options).await.unwrap();
+    site.like(50, 1).await;
+    let began = Instant::now();
+    let waiting = join_all((2..=9).map(|user| site.driver.fails("like", json!(["video", 50, user]))));
+    let (failures, ()) = tokio::join!(waiting, site.open(site.amqp(), site.redis(), DEADLINE_S));
+    for failure in failures {
+        assert_is(&failure, "UnconfirmedError", "the client was closed before RabbitMQ confirmed the event");
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "the likes have waited for {:?}", began.elapsed());
+    site.likes.extend((2..=9).map(|user| (50, user)));
 }
 
 /// The broker accepts an event, but its confirm never arrives.
