@@ -67,8 +67,8 @@ struct Seen {
     changed: BTreeMap<String, Vec<Ran>>,
     alone_events_per_second: Vec<f64>,
     beside_events_per_second: Vec<f64>,
-    /// The seconds of each full reconcile that ran only while the consumer had events.
-    full_beside_s: Vec<f64>,
+    /// The full reconciles that ran only while the consumer had events.
+    full_beside: Vec<Ran>,
     small: Vec<Ran>,
 }
 
@@ -124,14 +124,15 @@ async fn measure(site: &Site, arguments: Arguments, seen: &mut Seen) -> Result<(
     }
     for round in 1..=arguments.rounds {
         let (alone, _) = site.drain(arguments.events, None).await?;
-        let (beside, seconds) = site.drain(arguments.events, Some("--full")).await?;
-        ensure!(!seconds.is_empty(), "no reconcile ended before the consumer: use more --events");
+        let (beside, runs) = site.drain(arguments.events, Some("--full")).await?;
+        ensure!(!runs.is_empty(), "no reconcile ended before the consumer: use more --events");
+        let seconds: Vec<f64> = runs.iter().map(|ran| ran.seconds).collect();
         println!(
             "round {round}: consumer {alone:.0} events/s alone, {beside:.0} beside full reconciles of {seconds:.2?} s"
         );
         seen.alone_events_per_second.push(alone);
         seen.beside_events_per_second.push(beside);
-        seen.full_beside_s.extend(seconds);
+        seen.full_beside.extend(runs);
     }
     for _ in 0..arguments.rounds {
         let (bare_s, rebuilt) = site.rebuild_under_load().await?;
@@ -158,7 +159,8 @@ fn figures(seen: &Seen) -> BTreeMap<String, f64> {
         ),
         ("rebuild_counters_per_second".to_owned(), seen.targets as f64 / of(&seen.rebuild, |ran| ran.rebuild_s)),
         ("consumer_loss_percent".to_owned(), (1.0 - beside / alone) * 100.0),
-        ("full_beside_ratio".to_owned(), median(seen.full_beside_s.iter().copied()) / full_s),
+        ("full_cpu_s".to_owned(), of(&seen.full, |ran| ran.cpu_s)),
+        ("full_beside_ratio".to_owned(), of(&seen.full_beside, |ran| ran.seconds) / full_s),
         ("peak_rss_mib".to_owned(), of(&seen.full, |ran| ran.peak_rss_mib)),
         ("peak_rss_mib_small".to_owned(), of(&seen.small, |ran| ran.peak_rss_mib)),
     ]);

@@ -17,7 +17,7 @@ use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};
 use crate::common::preload;
 use crate::common::wait;
-use crate::common::workload::Workload;
+use crate::common::workload::{USERS, Workload};
 use crate::common::world::{Setup, World};
 
 /// Mean number of like records per target.
@@ -131,8 +131,8 @@ impl Site {
     }
 
     /// Measures how many events per second the daemon drains, with or without reconciles at the same time. Also returns
-    /// the seconds of each reconcile that has ended before the queue was drained.
-    pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<(f64, Vec<f64>)> {
+    /// each reconcile that has ended before the queue was drained.
+    pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<(f64, Vec<Ran>)> {
         preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?)).await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -149,15 +149,15 @@ impl Site {
             Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
-            let mut seconds = Vec::new();
+            let mut all = Vec::new();
             // Waits until the run ends, because the lease of this run would block the next run.
             while let (Some(mode), false) = (beside, ended.get()) {
                 let ran = self.reconcile(&[mode, "--force", "--yes"]).await?;
                 if !ended.get() {
-                    seconds.push(ran.seconds);
+                    all.push(ran);
                 }
             }
-            Ok::<Vec<f64>, anyhow::Error>(seconds)
+            Ok::<Vec<Ran>, anyhow::Error>(all)
         };
         let measured = tokio::try_join!(drained, reconciles)?;
         running.stop().await?;
@@ -242,8 +242,8 @@ async fn fill(world: &World, rows: u64, targets: u64) -> Result<()> {
         let place = 1 + id.wrapping_mul(7_919) % targets;
         let count = ((rows as f64 / harmonic / place as f64) as u64).max(1);
         for user in 1..=count {
-            // These ids are far above the ids in the workload that the consumer drains.
-            values.push(format!("(1,{},{user},0,'2026-01-01')", 10_000_000 + id));
+            // The workload that the consumer drains has the same targets, and other users.
+            values.push(format!("(1,{id},{},0,'2026-01-01')", USERS + user));
             if values.len() == ROWS_PER_STATEMENT {
                 insert(world, &mut values).await?;
             }
