@@ -13,7 +13,7 @@ use crate::common::world::{World, stack};
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
     pub seconds: f64,
-    /// CPU seconds of the run, of all servers, and of a consumer beside it.
+    /// CPU seconds of the run, of all servers, and of a consumer beside it, and of the benchmark.
     pub cpu_s: f64,
     pub checked: u64,
     pub exact: u64,

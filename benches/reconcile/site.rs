@@ -242,7 +242,7 @@ async fn fill(world: &World, rows: u64, targets: u64) -> Result<()> {
         let place = 1 + id.wrapping_mul(7_919) % targets;
         let count = ((rows as f64 / harmonic / place as f64) as u64).max(1);
         for user in 1..=count {
-            // The workload that the consumer drains has the same targets, and other users.
+            // The workload that the consumer drains has 100,000 of these targets, and other users.
             values.push(format!("(1,{id},{},0,'2026-01-01')", USERS + user));
             if values.len() == ROWS_PER_STATEMENT {
                 insert(world, &mut values).await?;

@@ -80,7 +80,7 @@ export class Tallyd implements AsyncDisposable {
   reset(kind: string, targetId: Id, metric: string, options?: At): Promise<TallydEvent>;
   /** Publishes an event again, for instance the event of an error, or an event that a script has counted. */
   publish(event: TallydEvent): Promise<TallydEvent>;
-  /** Publishes events together, each as one message. Rejects with PublishManyError if an event was not confirmed. */
+  /** Publishes events together. Rejects with PublishManyError if an event was not confirmed. */
   publishMany(events: Iterable<NewEvent>): Promise<TallydEvent[]>;
   /** Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not
    * zero. Rejects with ReadError if no server answered. */
@@ -89,8 +89,8 @@ export class Tallyd implements AsyncDisposable {
   liked<T extends Id>(kind: string, targetIds: Iterable<T>, userId: Id): Promise<Map<T, boolean>>;
   /** Reads a board's members with rank and score. Needs the gateway. */
   board(name: string, options?: { period?: string; top?: number; around?: Id; radius?: number }): Promise<Board>;
-  /** Closes the connections. A call that waits for a confirm rejects with UnconfirmedError; through the gateway it first
-   * waits for the gateway's answer. */
+  /** Sends the events that wait for each other, and closes the connections. A call that waits for a confirm rejects with
+   * UnconfirmedError; through the gateway it first waits for the gateway's answer. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 }

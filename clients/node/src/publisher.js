@@ -221,6 +221,7 @@ export class Publisher {
     try {
       await this.#limit.enter(call);
       try {
+        if (this.#isClosed) throw new Closed();
         await call.wait(this.#calls, (entry) => this.#groups.add({ ...message, endsAt, entry }));
       } finally {
         this.#limit.leave();

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_counts_the_rows_of_both_tables() {
+    fn the_size_of_a_range_counts_the_rows_of_both_tables() {
         let rows = |users: [u64; 7]| users.map(|user| (TargetId(7), UserId(user)));
         let (one, other) = (rows([1, 2, 4, 5, 6, 7, 8]), rows([1, 2, 3, 4, 5, 7, 8]));
         for (site, here) in [(&one, &other), (&other, &one)] {

@@ -334,8 +334,9 @@ mod tests {
         assert_eq!(keys.board_freezes("likes"), "app:board:{likes}:freezes");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
     }
+
     #[test]
-    fn messages_show_the_names_of_the_counters() {
+    fn messages_show_the_pattern_of_the_counters_names() {
         assert_eq!(keys(Form::Packed).counter_names(), "app:c:{...}");
         assert_eq!(keys(Form::Entity).counter_names(), "app:counter:{kind}:{id}");
         assert_eq!((keys(Form::Packed).buckets(), fields_beside(3)), (8_192, 8));

@@ -202,6 +202,9 @@ mod tests {
     fn what_is_no_marks_is_refused() {
         assert_eq!(OutboxOffsets::parse("0:17,3:12").unwrap().of(3), 12);
         assert_eq!(["", "0:0", "0:1"].map(|it| OutboxOffsets::parse(it).unwrap().is_empty()), [true, true, false]);
+        let mut none = OutboxOffsets::default();
+        none.raise(0, 0);
+        assert!(none.is_empty(), "there is no row with the number 0");
         assert_ne!(CORRECTIONS, IMPORTS);
         for text in ["0", "0:", ":1", "0:1,", ",", "0:1,0:2", "0:-1", "65536:1", "x:1"] {
             assert_eq!(OutboxOffsets::parse(text), None, "{text}");
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_accepts_the_rows_after_the_mark_that_it_has_answered() {
+    fn a_bucket_accepts_the_rows_after_the_mark_it_has_answered() {
         let rows =
             |after, mark, last| Accepts::rows(after, mark, last).map(|Accepts { lowest, highest }| (lowest, highest));
         assert_eq!([rows(5, 5, 9), rows(5, 3, 9)], [Some((0, 5)); 2], "the first call accepts lower marks");

@@ -121,6 +121,7 @@ mod tests {
         assert_eq!(suited, partitions);
         assert_eq!([0, u32::MAX].map(suited_partitions), [1, u16::MAX]);
     }
+
     #[test]
     fn partitions_are_named_and_have_queues_by_number() {
         let name = |map: Option<&str>| PartitionName { number: 7, map: map.map(str::to_owned) }.to_string();

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_knows_whether_any_number_can_be_set_or_is_counted_by_api_servers() {
+    fn rules_tell_whether_any_number_is_set_or_counted_by_api() {
         let code = |name: &str| BTreeMap::from([(name.to_owned(), 2)]);
         let (kinds, metrics) = (Kinds(code("inbox")), Metrics(code("view")));
         let has = |block: Rule| {

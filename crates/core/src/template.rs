@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_written_as_it_was_read() {
+    fn a_pattern_of_keys_is_written_as_it_was_read() {
         for (pattern, has_kind, has_metric) in
             [("n:{id}", false, false), ("{kind}:{id}:likes", true, false), ("{id}:{metric}.{kind}", true, true)]
         {

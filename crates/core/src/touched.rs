@@ -61,7 +61,7 @@ impl Touched {
         let Self::Keys { offsets, keys } = self else { return };
         keys.extend(lag.numbers().map(|(target, metric)| (target.id, metric)));
         if keys.len() > KEYS_MAX {
-            keys.retain(|(id, _)| *id > after);
+            keys.retain(|(id, _)| after < *id);
         }
         match lag.ends().filter(|_| keys.len() <= KEYS_MAX) {
             Some(ends) => *offsets = ends.clone(),

@@ -133,8 +133,9 @@ mod tests {
         assert_eq!(Unit::likely(7, now), None);
         assert_eq!(Unit::likely(i128::MAX, now), None);
     }
+
     #[test]
-    fn events_of_one_user_share_a_time_only_in_a_coarse_unit() {
+    fn only_seconds_and_milliseconds_are_coarse_units() {
         assert_eq!([Unit::S, Unit::Ms, Unit::Us, Unit::Ns].map(Unit::is_coarse), [true, true, false, false]);
     }
 }

@@ -37,8 +37,8 @@ class AsyncTallyd(Base):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections. A call that waits for a confirm raises UnconfirmedError; through the gateway it first waits for the
-        gateway's answer."""
+        """Sends the events that wait for each other, and closes the connections. A call that waits for a confirm raises UnconfirmedError;
+        through the gateway it first waits for the gateway's answer."""
         self._is_closed = True
         if self._sender is not None:
             await self._sender.close()

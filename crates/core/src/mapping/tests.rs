@@ -43,7 +43,7 @@ fn only_what_looks_like_a_uuid_is_explained_as_one() {
 }
 
 #[test]
-fn two_messages_are_apart_if_the_map_would_read_them_differently() {
+fn messages_are_apart_if_the_map_would_read_them_differently() {
     let envelope = |headers: Value| Envelope(headers.as_object().unwrap().clone());
     let [one, retried, other] = [
         json!({ "target": 7, "x-death": 1, "lang": "de" }),
